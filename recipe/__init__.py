@@ -1,0 +1,1 @@
+"""One package per method: a policy, its config, and what to type."""

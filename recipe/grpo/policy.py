@@ -1,0 +1,54 @@
+"""Uniform allocation: the baseline every method is compared with."""
+
+from __future__ import annotations
+
+from verl_ext.policy import (
+    Action,
+    CannotFillBatch,
+    Discard,
+    Draw,
+    Group,
+    Request,
+    RolloutPolicy,
+    require,
+    require_integer,
+)
+
+
+class Uniform(RolloutPolicy):
+    """GRPO as verl ships it: ``train_batch_size`` prompts with ``n`` rollouts each, all trained on.
+
+    Source: Shao et al., DeepSeekMath (arXiv 2402.03300), section 4.1.
+
+    Args:
+        train_batch_size: prompts per training step (B).
+        n: rollouts per prompt (G).
+        prompt_weight: see :class:`~verl_ext.policy.RolloutPolicy`.
+    """
+
+    def __init__(self, *, train_batch_size: int, n: int, prompt_weight: str = "equal"):
+        require_integer("train_batch_size", train_batch_size, minimum=1)
+        require_integer("n", n, minimum=2)
+        require(prompt_weight in ("equal", "rollouts"), "prompt_weight", prompt_weight, "use 'equal' or 'rollouts'")
+        self.train_batch_size, self.n, self.prompt_weight = train_batch_size, n, prompt_weight
+        self._awaited = 0
+        self._ready: list[Group] = []
+
+    def start_step(self, step: int, draw: Draw) -> list[Action]:
+        prompts = draw(self.train_batch_size)
+        self._awaited, self._ready = len(prompts), []
+        return [Request(prompt, self.n) for prompt in prompts]
+
+    def on_group(self, group: Group) -> list[Action]:
+        self._awaited -= 1
+        if group.usable:
+            self._ready.append(group)
+        if self._awaited == 0 and not self._ready:
+            raise CannotFillBatch("every rollout of the step failed; the log of the agent-loop workers says why")
+        return [] if group.usable else [Discard(group, "empty")]
+
+    def take_batch(self) -> list[Group]:
+        if self._awaited or not self._ready:
+            return []
+        batch, self._ready = self._ready, []
+        return batch

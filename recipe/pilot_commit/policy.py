@@ -1,0 +1,234 @@
+"""Pilot-Commit: a few rollouts for many prompts, the rest for those whose success rate is informative."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Mapping
+
+import numpy as np
+
+from recipe.pilot_commit.survivors import ORDERS, PilotFilter, SurvivorBuffer
+from verl_ext.policy import (
+    Action,
+    CannotFillBatch,
+    Discard,
+    Draw,
+    Evict,
+    Group,
+    Request,
+    RolloutPolicy,
+    require,
+    require_integer,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class PilotCommit(RolloutPolicy):
+    """Pilot b_g = s·b_t prompts with ``n_pilot`` rollouts, commit ``n_commit`` more to b_t of the survivors.
+
+    A prompt with k successes among n pilots survives when p_lower <= k/n <= p_upper, is never drawn again when
+    k/n >= p_solve, and otherwise returns in the next epoch. Survivors wait in a buffer for at most ``max_delay``
+    policy versions. Steady-state cost of a step: b_g·n_pilot + b_t·n_commit rollouts.
+
+    Source: Kim et al., "Spend Your Rollouts Where It Counts" (arXiv 2605.26606), sections 3.3-3.4, Algorithm 1.
+
+    Args:
+        train_batch_size: b_t, prompts per training step.
+        n_pilot: rollouts per prompt in the pilot stage.
+        n_commit: further rollouts of each prompt that is trained on.
+        p_lower: lowest pilot success rate that survives, inclusive.
+        p_upper: highest pilot success rate that survives, inclusive.
+        p_solve: success rate from which a prompt is evicted; None evicts nothing.
+        s: oversampling factor, b_g = s·b_t (rounded up).
+        max_delay: d, most policy versions between a rollout and the weights it trains.
+        bind: generate the next step's pilots together with this step's commits; otherwise pilot, then commit.
+        order: which survivors are committed first: ``random``, ``max_variance``, ``newest`` or ``oldest``.
+        max_rounds: pilot rounds per step, top-ups included (ours; the paper does not bound them).
+        var_lower: survivors need a reward variance above this where rewards are not verdicts (ours).
+        seed: of the random order.
+        prompt_weight: see :class:`~verl_ext.policy.RolloutPolicy`.
+    """
+
+    def __init__(
+        self,
+        *,
+        train_batch_size: int,
+        n_pilot: int = 16,
+        n_commit: int = 48,
+        p_lower: float = 0.125,
+        p_upper: float = 0.75,
+        p_solve: float | None = 1.0,
+        s: float = 3,
+        max_delay: int = 4,
+        bind: bool = True,
+        order: str = "random",
+        max_rounds: int = 4,
+        var_lower: float = 0.01,
+        seed: int = 0,
+        prompt_weight: str = "equal",
+    ):
+        require_integer("train_batch_size", train_batch_size, minimum=1)
+        require_integer("n_commit", n_commit, minimum=1)
+        require_integer("max_delay", max_delay, minimum=0)
+        require_integer("max_rounds", max_rounds, minimum=1)
+        require_integer("seed", seed, minimum=0)
+        require(isinstance(s, int | float) and 1 <= s < math.inf, "s", s, "it must be a number of at least 1")
+        require(isinstance(bind, bool), "bind", bind, "use true or false")
+        require(order in ORDERS, "order", order, f"use one of {', '.join(ORDERS)}")
+        require(
+            not (bind and max_delay == 0),
+            "max_delay",
+            max_delay,
+            "bound pilots are one policy version old when trained, so use at least 1, or bind=false",
+        )
+        require(prompt_weight in ("equal", "rollouts"), "prompt_weight", prompt_weight, "use 'equal' or 'rollouts'")
+        self.filter = PilotFilter(n_pilot, p_lower, p_upper, p_solve, var_lower)
+        self.train_batch_size, self.n_pilot, self.n_commit = train_batch_size, n_pilot, n_commit
+        self.sampling_batch_size = math.ceil(s * train_batch_size)
+        self.max_delay, self.bind, self.max_rounds = max_delay, bind, max_rounds
+        self.prompt_weight = prompt_weight
+        self.buffer = SurvivorBuffer(order, np.random.default_rng(seed))
+        self._pilots: set[str] = set()  # prompts whose pilots are being generated
+        self._round: set[str] = set()  # those of them that this step waits for
+        self._committing: set[str] = set()  # prompts whose commits are being generated
+        self._ready: list[Group] = []
+        self._rounds = 0
+        self._closed = False  # no further group joins this step's batch
+        self._judged = self._survived = 0.0  # pilot outcomes, older steps counting half each step
+        self._outcomes: Counter[str] = Counter()
+
+    def start_step(self, step: int, draw: Draw) -> list[Action]:
+        self._step, self._draw = step, draw
+        self._round, self._rounds, self._closed = set(), 0, False
+        self._judged, self._survived, self._outcomes = self._judged / 2, self._survived / 2, Counter()
+        actions = [Discard(group, "stale") for group in self.buffer.expire(step, self.max_delay)]
+        if not self.bind and not self._is_last_step:
+            actions += self._pilot_round(self.sampling_batch_size)
+        return [*actions, *self._advance()]
+
+    def on_group(self, group: Group) -> list[Action]:
+        prompt_id = group.prompt.id
+        if prompt_id in self._committing:
+            self._committing.remove(prompt_id)
+            self._ready.append(group)
+            return []
+        self._pilots.remove(prompt_id)
+        self._round.discard(prompt_id)
+        return [*self._judge(group), *self._advance()]
+
+    def take_batch(self) -> list[Group]:
+        if not self._closed or self._committing or not self._ready:
+            return []
+        batch, self._ready = self._ready, []
+        return batch
+
+    @property
+    def _is_last_step(self) -> bool:
+        return self.total_steps is not None and self._step >= self.total_steps
+
+    def _judge(self, group: Group) -> list[Action]:
+        """What the pilots of one prompt say about it."""
+        outcome, solved = self.filter.judge(group)
+        if outcome == "survivor" and group.delay(self._step) > self.max_delay:
+            outcome = "stale"  # generated in fragments, over several steps
+        self._outcomes[outcome] += 1
+        self._judged += 1
+        self._survived += outcome == "survivor"
+        actions: list[Action] = [Evict(group.prompt)] if solved else []
+        if outcome == "survivor":
+            self.buffer.add(group)
+        else:
+            actions.append(Discard(group, outcome))
+        return actions
+
+    def _advance(self) -> list[Action]:
+        """Commit the survivors there are; then top up, wait, or close the batch."""
+        if self._closed or self._round:
+            return []
+        actions: list[Action] = []
+        short = self.train_batch_size - len(self._committing) - len(self._ready)
+        if len(self.buffer) >= short or not self._pilots:
+            chosen = self.buffer.take(short)
+            self._committing.update(group.prompt.id for group in chosen)
+            actions = [Request(group, self.n_commit) for group in chosen]
+            short -= len(chosen)
+        if short and self._pilots:
+            return actions  # the last step's pilots are still on their way (asynchronous engines)
+        if short and self._rounds < self.max_rounds:
+            pilots = self._pilot_round(self._top_up(short))
+            if pilots:
+                return [*actions, *pilots]
+        self._close(short)
+        if self.bind and not self._is_last_step:
+            actions += self._pilot(self.sampling_batch_size)
+        return actions
+
+    def _pilot(self, count: int) -> list[Action]:
+        prompts = self._draw(count)
+        self._pilots.update(prompt.id for prompt in prompts)
+        return [Request(prompt, self.n_pilot) for prompt in prompts]
+
+    def _pilot_round(self, count: int) -> list[Action]:
+        """Pilots that this step waits for."""
+        self._rounds += 1
+        requests = self._pilot(count)
+        self._round.update(request.target.id for request in requests)
+        return requests
+
+    def _top_up(self, short: int) -> int:
+        """How many more prompts the observed pass rate says are needed for ``short`` survivors, at most b_g."""
+        if not self._survived:
+            return self.sampling_batch_size
+        return min(self.sampling_batch_size, math.ceil(short * self._judged / self._survived))
+
+    def _close(self, short: int) -> None:
+        self._closed = True
+        size = self.train_batch_size - short
+        bounds = f"{float(self.filter.p_lower)} <= k/n <= {float(self.filter.p_upper)}"
+        if size == 0:
+            raise CannotFillBatch(
+                f"step {self._step}: no prompt survived {self._rounds} rounds of pilots "
+                f"(outcomes: {dict(self._outcomes)}), so there is nothing to train on; widen "
+                f"rollout_policy.p_lower/p_upper ({bounds}), raise n_pilot, set p_solve=null, or use data whose "
+                "success rates lie between the bounds"
+            )
+        if short:
+            logger.warning(
+                "step %d trains on %d of %d prompts: too few pilots survived %s in %d rounds (outcomes: %s)",
+                self._step,
+                size,
+                self.train_batch_size,
+                bounds,
+                self._rounds,
+                dict(self._outcomes),
+            )
+
+    def metrics(self) -> dict[str, float]:
+        judged = sum(self._outcomes.values())
+        values = {f"pilot_commit/{outcome}": float(count) for outcome, count in self._outcomes.items()}
+        if judged:
+            values["pilot_commit/pass_rate"] = self._outcomes["survivor"] / judged
+        return values | {
+            "pilot_commit/judged": float(judged),
+            "pilot_commit/buffer": float(len(self.buffer)),
+            "pilot_commit/rounds": float(self._rounds),
+        }
+
+    def state_dict(self) -> dict:
+        return super().state_dict() | {
+            "buffer": self.buffer.state_dict(),
+            "pilots": sorted(self._pilots),
+            "judged": self._judged,
+            "survived": self._survived,
+            "rewards_are_verdicts": self.filter.rewards_are_verdicts,
+        }
+
+    def load_state_dict(self, state: Mapping) -> None:
+        super().load_state_dict(state)
+        self.buffer.load_state_dict(state["buffer"])
+        self._pilots = set(state["pilots"])
+        self._judged, self._survived = state["judged"], state["survived"]
+        self.filter.rewards_are_verdicts = state["rewards_are_verdicts"]

@@ -1,0 +1,77 @@
+"""A generator without a model: each prompt succeeds with its own probability. For tests of policies and the books."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from verl_ext.controller import RolloutController
+from verl_ext.policy import Group, Prompt, Rollout, RolloutPolicy
+
+
+class BernoulliEngine:
+    """Finishes waves in a random order when told to; some rollouts fail."""
+
+    def __init__(self, success_rates: Mapping[str, float], seed: int = 0, failure_rate: float = 0.0):
+        self.success_rates, self.failure_rate = success_rates, failure_rate
+        self.rng = np.random.default_rng(seed)
+        self.waiting: list[tuple[Group, int]] = []
+        self.submitted: list[list[tuple[str, int]]] = []
+        self.released: list[str] = []
+        self.version = 0
+
+    def submit(self, wave: list[tuple[Group, int]]) -> None:
+        self.waiting.extend(wave)
+        self.submitted.append([(group.prompt.id, count) for group, count in wave])
+
+    def release(self, groups: list[Group]) -> None:
+        self.released.extend(group.id for group in groups)
+
+    def finish(self, count: int | None = None) -> list[tuple[str, list[Rollout]]]:
+        """The rollouts of ``count`` waves (None: all) out of those submitted, in random order."""
+        self.rng.shuffle(self.waiting)
+        done, self.waiting = self.waiting[:count], self.waiting[len(self.waiting) if count is None else count :]
+        return [(group.id, [self.rollout(group.prompt) for _ in range(n)]) for group, n in done]
+
+    def rollout(self, prompt: Prompt) -> Rollout:
+        if self.rng.random() < self.failure_rate:
+            return Rollout(float("nan"), None, 0, self.version, failed=True)
+        correct = bool(self.rng.random() < self.success_rates[prompt.id])
+        return Rollout(float(correct), correct, int(self.rng.integers(1, 50)), self.version)
+
+
+def prompts(count: int) -> list[Prompt]:
+    return [Prompt(f"p{index}", index) for index in range(count)]
+
+
+def epochs(rows: list[Prompt], seed: int = 0) -> Iterator[Prompt]:
+    """Endless shuffled epochs."""
+    for epoch in itertools.count():
+        yield from (rows[index] for index in np.random.default_rng([seed, epoch]).permutation(len(rows)))
+
+
+def controller(
+    policy: RolloutPolicy, success_rates: list[float], *, total_steps: int | None = None, **engine
+) -> RolloutController:
+    rows = prompts(len(success_rates))
+    policy.start_run(total_steps, [])
+    bernoulli = BernoulliEngine({row.id: rate for row, rate in zip(rows, success_rates, strict=True)}, **engine)
+    return RolloutController(policy, epochs(rows), len(rows), bernoulli)
+
+
+def run_step(run: RolloutController, step: int, *, drain: bool = True, at_once: int | None = 3) -> list[Group]:
+    """One training step as the driver does it; returns the batch."""
+    engine: BernoulliEngine = run.engine
+    engine.version = step - 1
+    run.begin_step(step)
+    batch: list[Group] = []
+    while True:
+        batch = batch or run.take_batch()
+        if batch and not (drain and run.outstanding):
+            run.ledger.check(run.live.values())
+            return batch
+        if not batch:
+            run.check_progress()
+        run.finish_waves(engine.finish(at_once))

@@ -1,0 +1,95 @@
+"""What we rely on in verl, checked once, with a sentence that names the version expected."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+
+VERL_VERSION = "0.9.1"
+
+
+class IncompatibleVerl(RuntimeError):
+    """The installed verl is not the one this package was written for."""
+
+
+def check_verl() -> None:
+    """Raise IncompatibleVerl unless the installed verl has what the driver builds on."""
+    import verl
+
+    if verl.__version__ != VERL_VERSION:
+        raise IncompatibleVerl(
+            f"verl {verl.__version__} is installed, this package is written for verl {VERL_VERSION}: "
+            f"pip install verl=={VERL_VERSION}"
+        )
+    for function, parameters in _signatures().items():
+        check_signature(function, parameters)
+    for function, constants in _constants().items():
+        check_constants(function, constants)
+
+
+def check_signature(function: Callable, parameters: tuple[str, ...]) -> None:
+    """Raise IncompatibleVerl unless ``function`` still takes ``parameters``, in this order."""
+    found = tuple(name for name in inspect.signature(function).parameters if not name.startswith("_ray_"))  # Ray adds one
+    if found != parameters:
+        raise IncompatibleVerl(
+            f"{function.__module__}.{function.__qualname__} takes {found}, expected {parameters} "
+            f"as in verl {VERL_VERSION}: pip install verl=={VERL_VERSION}"
+        )
+
+
+def check_constants(function: Callable, constants: tuple[str, ...]) -> None:
+    """Raise IncompatibleVerl unless the source of ``function`` still contains the key names we write and read."""
+    source = inspect.getsource(function)
+    for constant in constants:
+        if constant not in source:
+            raise IncompatibleVerl(
+                f"{function.__module__}.{function.__qualname__} no longer contains {constant!r} "
+                f"as in verl {VERL_VERSION}: pip install verl=={VERL_VERSION}"
+            )
+
+
+def _signatures() -> dict[Callable, tuple[str, ...]]:
+    from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
+    from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
+    from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+    worker, runner = AgentLoopWorkerTQ.__ray_actor_class__, TaskRunnerV1.__ray_actor_class__
+    return {
+        run_ppo: ("config", "task_runner_class"),
+        runner.run: ("self", "config"),
+        runner.init_agent_loop_manager: ("self",),
+        AgentLoopManagerTQ.generate_sequences: ("self", "prompts"),
+        worker._run_agent_loop: ("self", "sampling_params", "trajectory", "agent_name", "trace", "kwargs"),
+        ReplayBuffer.sample: ("self", "global_steps", "partition_id", "batch_size"),
+        ReplayBuffer._materialize_batch: ("self", "partition_id", "selected_prompt_uids", "partition_snapshot"),
+        ReplayBuffer._sync_metadata_from_transfer_queue: ("self",),
+        ReplayBuffer._clear_groups: ("self", "partition_id", "uids"),
+        PPOTrainer._build_replay_buffer: ("self",),
+        PPOTrainer._init_dataloader: ("self",),
+        PPOTrainer._fetch_one_gen_batch: ("self",),
+        PPOTrainer._submit_batch_to_rollout: ("self", "batch"),
+        PPOTrainer._reissue_inflight_prompts: ("self", "partition_id"),
+        PPOTrainer._save_checkpoint: ("self",),
+        PPOTrainer._load_checkpoint: ("self",),
+        PPOTrainer._get_required_batch_multiple: ("self", "dp_size"),
+        PPOTrainer._compute_advantage: ("self", "batch", "metrics"),
+        PPOTrainer._update_actor: ("self", "batch", "metrics"),
+        PPOTrainer._compute_metrics: ("self", "batch", "metrics", "timing_raw", "global_steps", "epoch"),
+        PPOTrainer.prepare_step: ("self",),
+        PPOTrainer.fit: ("self", "agent_loop_manager"),
+    }
+
+
+def _constants() -> dict[Callable, tuple[str, ...]]:
+    from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+    worker = AgentLoopWorkerTQ.__ray_actor_class__
+    return {
+        worker._run_prompt: ('"__rollout_n__"', '"running"', '"finished"', '"failure"', "session_id=i"),
+        worker._agent_loop_postprocess: ('f"{uid}_{session_id}_{i}"', '"min_global_steps"', '"response_len"'),
+        PPOTrainer._submit_batch_to_rollout: ('"is_prompt"', '"pending"', 'partition_id="train"'),
+        PPOTrainer._update_actor: ("ppo_mini_batch_size", "rollout.n"),
+        PPOTrainer._save_checkpoint: ('f"global_step_{self.global_steps}"', "latest_checkpointed_iteration.txt"),
+    }

@@ -1,0 +1,1 @@
+"""verl on a machine without an accelerator."""

@@ -1,0 +1,74 @@
+"""What a prompt counts in the loss when groups differ in size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+SEQUENCE_MEANS = ("seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+AGGREGATIONS = ("token-mean", "token-sum", *SEQUENCE_MEANS)
+PROMPT_WEIGHTS = ("equal", "rollouts")
+
+
+def advantage_factors(
+    groups: Sequence[str | None],
+    tokens: np.ndarray,
+    mini_batch: np.ndarray,
+    *,
+    prompt_weight: str,
+    loss_agg_mode: str,
+) -> np.ndarray:
+    """Factors on the advantages that give every prompt its weight under verl's own loss aggregation.
+
+    With N rows (padding included), R of them real, B groups, G_i rows in the group of row i, T_i its loss tokens and
+    sums over the mini-batch j that row i falls in:
+
+    ==================  ================================  ==========
+    aggregation         ``equal``                         ``rollouts``
+    ==================  ================================  ==========
+    token-mean          T_j / (G_i · Σ_{k∈j} T_k / G_k)   1
+    token-sum           R / (B · G_i)                     1
+    seq-mean-*          N / (B · G_i)                     N / R
+    ==================  ================================  ==========
+
+    With groups of one size and no padding every factor is 1. The policy loss is positively homogeneous in the
+    advantage, so scaling it is exact; KL and entropy terms are not reweighted. A group of one gets 0: its advantage
+    would be its raw reward.
+
+    Args:
+        groups: (N,) group of each row, None for padding.
+        tokens: (N,) loss tokens of each row.
+        mini_batch: (N,) index of the mini-batch each row is trained in.
+        prompt_weight: ``equal`` or ``rollouts``.
+        loss_agg_mode: verl's ``actor.loss_agg_mode``.
+
+    Returns:
+        (N,) float64; padding rows have 0.
+    """
+    real = np.array([group is not None for group in groups])
+    names, index, sizes = np.unique([group or "" for group in groups], return_inverse=True, return_counts=True)
+    size = sizes[index].astype(np.float64)
+    rows, rollouts, prompts = len(groups), int(real.sum()), len(names) - (not real.all())
+    if prompt_weight == "rollouts":
+        factors = np.full(rows, rows / rollouts if loss_agg_mode in SEQUENCE_MEANS else 1.0)
+    elif loss_agg_mode in SEQUENCE_MEANS:
+        factors = rows / (prompts * size)
+    elif loss_agg_mode == "token-sum":
+        factors = rollouts / (prompts * size)
+    elif loss_agg_mode == "token-mean":
+        tokens = np.where(real, tokens, 0.0)
+        total = np.bincount(mini_batch, weights=tokens)
+        weighted = np.bincount(mini_batch, weights=tokens / size)
+        ratio = np.divide(total, weighted, out=np.ones_like(total), where=weighted > 0)
+        factors = ratio[mini_batch] / size
+    else:
+        raise ValueError(f"loss_agg_mode={loss_agg_mode!r} is not known; use one of {', '.join(AGGREGATIONS)}")
+    return np.where(real & (size > 1), factors, 0.0)
+
+
+def mini_batch_of_rows(rows: int, workers: int, updates: int) -> np.ndarray:
+    """(rows,) index of the optimizer step that trains each row: verl gives each of ``workers`` data-parallel workers
+    a contiguous share, and each worker trains its share in ``updates`` contiguous parts."""
+    share = rows // workers
+    return (np.arange(rows) % share) // (share // updates)

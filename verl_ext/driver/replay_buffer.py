@@ -1,0 +1,120 @@
+"""Waits for rollouts and hands them to the policy, which says what to train on."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+
+import transfer_queue as tq
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+
+from verl_ext.controller import RolloutController
+from verl_ext.policy import Group, Rollout
+
+PARTITION = "train"
+POLL_SHARE = 4  # sleep at least this many times as long as a look takes, so that looking stays cheap
+
+
+class RolloutStall(RuntimeError):
+    """No rollout has finished for longer than rollout_driver.stall_timeout."""
+
+
+class GroupReplayBuffer(ReplayBuffer):
+    """verl's replay buffer, sampling what the policy takes. Validation is verl's own.
+
+    Args:
+        poll_interval: seconds between two looks at TransferQueue.
+        stall_timeout: seconds without a finished rollout after which :class:`RolloutStall` is raised.
+        drain: wait until nothing is being generated before returning, because the engines will sleep.
+        kwargs: as for verl's ``ReplayBuffer``.
+    """
+
+    controller: RolloutController  # set once the data is loaded
+
+    def __init__(self, *, poll_interval: float, stall_timeout: float, drain: bool, **kwargs):
+        super().__init__(poll_interval=poll_interval, **kwargs)
+        self.stall_timeout, self.drain = stall_timeout, drain
+        self._shortest_interval = poll_interval
+
+    def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict]:
+        if partition_id != PARTITION:
+            return super().sample(global_steps, partition_id, batch_size)
+        groups: list[Group] = []
+        last_debug = last_progress = time.time()
+        rows_seen = -1
+        while True:
+            started = time.perf_counter()
+            self._sync_metadata_from_transfer_queue()
+            self.controller.finish_waves(self.finished_waves())
+            groups = groups or self.controller.take_batch()
+            if groups and not (self.drain and self.controller.outstanding):
+                return self._materialize_batch(
+                    PARTITION, [group.id for group in groups], self.partitions[PARTITION]
+                ), {}
+            if not groups:
+                self.controller.check_progress()
+            if (rows := len(self.partitions[PARTITION])) != rows_seen:
+                rows_seen, last_progress = rows, time.time()
+            elif time.time() - last_progress > self.stall_timeout:
+                raise RolloutStall(
+                    f"step {global_steps}: no rollout has finished for {self.stall_timeout:.0f} s while "
+                    f"{self.controller.outstanding} are outstanding; see the logs of the rollout engines, or raise "
+                    "rollout_driver.stall_timeout if single responses take that long"
+                )
+            self.poll_interval = max(self._shortest_interval, POLL_SHARE * (time.perf_counter() - started))
+            last_debug = self._wait_for_next_poll(PARTITION, last_debug)
+
+    def finished_waves(self) -> list[tuple[str, list[Rollout]]]:
+        """(group id, its new rollouts) of every wave that has ended since the last look."""
+        terminal = self.finished_keys[PARTITION] | self.failure_keys[PARTITION]
+        ended = {uid: group for uid, group in self.controller.live.items() if group.outstanding and uid in terminal}
+        if not ended:
+            return []
+        sessions: dict[str, dict[int, list[str]]] = {uid: defaultdict(list) for uid in ended}
+        for key in self.partitions[PARTITION]:
+            uid, session, _ = key.split("_")
+            if uid in ended and int(session) >= len(ended[uid].rollouts):
+                sessions[uid][int(session)].append(key)
+        keys = [key for by_session in sessions.values() for rows in by_session.values() for key in rows]
+        rows = self._read_rows(keys)
+        return [(uid, self._rollouts(group, sessions[uid], rows)) for uid, group in ended.items()]
+
+    def _read_rows(self, keys: list[str]) -> dict[str, tuple[float, bool | None, int]]:
+        """Reward, verdict and generated tokens of each trajectory."""
+        if not keys:
+            return {}
+        fields = ["rm_scores", "response_mask", "extra_fields"]
+        data = tq.kv_batch_get(keys=keys, partition_id=PARTITION, select_fields=fields)
+        rewards = [float(scores.sum()) for scores in data["rm_scores"].unbind()]
+        tokens = [int(mask.sum()) for mask in data["response_mask"].unbind()]
+        verdicts = [_verdict(extra) for extra in data.pop("extra_fields").tolist()]
+        return dict(zip(keys, zip(rewards, verdicts, tokens, strict=True), strict=True))
+
+    def _rollouts(self, group: Group, sessions: dict[int, list[str]], rows: dict) -> list[Rollout]:
+        """One rollout per session of the wave; a session without rows, or with a non-finite reward, has failed."""
+        rollouts = []
+        first = len(group.rollouts)
+        for session in range(first, first + group.outstanding):
+            keys = sorted(sessions.get(session, []), key=lambda key: int(key.split("_")[2]))
+            tags = [self.partitions[PARTITION][key] for key in keys]
+            version = min(
+                (tag["min_global_steps"] for tag in tags if tag["min_global_steps"] is not None), default=None
+            )
+            version = self.controller.step - 1 if version is None else int(version)
+            tokens = sum(rows[key][2] for key in keys)
+            reward, correct = rows[keys[-1]][:2] if keys else (math.nan, None)
+            failed = not math.isfinite(reward)
+            if failed and keys:  # it must not reach the update
+                tq.kv_clear(keys=keys, partition_id=PARTITION)
+                for key in keys:
+                    del self.partitions[PARTITION][key]
+            rollouts.append(Rollout(math.nan if failed else reward, correct, tokens, version, failed=failed))
+        return rollouts
+
+
+def _verdict(extra_fields: dict) -> bool | None:
+    """The verifier's verdict, where the reward function reports one as ``acc``."""
+    accuracy = extra_fields.get("reward_extra_info", {}).get("acc")
+    return bool(accuracy) if accuracy is not None and float(accuracy) in (0.0, 1.0) else None

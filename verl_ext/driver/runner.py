@@ -1,0 +1,50 @@
+"""verl's task runner, with our trainers and agent loops."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import ray
+from omegaconf import DictConfig
+from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
+
+from verl_ext.driver.agent_loop import WaveManager
+from verl_ext.driver.compat import check_verl
+from verl_ext.driver.trainer import TRAINER_MODES
+
+
+class PolicyTaskRunner(TaskRunnerV1.__ray_actor_class__):
+    """Runs one training in a Ray actor."""
+
+    def __init__(self):  # without a signature of its own, Ray's wrapping fails
+        super().__init__()
+
+    def init_agent_loop_manager(self) -> None:
+        self.agent_loop_manager = WaveManager.create(
+            config=self.config,
+            llm_client=self.trainer.get_llm_client(),
+            teacher_client=self.trainer.get_teacher_client(),
+            reward_loop_worker_handles=self.trainer.get_reward_handles(),
+        )
+
+    def run(self, config: DictConfig) -> None:
+        _configure_logging()
+        config.trainer.v1.trainer_mode = TRAINER_MODES[config.trainer.v1.trainer_mode]
+        super().run(config)
+
+
+def train(config: DictConfig) -> None:
+    """Start Ray, or join the cluster there is, and train to the end."""
+    check_verl()
+    run_ppo(config, task_runner_class=ray.remote(num_cpus=1)(PolicyTaskRunner))
+
+
+def _configure_logging() -> None:
+    """Our step lines and warnings, beside verl's log and in the same place."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    for name in ("verl_ext", "recipe"):
+        package = logging.getLogger(name)
+        package.handlers, package.propagate = [handler], False
+        package.setLevel(logging.INFO)

@@ -1,0 +1,216 @@
+"""verl's trainers, asking a rollout policy what to generate and what to train on."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+from pathlib import Path
+
+import hydra
+import numpy as np
+import torch
+import transfer_queue as tq
+from omegaconf import open_dict
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
+from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils import tensordict_utils as tu
+from verl.utils.dataset.rl_dataset import collate_fn
+
+from verl_ext.controller import RolloutController
+from verl_ext.driver.agent_loop import SESSION_OFFSET
+from verl_ext.driver.checkpoint import load_state, save_state
+from verl_ext.driver.prompt_data import PromptDataset, PromptTexts, endless_rows, prompt_loader
+from verl_ext.driver.prompt_weight import advantage_factors, mini_batch_of_rows
+from verl_ext.driver.replay_buffer import PARTITION, GroupReplayBuffer
+from verl_ext.driver.step_line import step_line
+from verl_ext.policy import Group, RolloutPolicy
+
+logger = logging.getLogger(__name__)
+
+# The user's trainer.v1.trainer_mode -> the name our trainer is registered under. Any name but "sync" makes verl keep
+# prompts in the queue and save the queue in checkpoints, which carrying groups across steps needs.
+TRAINER_MODES = {"sync": "policy_sync", "colocate_async": "policy_colocate_async"}
+
+
+class PolicyTrainer(PPOTrainer):
+    """What both modes share; comes before verl's trainer in the method resolution order.
+
+    verl's ``fit`` and ``step`` run unchanged. The policy is asked in :meth:`prepare_step` and, through the replay
+    buffer, while verl waits for rollouts. It is also the controller's :class:`~verl_ext.controller.Engine`.
+    """
+
+    drain: bool  # nothing may be in generation when the engines go to sleep
+
+    def __init__(self, config):
+        self.policy: RolloutPolicy = hydra.utils.instantiate(config.rollout_policy)
+        super().__init__(config)
+
+    # ---- data ----
+
+    def _build_replay_buffer(self) -> GroupReplayBuffer:
+        driver, sampler = self.config.rollout_driver, self.config.trainer.v1.sampler
+        return GroupReplayBuffer(
+            poll_interval=driver.poll_interval,
+            stall_timeout=driver.stall_timeout,
+            drain=self.drain,
+            trainer_mode=self.trainer_mode,
+            trainer_config={},
+            max_off_policy_threshold=None,  # delay is the policy's business
+            max_off_policy_strategy=sampler.max_off_policy_strategy,
+            sampler_kwargs=sampler.sampler_kwargs,
+        )
+
+    def _init_dataloader(self) -> None:
+        super()._init_dataloader()
+        if self.total_training_steps > self.steps_per_epoch * self.config.trainer.total_epochs:
+            # verl also stops after total_epochs of train_batch_size prompts, without validating or saving.
+            with open_dict(self.config):
+                self.config.trainer.total_epochs = math.ceil(self.total_training_steps / self.steps_per_epoch)
+        prompts = PromptDataset(self.train_dataset)
+        self.train_dataloader = prompt_loader(prompts, self.train_dataloader.sampler)
+        self.policy.start_run(self.total_training_steps, PromptTexts(self.train_dataset))
+        rows = endless_rows(self.train_dataloader)
+        self.controller = RolloutController(self.policy, rows, len(prompts), engine=self)
+        self.replay_buffer.controller = self.controller
+
+    # ---- what the controller calls ----
+
+    def submit(self, wave: list[tuple[Group, int]]) -> None:
+        """Start generating. Runs of equal counts go out together, so that each loads all agent-loop workers."""
+        for count, run in itertools.groupby(wave, key=lambda item: item[1]):
+            groups = [group for group, _ in run]
+            fields = collate_fn([self.train_dataset[group.prompt.row] for group in groups])
+            fields["uid"] = np.array([group.id for group in groups], dtype=object)
+            batch = tu.get_tensordict(fields)
+            batch["__rollout_n__"] = torch.full((len(groups),), count)
+            batch[SESSION_OFFSET] = torch.tensor([len(group.rollouts) for group in groups])
+            tu.assign_non_tensor_data(batch, "global_steps", self.global_steps)
+            self._submit_batch_to_rollout(batch)
+
+    def release(self, groups: list[Group]) -> None:
+        """Drop the groups' rows from the queue."""
+        self.replay_buffer._clear_groups(PARTITION, {group.id for group in groups})
+
+    # ---- the step ----
+
+    def on_train_begin(self) -> None:
+        """No warm-up batches: the policy says what is generated."""
+        if self.global_steps > self.total_training_steps:
+            logger.warning(
+                "nothing to train: the checkpoint is at step %d of %d; raise trainer.total_training_steps to go on",
+                self.global_steps - 1,
+                self.total_training_steps,
+            )
+
+    def prepare_step(self) -> dict:
+        self.replay_buffer._sync_metadata_from_transfer_queue()
+        self.controller.begin_step(self.global_steps)
+        return {}
+
+    @property
+    def updates_per_step(self) -> int:
+        """Optimizer steps per training step and epoch of the batch, whatever the number of rows."""
+        return self.config.data.train_batch_size // self.config.actor_rollout_ref.actor.ppo_mini_batch_size
+
+    def _get_required_batch_multiple(self, dp_size: int) -> int:
+        self._workers = dp_size
+        return dp_size * self.updates_per_step
+
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        batch = super()._compute_advantage(batch, metrics)
+        fields = ["advantages", "response_mask"]
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+        factors = advantage_factors(
+            [
+                None if tag.get("is_padding", False) else key.split("_")[0]
+                for key, tag in zip(batch.keys, batch.tags, strict=True)
+            ],
+            np.array([int(mask.sum()) for mask in data["response_mask"].unbind()]),
+            mini_batch_of_rows(len(batch), self._workers, self.updates_per_step),
+            prompt_weight=self.policy.prompt_weight,
+            loss_agg_mode=self.config.actor_rollout_ref.actor.loss_agg_mode,
+        )
+        if not np.all(factors == 1.0):
+            rows = [row * factor for row, factor in zip(data["advantages"].unbind(), factors.tolist(), strict=True)]
+            data["advantages"] = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+            tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=data.select("advantages"))
+        return batch
+
+    def _update_actor(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        """verl takes mini-batches of ppo_mini_batch_size · rollout.n rows: say it in rows, so their number is fixed."""
+        actor, rollout = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout
+        configured = actor.ppo_mini_batch_size, rollout.n
+        actor.ppo_mini_batch_size, rollout.n = len(batch) // self.updates_per_step, 1
+        try:
+            return super()._update_actor(batch, metrics)
+        finally:
+            actor.ppo_mini_batch_size, rollout.n = configured
+
+    def _compute_metrics(
+        self, batch: KVBatchMeta, metrics: dict, timing_raw: dict, global_steps: int, epoch: int
+    ) -> None:
+        super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
+        metrics.update(self.controller.metrics())
+        metrics["training/optimizer_steps"] = self.updates_per_step * self.config.actor_rollout_ref.actor.ppo_epochs
+        logger.info(step_line(global_steps, self.total_training_steps, metrics))
+
+    # ---- checkpoints ----
+
+    def _save_checkpoint(self) -> None:
+        # Before verl's own, which ends by naming this checkpoint the latest: a kill in between leaves the one before.
+        save_state(self._checkpoint_folder(), self.controller.state_dict())
+        super()._save_checkpoint()
+
+    def _load_checkpoint(self) -> None:
+        super()._load_checkpoint()
+        if self.global_steps > 0:
+            self.controller.load_state_dict(load_state(self._checkpoint_folder(resuming=True)))
+
+    def _checkpoint_folder(self, resuming: bool = False) -> Path:
+        trainer = self.config.trainer
+        if resuming and trainer.resume_mode == "resume_path":
+            return Path(trainer.resume_from_path)
+        return Path(trainer.default_local_dir) / f"global_step_{self.global_steps}"
+
+    def _reissue_inflight_prompts(self, partition_id: str = PARTITION) -> int:
+        """Bring the restored queue in line with the restored groups, and generate unfinished waves anew.
+
+        The queue also holds rows that were trained before they were cleared, and parts of unfinished waves.
+        """
+        rows = (tq.kv_list(partition_id) or {}).get(partition_id, {})
+        live = self.controller.live
+        finished: dict[str, int] = dict.fromkeys(live, 0)
+        foreign = []
+        for key, tag in rows.items():
+            uid = key.split("_")[0]
+            unfinished = uid in live and not tag.get("is_prompt") and int(key.split("_")[1]) >= len(live[uid].rollouts)
+            if uid not in live or unfinished:
+                foreign.append(key)
+            elif not tag.get("is_prompt"):
+                finished[uid] += 1
+        lost = [uid for uid, count in finished.items() if count < len(live[uid].usable)]
+        if lost:
+            raise RuntimeError(
+                f"the restored queue misses rollouts of {len(lost)} groups (first: {lost[0]}); "
+                "resume from an earlier checkpoint with trainer.resume_mode=resume_path"
+            )
+        if foreign:
+            tq.kv_clear(keys=foreign, partition_id=partition_id)
+        return self.controller.resubmit_unfinished()
+
+
+@register_trainer(TRAINER_MODES["sync"])
+class PolicyTrainerSync(PolicyTrainer, PPOTrainerSync):
+    """Engines sleep during the update, so everything in generation is awaited first."""
+
+    drain = True
+
+
+@register_trainer(TRAINER_MODES["colocate_async"])
+class PolicyTrainerColocateAsync(PolicyTrainer, PPOTrainerColocateAsync):
+    """What is in generation when the batch is complete is interrupted and goes on under the next weights."""
+
+    drain = False

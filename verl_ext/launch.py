@@ -1,0 +1,48 @@
+"""The command line of every recipe: compose the config, refuse what cannot work, train."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import resources
+
+import hydra
+from omegaconf import DictConfig, OmegaConf
+
+DEFAULT_HARDWARE = "cpu"
+
+
+def main(recipe: str) -> None:
+    """Run ``python -m recipe.<recipe>`` with the overrides on the command line; exits with 2 on a bad configuration."""
+    OmegaConf.register_new_resolver("add", lambda *terms: sum(terms), replace=True)
+    export_environment(chosen_hardware(sys.argv[1:]))
+    hydra.main(config_path=f"pkg://recipe.{recipe}.config", config_name=recipe, version_base=None)(_train)()
+
+
+def chosen_hardware(arguments: list[str]) -> str:
+    """The ``hardware=`` among the overrides. It is needed before hydra runs: composing imports verl, and verl reads
+    its platform from the environment at import."""
+    return next((a.split("=", 1)[1] for a in reversed(arguments) if a.startswith("hardware=")), DEFAULT_HARDWARE)
+
+
+def export_environment(hardware: str) -> None:
+    """Set what the hardware profile wants in the environment, unless the user has set it."""
+    profile = resources.files("verl_ext.config") / "hardware" / f"{hardware}.yaml"
+    if profile.is_file():  # if not, hydra says which profiles there are
+        config = OmegaConf.create(profile.read_text())
+        for name, value in (OmegaConf.select(config, "ray_kwargs.ray_init.runtime_env.env_vars") or {}).items():
+            os.environ.setdefault(name, str(value))
+
+
+def _train(config: DictConfig) -> None:
+    from verl_ext.driver.validate import BadConfig, validate
+
+    try:
+        validate(config)
+    except BadConfig as error:
+        sys.stderr.write(f"error: {error}\n")
+        raise SystemExit(2) from None
+    from verl_ext.driver.runner import train
+
+    OmegaConf.resolve(config)
+    train(config)

@@ -1,0 +1,121 @@
+"""Where every rollout went, to the unit."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from verl_ext.policy import Group, Rollout, check_state_version, has_spread
+
+
+class Ledger:
+    """Counts each rollout once: ``sampled = trained + buffered + discarded(reason) + failed``.
+
+    ``sampled`` counts a rollout when its wave has finished. ``failed`` are requested rollouts that brought nothing
+    usable. ``buffered`` are the usable ones of groups that are still alive; it is a level, the others only grow.
+    """
+
+    VERSION = 1
+
+    def __init__(self):
+        self.total: Counter[str] = Counter()
+        self.step: Counter[str] = Counter()
+        self.buffered = 0
+
+    def begin_step(self) -> None:
+        """Start counting a new step; totals stay."""
+        self.step = Counter()
+
+    def sampled(self, rollouts: Iterable[Rollout]) -> None:
+        """A wave has finished."""
+        for rollout in rollouts:
+            self._count("rollouts/sampled", 1)
+            self._count("tokens/sampled", rollout.tokens)
+            if rollout.failed:
+                self._count("rollouts/failed", 1)
+            else:
+                self.buffered += 1
+
+    def trained(self, group: Group) -> None:
+        """A group goes into the update."""
+        usable = len(group.usable)
+        self._count("rollouts/trained", usable)
+        self._count("tokens/trained", sum(rollout.tokens for rollout in group.usable))
+        self._count("groups/trained", 1)
+        self.buffered -= usable
+
+    def discarded(self, group: Group, reason: str) -> None:
+        """A group is given up."""
+        usable = len(group.usable)
+        self._count(f"rollouts/discarded_{reason}", usable)
+        self._count(f"groups/discarded_{reason}", 1)
+        self.buffered -= usable
+
+    def check(self, live: Iterable[Group]) -> None:
+        """Raise RuntimeError unless the books balance with the groups that are alive."""
+        buffered = sum(len(group.usable) for group in live)
+        left = self.total["rollouts/sampled"]
+        right = self.total["rollouts/trained"] + buffered + self.discarded_total + self.total["rollouts/failed"]
+        if left != right or buffered != self.buffered:
+            raise RuntimeError(
+                f"rollout accounting does not balance: sampled {left} != trained + buffered + discarded + failed = "
+                f"{right}, with {buffered} buffered (ledger: {self.buffered}); this is a bug in the driver or policy"
+            )
+
+    @property
+    def discarded_total(self) -> int:
+        return sum(count for name, count in self.total.items() if name.startswith("rollouts/discarded_"))
+
+    def metrics(self) -> dict[str, float]:
+        """Counts of this step under their name, of the whole run with ``_total`` behind it."""
+        names = {"rollouts/sampled", "rollouts/trained", "rollouts/failed", "tokens/sampled", *self.total}
+        values = {name: float(self.step[name]) for name in sorted(names)}
+        values |= {f"{name}_total": float(self.total[name]) for name in sorted(names)}
+        values["rollouts/discarded_total"] = float(self.discarded_total)
+        values["rollouts/buffered"] = float(self.buffered)
+        return values
+
+    def state_dict(self) -> dict:
+        return {"version": self.VERSION, "total": dict(self.total), "buffered": self.buffered}
+
+    def load_state_dict(self, state: Mapping) -> None:
+        check_state_version(state, self.VERSION, "Ledger")
+        self.total, self.buffered = Counter(state["total"]), state["buffered"]
+        self.begin_step()
+
+    def _count(self, name: str, count: int) -> None:
+        self.step[name] += count
+        self.total[name] += count
+
+
+def batch_metrics(groups: list[Group], step: int) -> dict[str, float]:
+    """What is trained on at ``step``: signal, split and age of the batch.
+
+    ``groups/effective_ratio`` is the share of groups whose rewards differ, i.e. that have a gradient at all.
+    ``groups/reward_mean`` weighs prompts equally, ``rollouts/reward_mean`` weighs rollouts equally; allocation pulls
+    the two apart.
+    """
+    if not groups:
+        return {}
+    rewards = [group.rewards for group in groups]
+    sizes = np.array([len(reward) for reward in rewards])
+    delays = np.array([(step - 1) - rollout.policy_version for group in groups for rollout in group.usable])
+    verdicts = [group.verdicts for group in groups]
+    known = [verdict for verdict in verdicts if verdict is not None]
+    metrics = {
+        "groups/effective_ratio": np.mean([has_spread(reward) for reward in rewards]),
+        "groups/reward_mean": np.mean([reward.mean() for reward in rewards]),
+        "groups/reward_std_mean": np.mean([reward.std() for reward in rewards]),
+        "rollouts/reward_mean": np.concatenate(rewards).mean(),
+        "allocation/min": sizes.min(),
+        "allocation/max": sizes.max(),
+        "allocation/mean": sizes.mean(),
+        "off_policy/delay_mean": delays.mean(),
+        "off_policy/delay_max": delays.max(),
+    }
+    if known:
+        metrics["groups/all_correct"] = sum(all(verdict) for verdict in known) / len(groups)
+        metrics["groups/all_wrong"] = sum(not any(verdict) for verdict in known) / len(groups)
+    return {name: float(value) for name, value in metrics.items()}

@@ -1,0 +1,239 @@
+"""The protocol: a policy decides where rollouts go, a driver executes.
+
+The same policy object runs under verl (:mod:`verl_ext.driver`) and without it (:mod:`verl_ext.controller` with any
+engine). Nothing here imports verl, ray or torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+
+class CannotFillBatch(RuntimeError):
+    """A step has nothing to train on. The message says which threshold or data set to change."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One row of the training data.
+
+    Attributes:
+        id: stable across epochs and restarts (a hash of data source, messages and ground truth).
+        row: index into the training data set, in [0, number of rows).
+        metadata: the row's ``data_source`` and ``extra_info``, for estimators that need more than the id.
+    """
+
+    id: str
+    row: int
+    metadata: Mapping[str, Any] = field(default_factory=dict, compare=False, hash=False)
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One response.
+
+    Attributes:
+        reward: scalar reward of the whole response (nan if failed).
+        correct: verifier's verdict; None where the reward function does not say.
+        tokens: generated tokens, the policy's own only.
+        prefix_tokens: replayed tokens in front of them; never generated, never in the loss.
+        policy_version: training steps done by the oldest weights that generated a token of it (0: before step 1).
+        failed: nothing usable came back; counted, never trained on.
+    """
+
+    reward: float
+    correct: bool | None
+    tokens: int
+    policy_version: int
+    prefix_tokens: int = 0
+    failed: bool = False
+
+
+@dataclass
+class Group:
+    """The rollouts of one prompt that are trained together, filled in one or several waves under one identity.
+
+    Attributes:
+        id: unique over the whole run.
+        prompt: what the rollouts answer.
+        rollouts: all that have finished, failed ones included, in order of the waves.
+        outstanding: how many have been requested and have not finished.
+    """
+
+    id: str
+    prompt: Prompt
+    rollouts: list[Rollout] = field(default_factory=list)
+    outstanding: int = 0
+
+    @property
+    def usable(self) -> list[Rollout]:
+        """The rollouts that did not fail."""
+        return [rollout for rollout in self.rollouts if not rollout.failed]
+
+    @property
+    def rewards(self) -> np.ndarray:
+        """(n,) float64 rewards of the usable rollouts."""
+        return np.array([rollout.reward for rollout in self.usable], dtype=np.float64)
+
+    @property
+    def verdicts(self) -> list[bool] | None:
+        """Whether each usable rollout is correct, or None where the reward is not a verdict.
+
+        The verifier's word (``correct``) counts first; without it, rewards that are all 0 or 1 are verdicts.
+        """
+        usable = self.usable
+        if all(rollout.correct is not None for rollout in usable):
+            return [bool(rollout.correct) for rollout in usable]
+        if all(rollout.reward in (0.0, 1.0) for rollout in usable):
+            return [rollout.reward == 1.0 for rollout in usable]
+        return None
+
+    @property
+    def policy_version(self) -> int:
+        """Version of the oldest weights behind any usable rollout; raises ValueError if there is none."""
+        return min(rollout.policy_version for rollout in self.usable)
+
+    def delay(self, step: int) -> int:
+        """Off-policy delay when trained at ``step``: versions between its oldest rollout and the current weights.
+
+        Step t trains weights of version t - 1, so rollouts generated within the step have delay 0.
+        """
+        return (step - 1) - self.policy_version
+
+    def state_dict(self) -> dict:
+        """JSON-able; :meth:`from_state_dict` is its inverse."""
+        prompt = [self.prompt.id, self.prompt.row, dict(self.prompt.metadata)]
+        rows = [
+            [
+                None if rollout.failed else rollout.reward,
+                rollout.correct,
+                rollout.tokens,
+                rollout.policy_version,
+                rollout.prefix_tokens,
+                rollout.failed,
+            ]
+            for rollout in self.rollouts
+        ]
+        return {"id": self.id, "prompt": prompt, "rollouts": rows, "outstanding": self.outstanding}
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping) -> Group:
+        rollouts = [
+            Rollout(float("nan") if reward is None else reward, correct, tokens, version, prefix, failed)
+            for reward, correct, tokens, version, prefix, failed in state["rollouts"]
+        ]
+        return cls(state["id"], Prompt(*state["prompt"]), rollouts, state["outstanding"])
+
+
+@dataclass(frozen=True)
+class Request:
+    """Generate ``rollouts`` more for a prompt (a new group) or for a group (its next wave)."""
+
+    target: Prompt | Group
+    rollouts: int
+
+    def __post_init__(self):
+        if self.rollouts < 1:
+            raise ValueError(f"Request.rollouts must be at least 1, got {self.rollouts}")
+
+
+@dataclass(frozen=True)
+class Discard:
+    """Give a group up. ``reason`` becomes the metric ``rollouts/discarded_<reason>``."""
+
+    group: Group
+    reason: str
+
+
+@dataclass(frozen=True)
+class Evict:
+    """Never draw this prompt again."""
+
+    prompt: Prompt
+
+
+Action = Request | Discard | Evict
+Draw = Callable[[int], "list[Prompt]"]
+
+
+class RolloutPolicy:
+    """Decides which prompts get how many rollouts, and which groups are trained on.
+
+    Each training step the driver calls :meth:`start_step`, then :meth:`on_group` whenever everything requested for a
+    group has finished, and after each such call :meth:`take_batch` until it returns groups. A group that is neither
+    taken nor discarded stays where it is, across steps and restarts: that is buffering, and needs no action.
+
+    Attributes:
+        prompt_weight: what a prompt counts in the loss. ``"equal"``: 1/B, however many rollouts it got;
+            ``"rollouts"``: in proportion to its rollouts.
+        total_steps: training steps of the whole run (None: open end); known once the run has started.
+    """
+
+    prompt_weight: str = "equal"
+    total_steps: int | None = None
+
+    def start_run(self, total_steps: int | None, texts: Sequence[str]) -> None:
+        """Called once, before the first step and before any state is loaded.
+
+        ``texts[row]`` is the text of a prompt, for estimators that embed it; it is read from disk when asked for.
+        """
+        self.total_steps = total_steps
+
+    def start_step(self, step: int, draw: Draw) -> list[Action]:
+        """Begin training step ``step`` (1, 2, ...).
+
+        ``draw(k)`` takes the next k prompts of the data, skipping evicted ones and those that have a live group; it
+        returns fewer when there are not that many. It stays valid until the next call of ``start_step``.
+        """
+        raise NotImplementedError
+
+    def on_group(self, group: Group) -> list[Action]:
+        """All that was requested for ``group`` has finished."""
+        raise NotImplementedError
+
+    def take_batch(self) -> list[Group]:
+        """The groups to train on now, or [] while there are not enough. They leave the policy."""
+        raise NotImplementedError
+
+    def state_dict(self) -> dict:
+        """Everything needed to go on after a restart; JSON-able, with a ``version``."""
+        return {"version": 1}
+
+    def load_state_dict(self, state: Mapping) -> None:
+        """Inverse of :meth:`state_dict`; raises ValueError for a version it does not know."""
+        check_state_version(state, 1, type(self).__name__)
+
+    def metrics(self) -> dict[str, float]:
+        """Flat floats of the step that was just trained, under the method's own name."""
+        return {}
+
+
+def check_state_version(state: Mapping, expected: int, owner: str) -> None:
+    """Raise ValueError unless ``state`` was written by this version of ``owner``."""
+    if state.get("version") != expected:
+        raise ValueError(
+            f"{owner}: state has version {state.get('version')!r}, this code reads version {expected}; "
+            "resume with the release that wrote it"
+        )
+
+
+def require(condition: bool, key: str, value: object, valid: str) -> None:
+    """Raise ValueError in one sentence that names the key, the value and what would be valid."""
+    if not condition:
+        raise ValueError(f"rollout_policy.{key}={value!r} is not valid: {valid}")
+
+
+def require_integer(key: str, value: object, *, minimum: int) -> None:
+    """Refuse anything but an integer of at least ``minimum`` (booleans are not integers here)."""
+    valid = isinstance(value, int) and not isinstance(value, bool) and value >= minimum
+    require(valid, key, value, f"it must be an integer of at least {minimum}")
+
+
+def has_spread(rewards: Sequence[float] | np.ndarray, tolerance: float = 1e-6) -> bool:
+    """Whether rewards differ by more than float noise, so that the group has a non-zero advantage somewhere."""
+    rewards = np.asarray(rewards, dtype=np.float64)
+    return rewards.size > 1 and bool(np.ptp(rewards) > tolerance * max(1.0, float(np.abs(rewards).max())))
