@@ -29,6 +29,10 @@ from verl_ext.prompts import PromptStream
 logger = logging.getLogger(__name__)
 
 
+class EveryRolloutFailed(RuntimeError):
+    """Not one usable rollout in a step: something is broken, and asking for more would break the same way."""
+
+
 class Engine(Protocol):
     """What generates."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from verl_ext.policy import (
     Action,
-    CannotFillBatch,
     Discard,
     Draw,
     Group,
@@ -43,8 +42,6 @@ class Uniform(RolloutPolicy):
         self._awaited -= 1
         if group.usable:
             self._ready.append(group)
-        if self._awaited == 0 and not self._ready:
-            raise CannotFillBatch("every rollout of the step failed; the log of the agent-loop workers says why")
         return [] if group.usable else [Discard(group, "empty")]
 
     def take_batch(self) -> list[Group]:

@@ -39,6 +39,7 @@ def validate(config: DictConfig) -> RolloutPolicy:
         check(config)
     policy = _policy(config)
     _data(config)
+    _reward_function(config)
     _verl(config)
     return policy
 
@@ -205,6 +206,19 @@ def _rows(config: DictConfig, key: str, columns: tuple[str, ...]) -> Iterator[in
             found = ", ".join(file.schema_arrow.names)
             raise BadConfig(f"{key}={name} is not valid: it lacks the columns {sorted(missing)} (it has: {found})")
         yield file.metadata.num_rows
+
+
+def _reward_function(config: DictConfig) -> None:
+    from verl.utils.import_utils import load_extern_object
+
+    function = config.reward.custom_reward_function
+    if not function.path:
+        return
+    try:
+        load_extern_object(function.path, function.name)
+    except (ImportError, OSError, AttributeError, RuntimeError) as error:
+        key = "reward.custom_reward_function.path"
+        raise BadConfig(f"{key}={function.path} is not valid: {function.name} cannot be loaded ({error})") from error
 
 
 def _verl(config: DictConfig) -> None:
