@@ -83,7 +83,7 @@ class RolloutController:
 
     def finish_waves(self, waves: list[tuple[str, list[Rollout]]]) -> None:
         """Hand in waves that have finished: (group id, its new rollouts), failed ones included."""
-        actions: list[Action] = []
+        groups = []
         for group_id, rollouts in waves:
             group = self.live[group_id]
             if len(rollouts) != group.outstanding:
@@ -93,6 +93,15 @@ class RolloutController:
             group.rollouts.extend(rollouts)
             group.outstanding = 0
             self.ledger.sampled(rollouts)
+            groups.append(group)
+        sampled, failed = self.ledger.step["rollouts/sampled"], self.ledger.step["rollouts/failed"]
+        if groups and sampled == failed and not self.outstanding:
+            raise EveryRolloutFailed(
+                f"step {self.step}: all {sampled} rollouts failed; the log of the agent-loop workers says why "
+                "(often the reward function or the rollout engine)"
+            )
+        actions: list[Action] = []
+        for group in groups:
             actions.extend(self._decide(self.policy.on_group, group))
         self._execute(actions)
 

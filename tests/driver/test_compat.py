@@ -1,0 +1,26 @@
+"""The pinned verl, and what is said when it has moved."""
+
+import pytest
+import verl
+
+from verl_ext.driver.compat import IncompatibleVerl, check_constants, check_signature, check_verl
+
+
+def test_installed_verl_is_the_one_we_know():
+    check_verl()
+
+
+def test_another_version_is_named(monkeypatch):
+    monkeypatch.setattr(verl, "__version__", "0.10.0")
+    with pytest.raises(IncompatibleVerl, match=r"verl 0\.10\.0 is installed.*verl 0\.9\.1: pip install verl==0\.9\.1"):
+        check_verl()
+
+
+def test_a_moved_signature_or_constant_is_named():
+    def sample(self, partition_id):
+        return "__n__"
+
+    with pytest.raises(IncompatibleVerl, match="sample takes.*expected.*batch_size.*verl 0.9.1"):
+        check_signature(sample, ("self", "partition_id", "batch_size"))
+    with pytest.raises(IncompatibleVerl, match="no longer contains '__rollout_n__'"):
+        check_constants(sample, ("__rollout_n__",))

@@ -1,0 +1,66 @@
+"""Uniform allocation and dynamic sampling."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from support.engine import controller, run_step
+
+from recipe.dapo.policy import DynamicSampling
+from recipe.grpo.policy import Uniform
+from verl_ext.policy import CannotFillBatch, has_spread
+
+
+def test_uniform_gives_every_prompt_the_same():
+    run = controller(Uniform(train_batch_size=5, n=7), [0.5] * 40)
+    for step in range(1, 5):
+        assert [len(group.rollouts) for group in run_step(run, step)] == [7] * 5
+        assert run.metrics()["rollouts/sampled"] == 35
+
+
+def test_uniform_trains_on_the_rest_when_some_rollouts_fail():
+    run = controller(Uniform(train_batch_size=6, n=2), [0.5] * 40, failure_rate=0.5, seed=1)
+    batch = run_step(run, 1)
+    metrics = run.metrics()
+    assert 0 < metrics["rollouts/failed"] < 12
+    assert metrics["rollouts/trained"] == 12 - metrics["rollouts/failed"] == sum(len(g.usable) for g in batch)
+
+
+def test_dynamic_sampling_trains_only_on_groups_with_spread():
+    run = controller(DynamicSampling(train_batch_size=4, n=4), [0.0, 1.0, 0.5, 0.5] * 20)
+    for step in range(1, 6):
+        batch = run_step(run, step)
+        assert len(batch) == 4 and all(has_spread(group.rewards) for group in batch)
+        metrics = run.metrics()
+        assert metrics["groups/effective_ratio"] == 1.0 and metrics["rollouts/buffered"] == 0
+        assert metrics["rollouts/sampled"] == 12 * 4 * metrics["dapo/rounds"]
+
+
+def test_dynamic_sampling_refills_and_is_bounded(caplog):
+    rates = [0.0] * 30 + [0.5] * 3
+    run = controller(DynamicSampling(train_batch_size=4, n=8, s=1, max_rounds=6), rates)
+    with caplog.at_level(logging.WARNING):
+        batch = run_step(run, 1)
+    metrics = run.metrics()
+    assert metrics["dapo/rounds"] == 6 and len(batch) < 4
+    assert "trains on" in caplog.text
+
+
+def test_dynamic_sampling_without_any_signal_says_what_to_change():
+    run = controller(DynamicSampling(train_batch_size=2, n=4, max_rounds=2), [0.0, 1.0] * 20)
+    with pytest.raises(CannotFillBatch, match="max_rounds"):
+        run_step(run, 1)
+
+
+@pytest.mark.parametrize("make", [Uniform, DynamicSampling])
+@pytest.mark.parametrize(("key", "value"), [("n", 1), ("n", 2.0), ("train_batch_size", 0), ("prompt_weight", "x")])
+def test_bad_parameters_are_named(make, key, value):
+    with pytest.raises(ValueError, match=f"rollout_policy.{key}="):
+        make(**{"train_batch_size": 2, "n": 2, key: value})
+
+
+@pytest.mark.parametrize(("key", "value"), [("s", 0.9), ("s", "three"), ("max_rounds", 0)])
+def test_bad_dynamic_sampling_parameters_are_named(key, value):
+    with pytest.raises(ValueError, match=f"rollout_policy.{key}="):
+        DynamicSampling(**{"train_batch_size": 2, "n": 2, key: value})

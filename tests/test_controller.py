@@ -1,0 +1,164 @@
+"""The books and the rules of execution, with a generator that needs no model."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.engine import BernoulliEngine, controller, epochs, prompts, run_step
+
+from recipe.dapo.policy import DynamicSampling
+from recipe.grpo.policy import Uniform
+from recipe.pilot_commit.policy import PilotCommit
+from verl_ext.controller import EveryRolloutFailed, RolloutController
+from verl_ext.policy import CannotFillBatch, Discard, Evict, Request, RolloutPolicy
+
+
+class Scripted(RolloutPolicy):
+    """Returns what the test says, to see what the controller does with it."""
+
+    def __init__(self, *, start=lambda draw: [], group=lambda group: [], batch=lambda: []):
+        self._start, self._group, self._batch = start, group, batch
+
+    def start_step(self, step, draw):
+        return self._start(draw)
+
+    def on_group(self, group):
+        return self._group(group)
+
+    def take_batch(self):
+        return self._batch()
+
+
+def three_policies():
+    return [
+        Uniform(train_batch_size=4, n=4),
+        DynamicSampling(train_batch_size=4, n=4, s=2, max_rounds=8),
+        PilotCommit(train_batch_size=4, n_pilot=4, n_commit=4, p_solve=None, max_rounds=20),
+    ]
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    which=st.integers(0, 2),
+    seed=st.integers(0, 1000),
+    failure_rate=st.sampled_from([0.0, 0.2]),
+    restart_at=st.integers(1, 6),
+)
+def test_every_rollout_is_counted_once_across_epochs_and_restarts(which, seed, failure_rate, restart_at):
+    rates = [0.5] * 14 + [0.0, 1.0] * 4
+    run = controller(three_policies()[which], rates, seed=seed, failure_rate=failure_rate)
+    handed_in = 0
+    for step in range(1, 8):
+        if step == restart_at:
+            state = json.loads(json.dumps(run.state_dict()))
+            rows, engine = run.prompts.rows, run.engine
+            run = controller(three_policies()[which], rates)
+            run.load_state_dict(state)
+            run.prompts.rows, run.engine = rows, engine
+        before = run.ledger.total["rollouts/sampled"]
+        batch = run_step(run, step)
+        metrics = run.metrics()
+        handed_in += run.ledger.total["rollouts/sampled"] - before
+        balance = metrics["rollouts/trained_total"] + metrics["rollouts/buffered"] + metrics["rollouts/discarded_total"]
+        assert metrics["rollouts/sampled_total"] == handed_in == balance + metrics["rollouts/failed_total"]
+        assert metrics["rollouts/trained"] == sum(len(group.usable) for group in batch)
+        assert metrics["data/epoch"] > 0
+
+
+def test_uniform_trains_every_prompt_once_per_epoch():
+    run = controller(Uniform(train_batch_size=4, n=2), [0.5] * 12)
+    epoch = [group.prompt.id for step in (1, 2, 3) for group in run_step(run, step)]
+    assert sorted(epoch) == sorted(f"p{index}" for index in range(12))
+
+
+def test_draw_skips_evicted_and_live_prompts_and_ends_when_there_are_no_others():
+    run = controller(Scripted(), [0.5] * 6)
+    run._execute([Request(prompt, 1) for prompt in run.prompts.draw(2)])
+    live = {group.prompt.id for group in run.live.values()}
+    run.prompts.evict(prompts(6)[5])
+    drawn = [prompt.id for prompt in run.prompts.draw(10)]
+    assert len(drawn) == len(set(drawn))
+    assert set(drawn) == {f"p{index}" for index in range(6)} - live - {"p5"}
+
+
+def test_requests_of_one_call_are_submitted_together_in_order():
+    run = controller(Scripted(start=lambda draw: [Request(prompt, 2) for prompt in draw(3)]), [0.5] * 6)
+    run.begin_step(1)
+    assert [len(wave) for wave in run.engine.submitted] == [3]
+
+
+def test_a_second_wave_keeps_the_group_and_counts_its_rollouts_once():
+    waves = iter([lambda group: [Request(group, 3)], lambda group: []])
+    run = controller(
+        Scripted(start=lambda draw: [Request(draw(1)[0], 2)], group=lambda group: next(waves)(group)), [0.5] * 3
+    )
+    run.begin_step(1)
+    (group,) = run.live.values()
+    run.finish_waves(run.engine.finish())
+    assert (len(group.rollouts), group.outstanding, run.ledger.total["rollouts/sampled"]) == (2, 3, 2)
+    run.finish_waves(run.engine.finish())
+    assert (len(group.rollouts), group.outstanding, run.ledger.total["rollouts/sampled"]) == (5, 0, 5)
+    assert run.ledger.buffered == 5
+
+
+def test_discards_are_counted_by_reason_and_released():
+    run = controller(
+        Scripted(
+            start=lambda draw: [Request(prompt, 2) for prompt in draw(3)],
+            group=lambda group: [Discard(group, "dull"), Evict(group.prompt)],
+        ),
+        [0.5] * 3,
+    )
+    run.begin_step(1)
+    run.finish_waves(run.engine.finish())
+    assert run.ledger.total["rollouts/discarded_dull"] == 6 and not run.live
+    assert len(run.engine.released) == 3 and len(run.prompts.evicted) == 3
+    assert run.ledger.metrics()["rollouts/discarded_dull_total"] == 6
+
+
+def test_a_policy_that_waits_for_nothing_is_stopped():
+    run = controller(Scripted(), [0.5] * 3)
+    run.begin_step(1)
+    with pytest.raises(CannotFillBatch, match="Scripted has no batch"):
+        run.check_progress()
+
+
+def test_every_rollout_failed_is_said_at_once():
+    run = controller(Uniform(train_batch_size=2, n=2), [0.5] * 3, failure_rate=1.0)
+    with pytest.raises(EveryRolloutFailed, match="all 4 rollouts failed"):
+        run_step(run, 1)
+
+
+def test_wrong_use_is_named():
+    run = controller(Scripted(), [0.5] * 3)
+    prompt = run.prompts.draw(1)[0]
+    run._execute([Request(prompt, 1)])
+    with pytest.raises(RuntimeError, match="second live group"):
+        run._execute([Request(prompt, 1)])
+    (group,) = run.live.values()
+    with pytest.raises(RuntimeError, match="still being generated"):
+        run._execute([Discard(group, "early")])
+    with pytest.raises(ValueError, match="awaits 1 rollouts, 0 were handed in"):
+        run.finish_waves([(group.id, [])])
+    with pytest.raises(ValueError, match="at least 1"):
+        Request(prompt, 0)
+
+
+def test_a_checkpoint_of_another_policy_is_refused():
+    state = controller(Uniform(train_batch_size=2, n=2), [0.5] * 3).state_dict()
+    with pytest.raises(ValueError, match="written by Uniform, this run uses DynamicSampling"):
+        controller(DynamicSampling(train_batch_size=2, n=2), [0.5] * 3).load_state_dict(state)
+
+
+def test_unfinished_waves_are_generated_anew_after_a_restart():
+    run = controller(Uniform(train_batch_size=2, n=3), [0.5] * 6)
+    run.begin_step(1)
+    state = json.loads(json.dumps(run.state_dict()))
+    policy = Uniform(train_batch_size=2, n=3)
+    again = RolloutController(policy, epochs(prompts(6)), 6, BernoulliEngine({f"p{i}": 0.5 for i in range(6)}))
+    again.load_state_dict(state)
+    assert again.resubmit_unfinished() == 6
+    assert sorted(again.engine.submitted[0]) == sorted(run.engine.submitted[0])
