@@ -27,7 +27,8 @@ class GroupReplayBuffer(ReplayBuffer):
     Args:
         poll_interval: seconds between two looks at TransferQueue.
         stall_timeout: seconds without a finished rollout after which :class:`RolloutStall` is raised.
-        drain: wait until nothing is being generated before returning, because the engines will sleep.
+        drain: wait until nothing is being generated before returning, because the engines will sleep. The last step
+            always does.
         kwargs: as for verl's ``ReplayBuffer``.
     """
 
@@ -41,6 +42,8 @@ class GroupReplayBuffer(ReplayBuffer):
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict]:
         if partition_id != PARTITION:
             return super().sample(global_steps, partition_id, batch_size)
+        # What the last step leaves in generation would never be counted.
+        drain = self.drain or global_steps >= self.controller.policy.total_steps
         groups: list[Group] = []
         last_debug = last_progress = time.time()
         rows_seen = -1
@@ -49,7 +52,7 @@ class GroupReplayBuffer(ReplayBuffer):
             self._sync_metadata_from_transfer_queue()
             self.controller.finish_waves(self.finished_waves())
             groups = groups or self.controller.take_batch()
-            if groups and not (self.drain and self.controller.outstanding):
+            if groups and not (drain and self.controller.outstanding):
                 return self._materialize_batch(
                     PARTITION, [group.id for group in groups], self.partitions[PARTITION]
                 ), {}

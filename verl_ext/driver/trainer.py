@@ -154,7 +154,6 @@ class PolicyTrainer(PPOTrainer):
     ) -> None:
         super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
         metrics.update(self.controller.metrics())
-        metrics["training/optimizer_steps"] = self.updates_per_step * self.config.actor_rollout_ref.actor.ppo_epochs
         logger.info(step_line(global_steps, self.total_training_steps, metrics))
 
     # ---- checkpoints ----

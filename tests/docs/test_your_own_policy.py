@@ -1,0 +1,55 @@
+"""The policy in docs/your_own_policy.md is what it claims to be."""
+
+from __future__ import annotations
+
+import re
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import yaml
+from support.configs import compose, good_overrides
+from support.engine import controller, run_step
+
+from verl_ext.driver.validate import validate
+from verl_ext.policy import has_spread
+
+DOCUMENT = Path(__file__).parents[2] / "docs/your_own_policy.md"
+
+
+@pytest.fixture
+def source() -> str:
+    return re.search(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL).group(1)
+
+
+@pytest.fixture
+def module(source, monkeypatch):
+    module = types.ModuleType("disagreement_of_the_docs")
+    exec(source, module.__dict__)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return module
+
+
+def test_it_is_40_lines(source):
+    assert len(source.strip().splitlines()) <= 40
+
+
+def test_it_spends_its_budget_exactly_where_it_says(module):
+    run = controller(module.Disagreement(train_batch_size=6, n=8), [0.0, 1.0, 0.5, 0.5] * 20)
+    for step in range(1, 8):
+        batch = run_step(run, step)
+        assert run.metrics()["rollouts/sampled"] == 6 * 8
+        assert all(has_spread(group.rewards[:4]) for group in batch) or len(batch) == 6
+
+
+def test_the_command_line_takes_it(module, tmp_path):
+    overrides = [f"rollout_policy._target_={module.__name__}.Disagreement", "~rollout_policy.prompt_weight"]
+    policy = validate(compose("grpo", *good_overrides(tmp_path), *overrides))
+    assert isinstance(policy, module.Disagreement) and policy.n == 64
+
+
+def test_its_config_names_what_exists():
+    config = yaml.safe_load(re.search(r"```yaml\n(.*?)```", DOCUMENT.read_text(), re.DOTALL).group(1))
+    assert config["defaults"][:2] == ["ppo_trainer", "base"]
+    assert set(config["rollout_policy"]) == {"_target_", "train_batch_size", "n"}

@@ -1,0 +1,131 @@
+"""Each recipe trains on the real stack: verl, Ray, TransferQueue, FSDP2 and vLLM."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from support.training import TrainingRun, assert_books_balance, optimizer_steps
+
+from verl_ext.driver.checkpoint import load_state
+
+pytestmark = pytest.mark.stack
+UPDATES = 2  # train_batch_size 4 / ppo_mini_batch_size 2
+PILOT_COMMIT = ["rollout_policy.n_pilot=6", "rollout_policy.n_commit=2", "rollout_policy.p_solve=null"]
+PILOT_COMMIT += ["rollout_policy.p_lower=0.15", "rollout_policy.p_upper=0.85"]
+
+
+def test_grpo(task, tmp_path):
+    run = TrainingRun(
+        task,
+        "grpo",
+        tmp_path,
+        "actor_rollout_ref.rollout.n=4",
+        "trainer.total_training_steps=3",
+        "trainer.save_freq=3",
+        "trainer.test_freq=3",
+    )
+    steps = run.finish()
+    assert list(steps) == [1, 2, 3]
+    assert_books_balance(steps)
+    for metrics in steps.values():
+        assert metrics["rollouts/sampled"] == metrics["rollouts/trained"] == 4 * 4
+        assert metrics["off_policy/delay_max"] == 0
+        # vLLM samples from the weights that were just trained.
+        assert metrics["training/rollout_probs_diff_max"] < 1e-3
+    assert optimizer_steps(run.checkpoints, 3) == 3 * UPDATES
+    assert any(name.startswith("val-core/") for name in steps[3])
+    assert "step 3/3 | reward" in run.log
+
+
+def test_dapo(task, tmp_path):
+    run = TrainingRun(
+        task,
+        "dapo",
+        tmp_path,
+        "actor_rollout_ref.rollout.n=4",
+        "rollout_policy.s=2",
+        "trainer.total_training_steps=3",
+        "trainer.save_freq=3",
+    )
+    steps = run.finish()
+    assert list(steps) == [1, 2, 3]
+    assert_books_balance(steps)
+    for metrics in steps.values():
+        assert metrics["groups/effective_ratio"] == 1.0 and metrics["rollouts/buffered"] == 0
+        assert metrics["rollouts/sampled"] == metrics["dapo/rounds"] * 2 * 4 * 4
+        assert metrics["actor/grad_norm"] > 0
+    assert optimizer_steps(run.checkpoints, 3) == 3 * UPDATES
+
+
+def test_pilot_commit_over_an_epoch_end_with_importance_correction(task, tmp_path):
+    run = TrainingRun(
+        task,
+        "pilot_commit",
+        tmp_path,
+        *PILOT_COMMIT,
+        "algorithm.rollout_correction.rollout_is=token",
+        "trainer.total_training_steps=12",
+        "trainer.save_freq=12",
+    )
+    steps = run.finish()
+    assert list(steps) == list(range(1, 13))
+    assert_books_balance(steps)
+    assert steps[12]["data/epoch"] > 1
+    steady = [m for step, m in steps.items() if 1 < step < 12 and m["pilot_commit/rounds"] == 0]
+    assert steady, "no step was filled from the buffer alone"
+    for metrics in steady:
+        assert metrics["rollouts/sampled"] == 12 * 6 + 4 * 2  # b_g n_pilot + b_t n_commit
+    for metrics in steps.values():
+        assert metrics["allocation/min"] == metrics["allocation/max"] == 8
+        assert metrics["off_policy/delay_max"] <= 4
+        assert "rollout_corr/rollout_is_mean" in metrics
+    stale = [metrics for metrics in steady if metrics["off_policy/delay_max"] >= 1]
+    assert stale and all(metrics["training/rollout_probs_diff_max"] > 1e-3 for metrics in stale)
+    assert optimizer_steps(run.checkpoints, 12) == 12 * UPDATES
+    assert load_state(run.checkpoints / "global_step_12")["ledger"]["buffered"] == steps[12]["rollouts/buffered"]
+
+
+def test_pilot_commit_in_colocate_async(task, tmp_path):
+    run = TrainingRun(
+        task,
+        "pilot_commit",
+        tmp_path,
+        *PILOT_COMMIT,
+        "rollout_policy.s=6",
+        "trainer.v1.trainer_mode=colocate_async",
+        "trainer.total_training_steps=5",
+        "trainer.save_freq=5",
+    )
+    steps = run.finish()
+    assert list(steps) == [1, 2, 3, 4, 5]
+    assert_books_balance(steps)
+    assert all(metrics["off_policy/delay_max"] <= 4 for metrics in steps.values())
+    assert optimizer_steps(run.checkpoints, 5) == 5 * UPDATES
+
+
+def test_a_killed_run_resumes_exactly(task, tmp_path):
+    """SIGKILL between two checkpoints; the resumed run goes on from the last one and ends where it would have."""
+    overrides = [*PILOT_COMMIT, "trainer.total_training_steps=6", "trainer.save_freq=2"]
+    first = TrainingRun(task, "pilot_commit", tmp_path, *overrides)
+    first.wait_for_step(3)
+    first.kill()
+    before = first.steps()
+    saved = max(int(path.name.split("_")[-1]) for path in first.checkpoints.glob("global_step_*"))
+    latest = int((first.checkpoints / "latest_checkpointed_iteration.txt").read_text())
+    assert latest in (2, saved)
+    state = load_state(first.checkpoints / f"global_step_{latest}")
+
+    second = TrainingRun(task, "pilot_commit", tmp_path, *overrides)
+    after = second.finish()
+    assert list(after) == list(range(latest + 1, 7))
+    assert_books_balance(after)
+    resumed = after[latest + 1]
+    for name in ("rollouts/sampled", "rollouts/trained", "tokens/sampled"):
+        assert resumed[f"{name}_total"] - resumed[name] == before[latest][f"{name}_total"]
+    assert before[latest]["rollouts/buffered"] == state["ledger"]["buffered"]
+    assert len(state["policy"]["state"]["buffer"]["groups"]) == before[latest]["pilot_commit/buffer"]
+    if before[latest]["pilot_commit/buffer"] >= 4:  # the buffered pilots themselves came back and were trained
+        assert resumed["pilot_commit/rounds"] == 0 and resumed["off_policy/delay_max"] >= 1
+    assert optimizer_steps(second.checkpoints, 6) == 6 * UPDATES
+    assert json.loads(json.dumps(load_state(second.checkpoints / "global_step_6")))["step"] == 6

@@ -1,0 +1,110 @@
+"""Real training runs, as a user starts them: one subprocess each, bounded in time."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+TIMEOUT = 420  # seconds; a run takes about one minute, and a broken weight sync would block for ever
+
+
+@dataclass
+class Task:
+    """A model and data small enough for a test."""
+
+    folder: Path
+
+    def overrides(self) -> list[str]:
+        return [
+            "hardware=cpu",
+            f"data.train_files={self.folder}/data/train.parquet",
+            f"data.val_files={self.folder}/data/validation.parquet",
+            "data.train_batch_size=4",
+            "data.max_prompt_length=96",
+            "data.max_response_length=32",
+            f"actor_rollout_ref.model.path={self.folder}/model",
+            "actor_rollout_ref.rollout.max_model_len=128",
+            "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+            "actor_rollout_ref.actor.optim.lr=1e-5",
+            "reward.custom_reward_function.path=pkg://verl_ext.data.reasoning_gym",
+            "trainer.logger=[file]",
+            "trainer.val_before_train=false",
+        ]
+
+
+class TrainingRun:
+    """``python -m recipe.<recipe>`` in a folder of its own."""
+
+    def __init__(self, task: Task, recipe: str, folder: Path, *overrides: str):
+        folder.mkdir(parents=True, exist_ok=True)
+        self.checkpoints, self.log_file = folder / "checkpoints", folder / "run.log"
+        self.metrics_file = folder / f"metrics_{len(list(folder.glob('metrics_*')))}.jsonl"
+        command = [sys.executable, "-m", f"recipe.{recipe}", *task.overrides()]
+        command += [f"trainer.default_local_dir={self.checkpoints}", *overrides]
+        environment = {**os.environ, "VERL_FILE_LOGGER_PATH": str(self.metrics_file)}
+        with open(self.log_file, "a") as log:
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, env=environment, cwd=folder
+            )
+        self.deadline = time.monotonic() + TIMEOUT
+
+    @property
+    def log(self) -> str:
+        return self.log_file.read_text(errors="replace")
+
+    def steps(self) -> dict[int, dict[str, float]]:
+        """Metrics of each training step so far."""
+        if not self.metrics_file.exists():
+            return {}
+        lines = [json.loads(line) for line in self.metrics_file.read_text().splitlines() if line.endswith("}")]
+        return {line["step"]: line["data"] for line in lines if "rollouts/sampled" in line["data"]}
+
+    def finish(self) -> dict[int, dict[str, float]]:
+        """Wait for a good end; returns the metrics of each step."""
+        try:
+            code = self.process.wait(timeout=max(1.0, self.deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"the run did not end within {TIMEOUT} s:\n{self.log[-3000:]}") from None
+        assert code == 0, f"the run ended with {code}:\n{self.log[-6000:]}"
+        return self.steps()
+
+    def wait_for_step(self, step: int) -> None:
+        """Until the metrics of ``step`` are written."""
+        while step not in self.steps():
+            assert self.process.poll() is None, f"the run ended before step {step}:\n{self.log[-6000:]}"
+            assert time.monotonic() < self.deadline, f"no step {step} within {TIMEOUT} s:\n{self.log[-3000:]}"
+            time.sleep(0.1)
+
+    def kill(self) -> None:
+        """SIGKILL for the driver and everything Ray started for it."""
+        driver = psutil.Process(self.process.pid)
+        for process in [driver, *driver.children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.process.wait()
+
+
+def assert_books_balance(steps: dict[int, dict[str, float]]) -> None:
+    """sampled = trained + buffered + discarded + failed, cumulatively, at every step."""
+    for step, metrics in steps.items():
+        kinds = ("rollouts/trained_total", "rollouts/buffered", "rollouts/discarded_total", "rollouts/failed_total")
+        assert metrics["rollouts/sampled_total"] == sum(metrics[kind] for kind in kinds), f"step {step}"
+
+
+def optimizer_steps(checkpoints: Path, step: int) -> int:
+    """How often the optimizer has really stepped, from its saved state."""
+    import torch
+
+    path = checkpoints / f"global_step_{step}" / "actor" / "optim_world_size_1_rank_0.pt"
+    state = torch.load(path, weights_only=False)["state"]
+    (count,) = {int(entry["step"]) for entry in state.values()}
+    return count
