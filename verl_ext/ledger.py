@@ -78,12 +78,16 @@ class Ledger:
         return values
 
     def state_dict(self) -> dict:
-        return {"version": self.VERSION, "total": dict(self.total), "buffered": self.buffered}
+        return {
+            "version": self.VERSION,
+            "total": dict(self.total),
+            "step": dict(self.step),
+            "buffered": self.buffered,
+        }
 
     def load_state_dict(self, state: Mapping) -> None:
         check_state_version(state, self.VERSION, "Ledger")
-        self.total, self.buffered = Counter(state["total"]), state["buffered"]
-        self.begin_step()
+        self.total, self.step, self.buffered = Counter(state["total"]), Counter(state["step"]), state["buffered"]
 
     def _count(self, name: str, count: int) -> None:
         self.step[name] += count

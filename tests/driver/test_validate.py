@@ -53,6 +53,7 @@ REFUSED = [
     ("grpo", ["reward.reward_model.enable=true"], "reward.reward_model.enable_resource_pool=False", "use true"),
     ("grpo", ["rollout_driver.poll_interval=0"], "rollout_driver.poll_interval=0", "positive"),
     ("grpo", ["rollout_driver.stall_timeout=-3"], "rollout_driver.stall_timeout=-3", "positive"),
+    ("grpo", ["rollout_driver.rollout_budget=0"], "rollout_driver.rollout_budget=0", "at least 1"),
     ("grpo", ["trainer.resume_mode=always"], "trainer.resume_mode=always", "resume_path"),
     ("grpo", ["trainer.resume_mode=resume_path"], "trainer.resume_from_path=None", "global_step_N"),
     ("grpo", ["actor_rollout_ref.model.path=/no/such/model"], "model.path=/no/such/model", "existing folder"),

@@ -98,6 +98,7 @@ class PolicyTrainer(PPOTrainer):
 
     def on_train_begin(self) -> None:
         """No warm-up batches: the policy says what is generated."""
+        self._end_within_budget(done=self.global_steps - 1)
         if self.global_steps > self.total_training_steps:
             logger.warning(
                 "nothing to train: the checkpoint is at step %d of %d; raise trainer.total_training_steps to go on",
@@ -154,7 +155,16 @@ class PolicyTrainer(PPOTrainer):
     ) -> None:
         super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
         metrics.update(self.controller.metrics())
+        self._end_within_budget(done=global_steps)
         logger.info(step_line(global_steps, self.total_training_steps, metrics))
+
+    def _end_within_budget(self, done: int) -> None:
+        """Make step ``done`` + 1 the last if rollout_driver.rollout_budget is nearer to its end than to another's."""
+        budget, ledger = self.config.rollout_driver.rollout_budget, self.controller.ledger
+        expected = ledger.total["rollouts/sampled"] + 1.5 * ledger.step["rollouts/sampled"]
+        if budget is not None and 0 < done and expected > budget and done + 1 < self.total_training_steps:
+            logger.info("step %d is the last: rollout_driver.rollout_budget=%d is reached", done + 1, budget)
+            self.total_training_steps = self.policy.total_steps = done + 1
 
     # ---- checkpoints ----
 

@@ -130,6 +130,9 @@ def _not_ours(config: DictConfig) -> None:
 def _driver(config: DictConfig) -> None:
     for key in ("rollout_driver.poll_interval", "rollout_driver.stall_timeout"):
         _refuse_if(not _is_positive(OmegaConf.select(config, key)), config, key, "use a positive number of seconds")
+    key = "rollout_driver.rollout_budget"
+    budget = config.rollout_driver.rollout_budget
+    _refuse_if(budget is not None and not _is_count(budget), config, key, "use an integer of at least 1, or null")
 
 
 def _resume(config: DictConfig) -> None:
