@@ -1,0 +1,97 @@
+"""What a wheel of this project holds and asks for."""
+
+from __future__ import annotations
+
+import email
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+ROOT = Path(__file__).parents[1]
+CPU_EXTRAS = ("", "cpu", "quickstart", "dev")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> zipfile.ZipFile:
+    """Built from a copy: building writes into the tree it is given."""
+    source = tmp_path_factory.mktemp("source")
+    for name in ("setup.py", "pyproject.toml", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    for name in ("recipe", "verl_ext"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    result = subprocess.run([*pip, "-w", source, source], capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    (built,) = source.glob("*.whl")
+    return zipfile.ZipFile(built)
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel):
+    (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+    return email.message_from_string(wheel.read(name).decode())
+
+
+@pytest.fixture(scope="module")
+def lock() -> dict[str, str]:
+    lines = (line.partition("#")[0].strip() for line in (ROOT / "requirements" / "cpu.txt").read_text().splitlines())
+    return dict(line.split("==") for line in lines if line)
+
+
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def requirements(metadata, extra: str) -> list[Requirement]:
+    """What is asked for with one extra, or with none."""
+    every = [Requirement(text) for text in metadata.get_all("Requires-Dist")]
+    return [r for r in every if r.marker is None or (extra and r.marker.evaluate({"extra": extra}))]
+
+
+def test_every_config_is_in_the_wheel(wheel):
+    folders = [ROOT / "verl_ext" / "config", *ROOT.glob("recipe/*/config")]
+    configs = {str(path.relative_to(ROOT)) for folder in folders for path in folder.rglob("*.yaml")}
+    assert len(configs) >= 11
+    assert configs <= set(wheel.namelist())
+
+
+def test_nothing_but_the_two_packages_is_in_the_wheel(wheel):
+    tops = {name.split("/")[0] for name in wheel.namelist()}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"recipe", "verl_ext"}
+
+
+@pytest.mark.parametrize("extra", CPU_EXTRAS)
+def test_the_lock_satisfies_what_is_declared(metadata, lock, extra):
+    for requirement in requirements(metadata, extra):
+        name = canonical(requirement.name)
+        if name == "torch":
+            continue  # not in the lock; see the next test
+        assert name in lock, f"{requirement} is not in requirements/cpu.txt"
+        assert requirement.specifier.contains(lock[name], prereleases=True), f"{requirement}, locked {lock[name]}"
+
+
+def test_the_installer_and_the_extra_name_the_same_torch(metadata):
+    (torch,) = (r for r in requirements(metadata, "cpu") if r.name == "torch")
+    installer = (ROOT / "examples" / "install_cpu.sh").read_text()
+    assert f"=={re.search(r'^TORCH=(.+)$', installer, re.M)[1]}" == str(torch.specifier)
+
+
+def test_the_lock_holds_no_accelerator_package(lock):
+    assert not [name for name in lock if name.startswith(("nvidia-", "cuda")) or name in ("torch", "triton", "vllm")]
+
+
+def test_the_lock_is_exact_and_sorted(lock):
+    assert list(lock) == sorted(lock)
+    assert all(name == canonical(name) for name in lock)
+
+
+def test_supported_pythons_are_those_of_verl(metadata):
+    supported = SpecifierSet(metadata["Requires-Python"])
+    assert [minor for minor in range(8, 16) if supported.contains(f"3.{minor}.1")] == [10, 11, 12]
