@@ -16,6 +16,7 @@ CORE = [
     "pyarrow>=19.0",
     "psutil",
     "math-verify[antlr4-9-3]==0.9.0",  # hydra needs the same antlr 4.9
+    "pebble>=5.0",
     "rich",
     "typer",
     "matplotlib",

@@ -42,13 +42,14 @@ train() {  # train <recipe> <settings of the method>... <the user's arguments>..
     data.filter_overlong_prompts=true
     data.max_response_length=4096
 
+    reward.custom_reward_function.path=pkg://verl_ext.data.math_reward   # math-verify; the paper has Tinker's verifier
+
     actor_rollout_ref.model.path="$MODEL_PATH"
     actor_rollout_ref.actor.ppo_mini_batch_size=32
     actor_rollout_ref.actor.optim.lr=1e-6
     actor_rollout_ref.actor.optim.lr_warmup_steps=10
     actor_rollout_ref.actor.clip_ratio_low=0.2
     actor_rollout_ref.actor.clip_ratio_high=0.28
-    actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean   # equation 1
     actor_rollout_ref.actor.use_kl_loss=false
     algorithm.use_kl_in_reward=false
 

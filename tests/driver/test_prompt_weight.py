@@ -118,7 +118,11 @@ def test_a_group_of_one_has_no_advantage():
 def test_padding_does_not_dilute_sequence_means():
     for mode in SEQUENCE_MEANS:
         factors = advantage_factors(
-            ["a", "a", None, None], np.array([3, 2, 0, 0]), np.zeros(4, int), prompt_weight="rollouts", loss_agg_mode=mode
+            ["a", "a", None, None],
+            np.array([3, 2, 0, 0]),
+            np.zeros(4, int),
+            prompt_weight="rollouts",
+            loss_agg_mode=mode,
         )
         np.testing.assert_array_equal(factors, [2, 2, 0, 0])
 

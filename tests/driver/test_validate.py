@@ -29,7 +29,12 @@ REFUSED = [
     ("grpo", ["actor_rollout_ref.actor.ppo_mini_batch_size=16"], "ppo_mini_batch_size=16", "divide"),
     ("grpo", ["actor_rollout_ref.actor.use_dynamic_bsz=false"], "use_dynamic_bsz=False", "use true"),
     ("grpo", ["actor_rollout_ref.actor.loss_agg_mode=mean"], "loss_agg_mode=mean", "token-mean"),
-    ("grpo", ["actor_rollout_ref.actor.shuffle=true"], "actor.shuffle=True", "false"),
+    (
+        "grpo",
+        ["actor_rollout_ref.actor.shuffle=true", "actor_rollout_ref.actor.loss_agg_mode=token-mean"],
+        "actor.shuffle=True",
+        "false",
+    ),
     ("grpo", ["data.gen_batch_size=4"], "data.gen_batch_size=4", "rollout_policy.s"),
     ("grpo", ["algorithm.adv_estimator=gae"], "algorithm.adv_estimator=gae", "grpo"),
     ("grpo", ["algorithm.adv_estimator=remax"], "algorithm.adv_estimator=remax", "rloo"),

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.engine import controller, run_step
 
 from recipe.pilot_commit.policy import PilotCommit
 from recipe.pilot_commit.survivors import PilotFilter, SurvivorBuffer
-from support.engine import controller, run_step
 from verl_ext.policy import CannotFillBatch, Group, Prompt, Rollout
 
 

@@ -51,9 +51,7 @@ class TrainingRun:
         command += [f"trainer.default_local_dir={self.checkpoints}", *overrides]
         environment = {**os.environ, "VERL_FILE_LOGGER_PATH": str(self.metrics_file)}
         with open(self.log_file, "a") as log:
-            self.process = subprocess.Popen(
-                command, stdout=log, stderr=subprocess.STDOUT, env=environment, cwd=folder
-            )
+            self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment, cwd=folder)
         self.deadline = time.monotonic() + TIMEOUT
 
     @property

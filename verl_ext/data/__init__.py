@@ -1,0 +1,1 @@
+"""Data sets in the form verl reads, with the verifiers that judge them."""
