@@ -156,7 +156,8 @@ class PolicyTrainer(PPOTrainer):
         super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
         metrics.update(self.controller.metrics())
         self._end_within_budget(done=global_steps)
-        logger.info(step_line(global_steps, self.total_training_steps, metrics))
+        budget = self.config.rollout_driver.rollout_budget
+        logger.info(step_line(global_steps, self.total_training_steps, metrics, budget))
 
     def _end_within_budget(self, done: int) -> None:
         """Make step ``done`` + 1 the last if rollout_driver.rollout_budget is nearer to its end than to another's."""
