@@ -87,6 +87,17 @@ def test_verifier_judges(levels):
             assert score(wrong) == {"score": 0.0, "acc": 0.0}, wrong
 
 
+def test_last_number_of_a_sentence_counts_on_request():
+    row = data.splits(SUMS[1:2], {"train": 1}, seed=1)["train"].iloc[0]
+    truth = row.reward_model["ground_truth"]
+    sentence = f"From 1 and 2 follows {truth}."
+    assert data.compute_score(row.data_source, sentence, truth, row.extra_info)["score"] == 0.0
+    assert data.compute_score(row.data_source, sentence, truth, row.extra_info, extract="number")["score"] == 1.0
+    assert data.compute_score(row.data_source, "none", truth, row.extra_info, extract="number")["score"] == 0.0
+    with pytest.raises(ValueError, match="extract"):
+        data.compute_score(row.data_source, sentence, truth, row.extra_info, extract="guess")
+
+
 def test_score_survives_parquet(tmp_path, frames):
     frames["train"].to_parquet(tmp_path / "train.parquet")
     row = pd.read_parquet(tmp_path / "train.parquet").iloc[0]

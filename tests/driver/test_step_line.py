@@ -21,7 +21,12 @@ def test_step_line():
 
 
 def test_what_only_some_steps_have():
-    more = METRICS | {"rollouts/failed": 3, "val-core/a/acc/mean@4": 0.5, "val-core/b/acc/mean@4": 0.7}
+    more = METRICS | {
+        "rollouts/failed": 3,
+        "val-core/a/acc/mean@4": 0.5,
+        "val-core/b/acc/mean@4": 0.7,
+        "val-core/b/acc/best@4/mean": 0.9,
+    }
     line = step_line(2, 9, more | {"timing_s/step": 7.25, "timing_s/gen": 4.0}, rollout_budget=15360)
     assert line.startswith("step 2 | ") and "(9,216 of 15,360)" in line
     assert line.endswith("| 3 FAILED | validation 0.600 | 7.2 s (generation 4.0 s)")

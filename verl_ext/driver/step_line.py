@@ -22,7 +22,7 @@ def step_line(step: int, total_steps: int, metrics: Mapping[str, float], rollout
     ]
     if metrics["rollouts/failed"]:
         parts.append(f"{metrics['rollouts/failed']:,.0f} FAILED")
-    accuracy = [value for name, value in metrics.items() if name.startswith("val-core/")]
+    accuracy = [value for name, value in metrics.items() if name.startswith("val-core/") and "/mean@" in name]
     if accuracy:
         parts.append(f"validation {sum(accuracy) / len(accuracy):.3f}")
     if "timing_s/step" in metrics:
