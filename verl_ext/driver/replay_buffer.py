@@ -6,6 +6,7 @@ import math
 import time
 from collections import defaultdict
 
+import numpy as np
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
@@ -120,4 +121,5 @@ class GroupReplayBuffer(ReplayBuffer):
 def _verdict(extra_fields: dict) -> bool | None:
     """The verifier's verdict, where the reward function reports one as ``acc``."""
     accuracy = extra_fields.get("reward_extra_info", {}).get("acc")
-    return bool(accuracy) if accuracy is not None and float(accuracy) in (0.0, 1.0) else None
+    is_verdict = isinstance(accuracy, bool | int | float | np.bool_ | np.number) and accuracy in (0, 1)
+    return bool(accuracy) if is_verdict else None

@@ -65,6 +65,12 @@ class PolicyTrainer(PPOTrainer):
 
     def _init_dataloader(self) -> None:
         super()._init_dataloader()
+        size = self.config.data.train_batch_size
+        if len(self.train_dataset) < size:
+            raise ValueError(
+                f"data.train_files holds {len(self.train_dataset)} prompts after filtering, a training step needs "
+                f"data.train_batch_size={size} different ones: use more data or raise data.max_prompt_length"
+            )
         if self.total_training_steps > self.steps_per_epoch * self.config.trainer.total_epochs:
             # verl also stops after total_epochs of train_batch_size prompts, without validating or saving.
             with open_dict(self.config):
