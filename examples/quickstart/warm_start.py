@@ -1,0 +1,276 @@
+"""Train a small Qwen2 model from scratch on a data set's tasks, so that RL has something to start from.
+
+The examples come from the same generators as the data set, without any of its questions. Harder levels get fewer
+examples (``--decay``), so the model is sure of the easy ones, ignorant of the hardest, and uncertain in between. A few
+small steps on all levels alike then soften that, until no more than ``--silent`` of the training prompts would give a
+group of 16 rollouts that are all right or all wrong: so RL starts from about the same on every machine.
+
+    python examples/quickstart/warm_start.py --data DIR --out DIR
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Annotated, Any
+
+import pandas as pd
+import torch
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from torch.nn.functional import cross_entropy
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from verl_ext.data.reasoning_gym import Level, distinct_entries, levels_of, shares
+
+PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message['role'] == 'user' %}<|im_start|>{{ message['content'] }}{{ '\n' }}"
+    "{% elif message['role'] == 'assistant' %}{{ message['content'] }}<|im_end|>{% endif %}"
+    "{% endfor %}"
+)
+
+
+def make_tokenizer(questions: Sequence[str]) -> PreTrainedTokenizerFast:
+    """One token per byte, and one for the words that all questions of a task begin with.
+
+    transformers loads every ``qwen2`` model with a byte-level BPE tokenizer, so this is one, without merges. verl wants
+    ``<|im_end|>`` and a newline that is one token.
+    """
+    phrase = os.path.commonprefix(list(questions))
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE({token: place for place, token in enumerate([PAD, START, END, *alphabet])}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    if len(phrase) > 1:
+        backend.add_tokens([AddedToken(phrase, normalized=False)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token=PAD, bos_token=START, eos_token=END, chat_template=CHAT_TEMPLATE
+    )
+
+
+def make_model(tokenizer: PreTrainedTokenizerFast, hidden: int, layers: int) -> Qwen2ForCausalLM:
+    """An untrained model; ``hidden`` is its width, with attention heads of 32."""
+    return Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=len(tokenizer),
+            hidden_size=hidden,
+            intermediate_size=3 * hidden,
+            num_hidden_layers=layers,
+            num_attention_heads=hidden // 32,
+            num_key_value_heads=hidden // 32,
+            max_position_embeddings=512,
+            tie_word_embeddings=False,
+            pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+        )
+    )
+
+
+def exposure(levels: Sequence[Level], total: int, decay: float) -> list[int]:
+    """How many of ``total`` examples come from each level: ``decay`` times as many as from the next easier one."""
+    return shares([replace(level, weight=decay**place) for place, level in enumerate(levels)], total)
+
+
+def collect(levels: Sequence[Level], counts: Sequence[int], seed: int, exclude: set[str]) -> list[tuple[str, str]]:
+    """Shuffled (question, answer) pairs, ``counts`` of each level; a level with fewer questions repeats them."""
+    pairs = []
+    for level, count in zip(levels, counts, strict=True):
+        entries = distinct_entries(level, seed, exclude)
+        own = [(entry["question"], entry["answer"]) for entry, _ in zip(entries, range(min(count, 8192)), strict=False)]
+        if count and not own:
+            raise ValueError(f"{level.task} {dict(level.parameters)}: no question is left that is not in the data set.")
+        pairs += [own[place % len(own)] for place in range(count)]
+    Random(seed).shuffle(pairs)
+    return pairs
+
+
+def encode(tokenizer: PreTrainedTokenizerFast, pairs: Sequence[tuple[str, str]]) -> list[tuple[int, list[int]]]:
+    """For each pair the number of prompt tokens, and the tokens of prompt and response."""
+    prompts = tokenizer([f"{START}{question}\n" for question, _ in pairs], add_special_tokens=False)["input_ids"]
+    answers = tokenizer([f"{answer}{END}" for _, answer in pairs], add_special_tokens=False)["input_ids"]
+    return [(len(prompt), prompt + answer) for prompt, answer in zip(prompts, answers, strict=True)]
+
+
+def to_batches(
+    examples: Sequence[tuple[int, list[int]]], size: int, pad: int
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """As many full batches of ``size`` as the examples give."""
+    starts = range(0, len(examples) - size + 1, size)
+    return [to_batch(examples[start : start + size], pad) for start in starts]
+
+
+def to_batch(examples: Sequence[tuple[int, list[int]]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Padded tokens, and the targets: -100 on prompt and padding."""
+    width = max(len(tokens) for _, tokens in examples)
+    tokens = torch.full((len(examples), width), pad)
+    targets = torch.full((len(examples), width), -100)
+    for row, (prompt, ids) in enumerate(examples):
+        tokens[row, : len(ids)] = torch.tensor(ids)
+        targets[row, prompt : len(ids)] = tokens[row, prompt : len(ids)]
+    return tokens, targets
+
+
+def step_on(
+    model: Qwen2ForCausalLM, optimizer: torch.optim.Optimizer, batch: tuple[torch.Tensor, torch.Tensor]
+) -> float:
+    """One optimizer step; the loss before it, in nats per token."""
+    tokens, targets = batch
+    logits = model(input_ids=tokens).logits
+    loss = cross_entropy(logits[:, :-1].flatten(0, 1), targets[:, 1:].flatten(), ignore_index=-100)
+    optimizer.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    return loss.item()
+
+
+def make_optimizer(model: Qwen2ForCausalLM, lr: float) -> torch.optim.Optimizer:
+    """AdamW as usual for small models."""
+    return torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.01)
+
+
+def train(
+    model: Qwen2ForCausalLM, batches: Sequence[tuple[torch.Tensor, torch.Tensor]], lr: float, progress: Progress
+) -> None:
+    """One step per batch; the learning rate rises for 50 steps, then falls linearly to a twentieth."""
+    steps = len(batches)
+    optimizer = make_optimizer(model, lr)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min((step + 1) / 50, 1.0) * max(1 - step / steps, 0.05)
+    )
+    task = progress.add_task("warm start", total=steps, value="")
+    for batch in batches:
+        loss = step_on(model, optimizer, batch)
+        schedule.step()
+        progress.update(task, advance=1, value=f"loss {loss:.3f}")
+
+
+def top_up(
+    model: Qwen2ForCausalLM,
+    batches: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    prompts: tuple[torch.Tensor, torch.Tensor],
+    target: float,
+    progress: Progress,
+) -> torch.Tensor:
+    """Small steps until the silent share of ``prompts`` is at the target or the batches end; the success rates."""
+    optimizer = make_optimizer(model, 1e-4)
+    task = progress.add_task("top-up", total=len(batches), value="")
+    for place in range(len(batches) + 1):
+        rates = success_rates(model, *prompts)
+        share = silent_share(rates)
+        progress.update(task, completed=place, value=f"silent groups {share:.0%}")
+        if share <= target or place == len(batches):
+            break
+        step_on(model, optimizer, batches[place])
+    progress.update(task, total=max(place, 1), completed=max(place, 1))
+    return rates
+
+
+def silent_share(rates: torch.Tensor, group: int = 16) -> float:
+    """Expected share of groups whose rollouts are all right or all wrong, which teach GRPO nothing."""
+    return (rates**group + (1 - rates) ** group).mean().item()
+
+
+@torch.no_grad()
+def success_rates(model: Qwen2ForCausalLM, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Per prompt the probability of the reference answer at temperature 1, exactly and without sampling."""
+    scores = model(input_ids=tokens).logits[:, :-1].log_softmax(-1)
+    wanted = targets[:, 1:]
+    of_wanted = scores.gather(-1, wanted.clamp(min=0)[..., None])[..., 0]
+    return (of_wanted * (wanted != -100)).sum(1).exp()
+
+
+def save(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, record: dict[str, Any], out: Path) -> None:
+    """Write the checkpoint beside ``out``, then move it there: what exists under ``out`` is complete."""
+    partial = out.with_name(out.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    model.eval().save_pretrained(partial)
+    tokenizer.save_pretrained(partial)
+    (partial / "warm_start.json").write_text(json.dumps(record, indent=2))
+    partial.rename(out)
+
+
+def main(
+    data: Annotated[Path, typer.Option(help="Folder with train.parquet and validation.parquet.")],
+    out: Annotated[Path, typer.Option(help="Folder for the checkpoint, in Hugging Face format.")],
+    seed: Annotated[int, typer.Option(help="Same seed, same machine, same model.")] = 0,
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps.")] = 600,
+    batch: Annotated[int, typer.Option(min=1, help="Examples per step.")] = 128,
+    decay: Annotated[
+        float, typer.Option(min=0.01, max=1, help="Examples of a level per example of the next easier.")
+    ] = 0.3,
+    silent: Annotated[
+        float, typer.Option(min=0, max=1, help="Most that may be left of groups all right or all wrong.")
+    ] = 0.56,
+    lr: Annotated[float, typer.Option(help="Peak learning rate.")] = 1.5e-3,
+    hidden: Annotated[int, typer.Option(help="Width of the model, a multiple of 32.")] = 128,
+    layers: Annotated[int, typer.Option(min=1, help="Transformer layers.")] = 3,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads; two stall each other on a busy machine.")] = 1,
+) -> None:
+    """Warm-start a small model by supervised fine-tuning."""
+    console = Console()
+    if hidden % 32:
+        raise typer.BadParameter(f"--hidden must be a multiple of 32, got {hidden}.")
+    files = [data / "train.parquet", data / "validation.parquet"]
+    if missing := [str(file) for file in files if not file.is_file()]:
+        raise typer.BadParameter(
+            f"--data: {missing[0]} is missing; write it with python -m verl_ext.data.reasoning_gym."
+        )
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    record = dict(
+        data=digest,
+        seed=seed,
+        steps=steps,
+        batch=batch,
+        decay=decay,
+        silent=silent,
+        lr=lr,
+        hidden=hidden,
+        layers=layers,
+        threads=threads,
+    )
+    if out.exists():
+        done = out / "warm_start.json"
+        if done.is_file() and json.loads(done.read_text()) == record:
+            console.print(f"{out} is there already.")
+            return
+        raise typer.BadParameter(f"--out: {out} holds something else; remove it or choose another folder.")
+
+    torch.set_num_threads(threads)
+    torch.manual_seed(seed)
+    torch.use_deterministic_algorithms(True)
+    frames = [pd.read_parquet(file) for file in files]
+    known = {json.loads(info["entry"])["question"] for frame in frames for info in frame["extra_info"]}
+    levels = levels_of(frames)
+    pairs = collect(levels, exposure(levels, steps * batch, decay), seed, known)
+    extra = collect(levels, exposure(levels, 150 * batch, 1.0), seed, known)
+    rows = [(row.prompt[0]["content"], row.reward_model["ground_truth"]) for row in frames[0][:512].itertuples()]
+    tokenizer = make_tokenizer([question for question, _ in pairs])
+    model = make_model(tokenizer, hidden, layers)
+    pad = tokenizer.pad_token_id
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[value]}"))
+    with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
+        train(model, to_batches(encode(tokenizer, pairs), batch, pad), lr, progress)
+        prompts = to_batch(encode(tokenizer, rows), pad)
+        rates = top_up(model, to_batches(encode(tokenizer, extra), batch, pad), prompts, silent, progress)
+    save(model, tokenizer, record, out)
+    console.print(
+        f"{model.num_parameters():,} parameters; on training prompts a mean success rate of {rates.mean():.3f}, "
+        f"{silent_share(rates):.0%} of groups without signal: {out}"
+    )
+
+
+if __name__ == "__main__":
+    typer.run(main)
