@@ -13,7 +13,7 @@ MODEL=${MODEL:-small}
 OUT=${OUT:-outputs/quickstart_$MODEL}
 case $MODEL in
   small)
-    BUDGET=${BUDGET:-15360}
+    BUDGET=${BUDGET:-12288}
     RECIPES=(grpo pilot_commit)
     METHOD=(data.train_batch_size=16 actor_rollout_ref.actor.ppo_mini_batch_size=16
       actor_rollout_ref.actor.optim.lr=1e-4 trainer.test_freq=5
@@ -22,7 +22,7 @@ case $MODEL in
     N_PILOT=4 N_COMMIT=12
     ;;
   smollm2)
-    BUDGET=${BUDGET:-160}
+    BUDGET=${BUDGET:-256}
     RECIPES=(pilot_commit)
     METHOD=(data.train_batch_size=2 actor_rollout_ref.actor.ppo_mini_batch_size=2
       actor_rollout_ref.actor.optim.lr=1e-6 trainer.test_freq=2
@@ -30,6 +30,7 @@ case $MODEL in
       actor_rollout_ref.rollout.val_kwargs.n=1
       +reward.custom_reward_function.reward_kwargs.extract=number)   # it answers in sentences
     N_PILOT=8 N_COMMIT=8
+    export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2} # its matrices are large enough for two
     ;;
   *) echo "error: MODEL=$MODEL is not known; use small or smollm2" >&2; exit 2 ;;
 esac
@@ -46,8 +47,7 @@ prepare() {
     [[ -f $OUT/model/config.json ]] || python examples/quickstart/warm_start.py --data "$OUT/data" --out "$OUT/model"
   else
     [[ -f $OUT/data/validation.parquet ]] || python -m verl_ext.data.reasoning_gym --out "$OUT/data" \
-      --level chain_sum:min_terms=2,max_terms=2,min_digits=1,max_digits=1 \
-      --level chain_sum:min_terms=2,max_terms=2,min_digits=2,max_digits=2 --train 128 --validation 32
+      --level chain_sum:min_terms=2,max_terms=2,min_digits=1,max_digits=1 --train 96 --validation 32
     python examples/quickstart/smollm2.py --out "$OUT/model"
   fi
 }
