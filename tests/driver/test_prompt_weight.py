@@ -9,7 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from verl.trainer.ppo.core_algos import agg_loss
 
-from verl_ext.driver.prompt_weight import AGGREGATIONS, SEQUENCE_MEANS, advantage_factors, mini_batch_of_rows
+from verl_ext.driver.prompt_weight import (
+    AGGREGATIONS,
+    SEQUENCE_MEANS,
+    advantage_factors,
+    are_of_one_size,
+    mini_batch_of_rows,
+)
 
 LENGTH = 6
 
@@ -80,6 +86,8 @@ def test_groups_of_one_size_are_left_as_verl_has_them(mode, prompt_weight):
     mini_batch = mini_batch_of_rows(24, 2, 3)
     factors = advantage_factors(groups, tokens, mini_batch, prompt_weight=prompt_weight, loss_agg_mode=mode)
     np.testing.assert_allclose(factors, 1.0, rtol=1e-12)
+    assert are_of_one_size(groups)
+    assert not are_of_one_size([*groups, None]) and not are_of_one_size([*groups, "g0"]) and not are_of_one_size(["a"])
 
 
 @pytest.mark.parametrize("mode", AGGREGATIONS)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 from support.training import TrainingRun, assert_books_balance, optimizer_steps
@@ -10,6 +12,7 @@ from support.training import TrainingRun, assert_books_balance, optimizer_steps
 from verl_ext.driver.checkpoint import load_state
 
 pytestmark = pytest.mark.stack
+YOUR_OWN_POLICY = Path(__file__).parents[2] / "docs/your_own_policy.md"
 UPDATES = 2  # train_batch_size 4 / ppo_mini_batch_size 2
 PILOT_COMMIT = ["rollout_policy.n_pilot=6", "rollout_policy.n_commit=2", "rollout_policy.p_solve=null"]
 PILOT_COMMIT += ["rollout_policy.p_lower=0.15", "rollout_policy.p_upper=0.85"]
@@ -56,6 +59,32 @@ def test_dapo(task, tmp_path):
         assert metrics["rollouts/sampled"] == metrics["dapo/rounds"] * 2 * 4 * 4
         assert metrics["actor/grad_norm"] > 0
     assert optimizer_steps(run.checkpoints, 3) == 3 * UPDATES
+
+
+def test_a_policy_of_ones_own_with_groups_of_different_sizes(task, tmp_path):
+    """The policy of docs/your_own_policy.md: two waves within a step, rows that no mini-batch size divides."""
+    source = re.search(r"```python\n(.*?)```", YOUR_OWN_POLICY.read_text(), re.DOTALL).group(1)
+    (tmp_path / "disagreement.py").write_text(source)
+    run = TrainingRun(
+        task,
+        "grpo",
+        tmp_path,
+        "rollout_policy._target_=disagreement.Disagreement",
+        "~rollout_policy.prompt_weight",
+        "actor_rollout_ref.rollout.n=7",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=1",
+        "trainer.total_training_steps=4",
+        "trainer.save_freq=4",
+        python_path=str(tmp_path),
+    )
+    steps = run.finish()
+    assert list(steps) == [1, 2, 3, 4]
+    assert_books_balance(steps)
+    for metrics in steps.values():
+        assert metrics["rollouts/sampled"] == 4 * 7  # the budget, to the unit
+        assert metrics["allocation/min"] >= 3 + 4
+    assert any(metrics["rollouts/trained"] % 4 for metrics in steps.values()), "no step needed padding"
+    assert optimizer_steps(run.checkpoints, 4) == 4 * 4
 
 
 def test_pilot_commit_over_an_epoch_end_with_importance_correction(task, tmp_path):

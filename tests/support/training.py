@@ -43,13 +43,13 @@ class Task:
 class TrainingRun:
     """``python -m recipe.<recipe>`` in a folder of its own."""
 
-    def __init__(self, task: Task, recipe: str, folder: Path, *overrides: str):
+    def __init__(self, task: Task, recipe: str, folder: Path, *overrides: str, python_path: str = ""):
         folder.mkdir(parents=True, exist_ok=True)
         self.checkpoints, self.log_file = folder / "checkpoints", folder / "run.log"
         self.metrics_file = folder / f"metrics_{len(list(folder.glob('metrics_*')))}.jsonl"
         command = [sys.executable, "-m", f"recipe.{recipe}", *task.overrides()]
         command += [f"trainer.default_local_dir={self.checkpoints}", *overrides]
-        environment = {**os.environ, "VERL_FILE_LOGGER_PATH": str(self.metrics_file)}
+        environment = {**os.environ, "VERL_FILE_LOGGER_PATH": str(self.metrics_file), "PYTHONPATH": python_path}
         with open(self.log_file, "a") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment, cwd=folder)
         self.deadline = time.monotonic() + TIMEOUT

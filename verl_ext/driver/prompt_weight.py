@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -65,6 +66,12 @@ def advantage_factors(
     else:
         raise ValueError(f"loss_agg_mode={loss_agg_mode!r} is not known; use one of {', '.join(AGGREGATIONS)}")
     return np.where(real & (size > 1), factors, 0.0)
+
+
+def are_of_one_size(groups: Sequence[str | None]) -> bool:
+    """Whether every factor is 1: no padding, and groups of one size that is not 1."""
+    sizes = set(Counter(groups).values())
+    return None not in groups and len(sizes) == 1 and sizes != {1}
 
 
 def mini_batch_of_rows(rows: int, workers: int, updates: int) -> np.ndarray:

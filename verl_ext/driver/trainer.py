@@ -23,7 +23,7 @@ from verl_ext.controller import RolloutController
 from verl_ext.driver.agent_loop import SESSION_OFFSET
 from verl_ext.driver.checkpoint import load_state, save_state
 from verl_ext.driver.prompt_data import PromptDataset, PromptTexts, endless_rows, prompt_loader
-from verl_ext.driver.prompt_weight import advantage_factors, mini_batch_of_rows
+from verl_ext.driver.prompt_weight import advantage_factors, are_of_one_size, mini_batch_of_rows
 from verl_ext.driver.replay_buffer import PARTITION, GroupReplayBuffer
 from verl_ext.driver.step_line import step_line
 from verl_ext.policy import Group, RolloutPolicy
@@ -128,22 +128,22 @@ class PolicyTrainer(PPOTrainer):
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         batch = super()._compute_advantage(batch, metrics)
+        rows = zip(batch.keys, batch.tags, strict=True)
+        groups = [None if tag.get("is_padding", False) else key.split("_")[0] for key, tag in rows]
+        if are_of_one_size(groups):
+            return batch
         fields = ["advantages", "response_mask"]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         factors = advantage_factors(
-            [
-                None if tag.get("is_padding", False) else key.split("_")[0]
-                for key, tag in zip(batch.keys, batch.tags, strict=True)
-            ],
+            groups,
             np.array([int(mask.sum()) for mask in data["response_mask"].unbind()]),
             mini_batch_of_rows(len(batch), self._workers, self.updates_per_step),
             prompt_weight=self.policy.prompt_weight,
             loss_agg_mode=self.config.actor_rollout_ref.actor.loss_agg_mode,
         )
-        if not np.all(factors == 1.0):
-            rows = [row * factor for row, factor in zip(data["advantages"].unbind(), factors.tolist(), strict=True)]
-            data["advantages"] = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
-            tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=data.select("advantages"))
+        scaled = [row * factor for row, factor in zip(data["advantages"].unbind(), factors.tolist(), strict=True)]
+        data["advantages"] = torch.nested.as_nested_tensor(scaled, layout=torch.jagged)
+        tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=data.select("advantages"))
         return batch
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
