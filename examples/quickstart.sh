@@ -13,7 +13,7 @@ MODEL=${MODEL:-small}
 OUT=${OUT:-outputs/quickstart_$MODEL}
 case $MODEL in
   small)
-    BUDGET=${BUDGET:-12288}
+    BUDGET=${BUDGET:-9216}
     RECIPES=(grpo pilot_commit)
     METHOD=(data.train_batch_size=16 actor_rollout_ref.actor.ppo_mini_batch_size=16
       actor_rollout_ref.actor.optim.lr=1e-4 trainer.test_freq=5
