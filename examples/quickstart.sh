@@ -41,6 +41,7 @@ source .venv/bin/activate
 mkdir -p "$OUT"
 OUT=$(cd "$OUT" && pwd)
 
+export PYTHONWARNINGS=${PYTHONWARNINGS:-ignore::SyntaxWarning} # of packages that are compiled on first use
 prepare() {
   if [[ $MODEL == small ]]; then
     [[ -f $OUT/data/validation.parquet ]] || python -m verl_ext.data.reasoning_gym --out "$OUT/data"
