@@ -2,7 +2,7 @@
 # From nothing to a comparison of GRPO and Pilot-Commit, on a machine without a GPU: installs, builds tasks, warm-starts
 # a small model, trains both on the same number of rollouts, and shows a table and a plot.
 #
-#   bash examples/quickstart.sh                   about a quarter of an hour on two cores
+#   bash examples/quickstart.sh                   some twenty minutes on two cores
 #   MODEL=smollm2 bash examples/quickstart.sh     a few steps of a real pretrained model, SmolLM2-135M-Instruct
 #
 # A second run skips what is there. OUT=folder keeps several apart; BUDGET=rollouts trains for shorter or longer.
