@@ -233,6 +233,11 @@ def require_integer(key: str, value: object, *, minimum: int) -> None:
     require(valid, key, value, f"it must be an integer of at least {minimum}")
 
 
+def require_prompt_weight(value: object) -> None:
+    """Refuse what is no :attr:`RolloutPolicy.prompt_weight`."""
+    require(value in ("equal", "rollouts"), "prompt_weight", value, "use 'equal' or 'rollouts'")
+
+
 def has_spread(rewards: Sequence[float] | np.ndarray, tolerance: float = 1e-6) -> bool:
     """Whether rewards differ by more than float noise, so that the group has a non-zero advantage somewhere."""
     rewards = np.asarray(rewards, dtype=np.float64)

@@ -16,6 +16,7 @@ from verl_ext.policy import (
     has_spread,
     require,
     require_integer,
+    require_prompt_weight,
 )
 
 logger = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ class DynamicSampling(RolloutPolicy):
         require_integer("n", n, minimum=2)
         require(isinstance(s, int | float) and 1 <= s < math.inf, "s", s, "it must be a number of at least 1")
         require_integer("max_rounds", max_rounds, minimum=1)
-        require(prompt_weight in ("equal", "rollouts"), "prompt_weight", prompt_weight, "use 'equal' or 'rollouts'")
+        require_prompt_weight(prompt_weight)
         self.train_batch_size, self.n, self.max_rounds = train_batch_size, n, max_rounds
         self.sampling_batch_size = math.ceil(s * train_batch_size)
         self.prompt_weight = prompt_weight

@@ -9,8 +9,8 @@ from verl_ext.policy import (
     Group,
     Request,
     RolloutPolicy,
-    require,
     require_integer,
+    require_prompt_weight,
 )
 
 
@@ -28,7 +28,7 @@ class Uniform(RolloutPolicy):
     def __init__(self, *, train_batch_size: int, n: int, prompt_weight: str = "equal"):
         require_integer("train_batch_size", train_batch_size, minimum=1)
         require_integer("n", n, minimum=2)
-        require(prompt_weight in ("equal", "rollouts"), "prompt_weight", prompt_weight, "use 'equal' or 'rollouts'")
+        require_prompt_weight(prompt_weight)
         self.train_batch_size, self.n, self.prompt_weight = train_batch_size, n, prompt_weight
         self._awaited = 0
         self._ready: list[Group] = []

@@ -21,6 +21,7 @@ from verl_ext.policy import (
     RolloutPolicy,
     require,
     require_integer,
+    require_prompt_weight,
 )
 
 logger = logging.getLogger(__name__)
@@ -84,7 +85,7 @@ class PilotCommit(RolloutPolicy):
             max_delay,
             "bound pilots are one policy version old when trained, so use at least 1, or bind=false",
         )
-        require(prompt_weight in ("equal", "rollouts"), "prompt_weight", prompt_weight, "use 'equal' or 'rollouts'")
+        require_prompt_weight(prompt_weight)
         self.filter = PilotFilter(n_pilot, p_lower, p_upper, p_solve, var_lower)
         self.train_batch_size, self.n_pilot, self.n_commit = train_batch_size, n_pilot, n_commit
         self.sampling_batch_size = math.ceil(s * train_batch_size)

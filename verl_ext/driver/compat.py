@@ -29,9 +29,8 @@ def check_verl() -> None:
 
 def check_signature(function: Callable, parameters: tuple[str, ...]) -> None:
     """Raise IncompatibleVerl unless ``function`` still takes ``parameters``, in this order."""
-    found = tuple(
-        name for name in inspect.signature(function).parameters if not name.startswith("_ray_")
-    )  # Ray adds one
+    # Ray adds a parameter of its own to the methods of an actor.
+    found = tuple(name for name in inspect.signature(function).parameters if not name.startswith("_ray_"))
     if found != parameters:
         raise IncompatibleVerl(
             f"{function.__module__}.{function.__qualname__} takes {found}, expected {parameters} "
