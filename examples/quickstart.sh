@@ -18,7 +18,7 @@ case $MODEL in
     METHOD=(data.train_batch_size=16 actor_rollout_ref.actor.ppo_mini_batch_size=16
       actor_rollout_ref.actor.optim.lr=1e-4 trainer.test_freq=5
       data.max_prompt_length=32 data.max_response_length=16 actor_rollout_ref.rollout.max_model_len=64
-      actor_rollout_ref.rollout.val_kwargs.n=4)
+      actor_rollout_ref.rollout.val_kwargs.n=3)
     N_PILOT=4 N_COMMIT=12 P_LOWER=0.125
     ;;
   smollm2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,4 +21,18 @@ def task(tmp_path_factory) -> Task:
     subprocess.run([*data, "--train", "96", "--validation", "8"], check=True, timeout=120)
     warm_start = [sys.executable, ROOT / "examples/quickstart/warm_start.py", "--data", f"{folder}/data"]
     subprocess.run([*warm_start, "--out", f"{folder}/model", "--steps", "150"], check=True, timeout=300)
+    return Task(folder)
+
+
+@pytest.fixture(scope="session")
+def tied_task(task, tmp_path_factory) -> Task:
+    """The same data, and the model with its embedding as output head."""
+    from transformers import AutoModelForCausalLM
+
+    folder = tmp_path_factory.mktemp("tied")
+    shutil.copytree(task.folder, folder, dirs_exist_ok=True)
+    model = AutoModelForCausalLM.from_pretrained(task.folder / "model")
+    model.config.tie_word_embeddings = True
+    model.tie_weights()
+    model.save_pretrained(folder / "model")
     return Task(folder)

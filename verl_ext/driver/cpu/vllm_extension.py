@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
 
 class CPUWorkerExtension(vLLMColocateWorkerExtension):
@@ -25,3 +26,8 @@ class CPUWorkerExtension(vLLMColocateWorkerExtension):
         receiver = BucketedWeightReceiver(zmq_handle=self._get_zmq_handle(), device=self.device, use_shm=use_shm)
         receiver.receive_weights(on_bucket_received=keep)
         self.model_runner.reload_weights(weights_iterator=iter(received.items()))
+        if self.model_runner.model_config.hf_text_config.tie_word_embeddings:
+            # A tied head has no weight of its own to reload, so vLLM keeps what it had packed for it before.
+            for module in self.model_runner.get_model().modules():
+                if isinstance(module, ParallelLMHead):
+                    module.quant_method.process_weights_after_loading(module)
