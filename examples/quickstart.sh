@@ -19,17 +19,17 @@ case $MODEL in
       actor_rollout_ref.actor.optim.lr=1e-4 trainer.test_freq=5
       data.max_prompt_length=32 data.max_response_length=16 actor_rollout_ref.rollout.max_model_len=64
       actor_rollout_ref.rollout.val_kwargs.n=3)
-    N_PILOT=4 N_COMMIT=12 P_LOWER=0.125
+    N_PILOT=4 N_COMMIT=12
     ;;
   smollm2)
-    BUDGET=${BUDGET:-224}
+    BUDGET=${BUDGET:-336}
     RECIPES=(pilot_commit)
     METHOD=(data.train_batch_size=2 actor_rollout_ref.actor.ppo_mini_batch_size=2
       actor_rollout_ref.actor.optim.lr=1e-6 trainer.test_freq=2
       data.max_prompt_length=160 data.max_response_length=48 actor_rollout_ref.rollout.max_model_len=256
       actor_rollout_ref.rollout.val_kwargs.n=1 actor_rollout_ref.rollout.temperature=0.7
       +reward.custom_reward_function.reward_kwargs.extract=number)   # it answers in sentences
-    N_PILOT=8 N_COMMIT=8 P_LOWER=0 # it is often wrong, and a few steps should not end for want of survivors
+    N_PILOT=8 N_COMMIT=8
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2} # its matrices are large enough for two
     ;;
   *) echo "error: MODEL=$MODEL is not known; use small or smollm2" >&2; exit 2 ;;
@@ -62,8 +62,7 @@ train() {  # train <recipe>: its metrics in $OUT/<recipe>.jsonl, its log beside 
   echo
   echo "$recipe: starting Ray, vLLM and FSDP, which takes about a minute (log: $log)"
   local method=(actor_rollout_ref.rollout.n=$((N_PILOT + N_COMMIT)))
-  [[ $recipe != pilot_commit ]] || method=(rollout_policy.n_pilot=$N_PILOT rollout_policy.n_commit=$N_COMMIT
-    rollout_policy.p_lower=$P_LOWER)
+  [[ $recipe != pilot_commit ]] || method=(rollout_policy.n_pilot=$N_PILOT rollout_policy.n_commit=$N_COMMIT)
   if ! VERL_FILE_LOGGER_PATH=$metrics python -m "recipe.$recipe" hardware=cpu \
     data.train_files="$OUT/data/train.parquet" data.val_files="$OUT/data/validation.parquet" \
     actor_rollout_ref.model.path="$OUT/model" \

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import optimize
+from support.allocation import best_of_all, one_at_a_time
+
+from verl_ext.allocation import gradient_variance
+
+ESTIMATORS = ("rloo", "dr_grpo")
+FALLS = {"rloo": lambda n: Fraction(1, n - 1), "dr_grpo": lambda n: Fraction(n - 1, n * n)}
+
+
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=4), st.integers(0, 9), st.sampled_from(ESTIMATORS))
+@settings(max_examples=200, deadline=None)
+def test_equals_trying_all_allocations(twentieths, extra, estimator):
+    n = len(twentieths)
+    budget = min(3 * n + extra, 11 * n)
+    scale = [4 * Fraction(k, 20) * (1 - Fraction(k, 20)) for k in twentieths]
+    expected = best_of_all(lambda i, k: -scale[i] * FALLS[estimator](k), [3] * n, [11] * n, budget)
+    rates = [k / 20 for k in twentieths]
+    counts = gradient_variance.allocate(rates, budget, lower=3, upper=11, estimator=estimator)
+    assert counts.tolist() == expected
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_equals_greedy_on_a_large_batch(estimator):
+    n = 4000
+    rates = np.random.default_rng(5).random(n)
+
+    def gain(i, k):
+        fall = 1 / (k * (k - 1)) if estimator == "rloo" else (k * k - k - 1) / (k * (k + 1)) ** 2
+        return 4 * rates[i] * (1 - rates[i]) * fall
+
+    expected = one_at_a_time(gain, [3] * n, [64] * n, 16 * n)
+    counts = gradient_variance.allocate(rates, 16 * n, lower=3, upper=64, estimator=estimator)
+    assert counts.tolist() == expected
+
+
+@given(st.lists(st.floats(0.02, 0.98), min_size=2, max_size=8), st.floats(0, 1), st.sampled_from(ESTIMATORS))
+@settings(max_examples=40, deadline=None)
+def test_continuous_solution_is_a_minimum(rates, position, estimator):
+    """Theorems 5.1 and 5.2, against SLSQP on the same relaxation."""
+    n = len(rates)
+    budget = round(3 * n + position * 17 * n)
+    real = gradient_variance.continuous(rates, budget, lower=3, upper=20, estimator=estimator)
+    assert real.sum() == pytest.approx(budget, abs=1e-8) and real.min() >= 3 and real.max() <= 20
+
+    def total(counts):
+        return gradient_variance.variance(np.clip(counts, 3, 20), rates, estimator=estimator).sum()
+
+    found = optimize.minimize(
+        total,
+        np.full(n, budget / n),
+        bounds=[(3, 20)] * n,
+        constraints={"type": "eq", "fun": lambda counts: counts.sum() - budget},
+        method="SLSQP",
+    )
+    assert total(real) <= found.fun + 1e-6
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=30), st.floats(0, 1), st.sampled_from(ESTIMATORS))
+@settings(max_examples=100, deadline=None)
+def test_exact_is_between_the_relaxation_and_the_papers_rounding(rates, position, estimator):
+    n = len(rates)
+    budget = round(3 * n + position * 29 * n)
+    options = {"lower": 3, "upper": 32, "estimator": estimator}
+
+    def total(counts):
+        return gradient_variance.variance(counts, rates, estimator=estimator).sum()
+
+    exact = gradient_variance.allocate(rates, budget, **options)
+    rounded = gradient_variance.allocate_rounded(rates, budget, **options)
+    assert exact.sum() == rounded.sum() == budget
+    assert rounded.min() >= 3 and rounded.max() <= 32
+    relaxed = total(gradient_variance.continuous(rates, budget, **options))
+    assert relaxed - 1e-9 <= total(exact) <= total(rounded) + 1e-12
+
+
+def test_variance_of_a_simulated_gradient():
+    """Propositions 4.2 and 4.3 on a million simulated groups."""
+    rng = np.random.default_rng(0)
+    groups, n, p, sigma = 400_000, 5, 0.3, 0.7
+    rewards = np.where(rng.random((groups, n)) < p, 1.0, -1.0)
+    gradients = rng.normal(0, sigma, (groups, n))  # zero mean: the propositions leave out what the mean adds
+    centered = rewards - rewards.mean(axis=1, keepdims=True)
+    for estimator, advantages in (("dr_grpo", centered), ("rloo", centered * n / (n - 1))):
+        simulated = (advantages * gradients).mean(axis=1).var()
+        predicted = sigma**2 * gradient_variance.variance([n], [p], estimator=estimator)[0]
+        assert predicted == pytest.approx(simulated, rel=0.02), estimator
+
+
+def test_binary_rewards_are_a_case_of_any_reward():
+    rates = np.array([0.1, 0.4, 0.8])
+    by_variance = gradient_variance.allocate(None, 40, lower=3, upper=30, reward_variance=4 * rates * (1 - rates))
+    assert by_variance.tolist() == gradient_variance.allocate(rates, 40, lower=3, upper=30).tolist()
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_prompts_without_variance_get_the_least_until_the_others_are_full(estimator):
+    rates = [0.0, 0.5, 1.0]
+    options = {"lower": 3, "upper": 10, "estimator": estimator}
+    assert gradient_variance.allocate(rates, 15, **options).tolist() == [3, 9, 3]
+    assert gradient_variance.continuous(rates, 15, **options) == pytest.approx([3, 9, 3])
+    assert gradient_variance.continuous(rates, 20, **options) == pytest.approx([5, 10, 5])
+    assert gradient_variance.continuous([0.0, 1.0], 9, **options) == pytest.approx([4.5, 4.5])
+
+
+def test_costs_turn_the_budget_into_tokens():
+    costs = np.array([1.0, 9.0])
+    counts = gradient_variance.allocate([0.5, 0.5], 200, lower=3, upper=100, costs=costs)
+    assert counts @ costs <= 200 and counts[0] > 2 * counts[1]
+    assert not ((costs <= 200 - counts @ costs) & (counts < 100)).any()

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verl_ext.allocation import heuristics
+
+rates = st.lists(st.floats(0, 1), min_size=1, max_size=40)
+
+
+def test_hard_first_gives_all_to_prompts_without_success():
+    assert heuristics.hard_first([0, 3, 0, 8], 48).tolist() == [24, 0, 24, 0]
+    assert heuristics.hard_first([0, 3, 0, 8], 49).tolist() == [25, 0, 24, 0]
+
+
+def test_hard_first_spreads_what_is_left_over():
+    assert heuristics.hard_first([1, 2, 3], 7).tolist() == [3, 2, 2]
+    assert heuristics.hard_first([0, 2, 3], 10, upper=6).tolist() == [6, 2, 2]
+
+
+@given(rates, st.integers(2, 20))
+@settings(max_examples=150, deadline=None)
+def test_counts_are_in_proportion_to_the_weights(rates, average):
+    """Without active bounds, Webster's method is within one of the exact share, or nearly so."""
+    rates = np.array(rates)
+    budget = average * rates.size
+    for counts, weights in (
+        (heuristics.inverse_accuracy(rates, budget, lower=0, upper=budget), 1 - rates + 0.01),
+        (heuristics.inverse_variance(rates, budget, lower=0, upper=budget), 1 / (rates * (1 - rates) + 0.01)),
+    ):
+        assert counts.sum() == budget
+        # Divisor methods: max over i of w_i / (n_i + 1/2) <= min over i of w_i / (n_i - 1/2).
+        given_some = counts > 0
+        if given_some.any():
+            assert (weights / (counts + 0.5)).max() <= (weights / (counts - 0.5))[given_some].min() * (1 + 1e-12)
+
+
+@given(rates, st.integers(0, 10))
+@settings(deadline=None)
+def test_bounds_hold(rates, extra):
+    n = len(rates)
+    budget = 2 * n + min(extra, 6 * n)
+    for rule in (heuristics.inverse_accuracy, heuristics.inverse_variance):
+        counts = rule(rates, budget, lower=2, upper=8)
+        assert counts.sum() == budget and counts.min() >= 2 and counts.max() <= 8
+
+
+def test_harder_and_surer_prompts_get_more():
+    assert (np.diff(heuristics.inverse_accuracy([0.1, 0.5, 0.9], 60, lower=1, upper=60)) < 0).all()
+    sure = heuristics.inverse_variance([0.02, 0.5, 0.98], 60, lower=1, upper=60)
+    assert abs(sure[0] - sure[2]) <= 1 and sure[2] > sure[1]

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verl_ext.estimation import GaussianProcess
+
+
+class DenseGaussianProcess:
+    """VIP Algorithm 1 as it stands there: the kernel of all prompts, partitioned into batch and rest."""
+
+    def __init__(self, embeddings, bandwidth, prior_mean, clip):
+        squared = ((embeddings[:, None] - embeddings[None]) ** 2).sum(axis=2)
+        self.kernel = np.exp(-squared / (2 * bandwidth**2))
+        self.mean, self.clip = np.full(len(embeddings), prior_mean), clip
+
+    def observe(self, rows, rates):
+        rest = np.setdiff1d(np.arange(len(self.mean)), rows)
+        rates = np.clip(rates, self.clip, 1 - self.clip)
+        latent = np.log(rates / (1 - rates))
+        gain = self.kernel[np.ix_(rest, rows)] @ np.linalg.inv(self.kernel[np.ix_(rows, rows)])
+        self.mean[rest] = self.mean[rest] + gain @ (latent - self.mean[rows])
+        self.mean[rows] = latent
+
+    def predict(self):
+        return 1 / (1 + np.exp(-self.mean))
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_equals_the_papers_formulation(dtype):
+    rng = np.random.default_rng(0)
+    embeddings = rng.normal(size=(300, 16)).astype(dtype)
+    process = GaussianProcess(embeddings, bandwidth=2.0, prior_mean=-1.0, clip=0.05)
+    dense = DenseGaussianProcess(embeddings.astype(float), 2.0, -1.0, 0.05)
+    for _ in range(12):
+        rows = rng.choice(300, 25, replace=False)
+        rates = rng.integers(0, 9, 25) / 8
+        process.observe(rows, rates)
+        dense.observe(rows, rates)
+        assert process.predict(np.arange(300)) == pytest.approx(dense.predict(), abs=1e-6)
+
+
+def test_bandwidth_is_the_median_distance():
+    points = np.random.default_rng(1).normal(size=(50, 3)) + 100
+    from scipy.spatial.distance import pdist
+
+    assert GaussianProcess(points).bandwidth == pytest.approx(np.median(pdist(points)), rel=1e-9)
+
+
+def test_a_batch_is_predicted_at_what_was_observed_and_neighbours_follow():
+    points = np.array([[0.0], [0.1], [5.0]])
+    process = GaussianProcess(points, bandwidth=1.0)
+    assert process.predict([0, 1, 2]).tolist() == [0.5, 0.5, 0.5]
+    process.observe([0], [1.0])
+    near, far = process.predict([1, 2])
+    assert process.predict([0])[0] == pytest.approx(0.98) and near > 0.95 and abs(far - 0.5) < 1e-4
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from(["copies", "nearly", "random", "constant", "far"]))
+@settings(max_examples=60, deadline=None)
+def test_never_a_nan(seed, kind):
+    rng = np.random.default_rng(seed)
+    points = rng.normal(size=(40, 5))
+    if kind == "copies":
+        points = np.repeat(points[:8], 5, axis=0)
+    elif kind == "nearly":
+        points = np.repeat(points[:8], 5, axis=0) + 1e-9 * points
+    elif kind == "constant":
+        points[:] = 1.0
+    elif kind == "far":
+        points *= 1e8
+    process = GaussianProcess(points)
+    for _ in range(5):
+        rows = rng.choice(40, int(rng.integers(1, 41)))  # with repetition
+        process.observe(rows, rng.integers(0, 2, rows.size))
+        predictions = process.predict(np.arange(40))
+        assert np.isfinite(process.mean).all() and predictions.min() >= 0 and predictions.max() <= 1
+
+
+def test_prompts_with_one_embedding_share_their_evidence():
+    points = np.vstack([np.zeros((3, 2)), [[3.0, 0.0]]])
+    process = GaussianProcess(points, bandwidth=1.0)
+    process.observe([0, 1], [0.2, 0.8])  # the same place, twice: on average a half
+    assert process.predict([2])[0] == pytest.approx(0.5, abs=1e-3)
+
+
+def test_one_prompt_twice_in_a_batch_counts_at_its_mean():
+    points = np.random.default_rng(0).normal(size=(6, 2))
+    twice, once = GaussianProcess(points), GaussianProcess(points)
+    twice.observe([1, 3, 1], [0.2, 0.9, 0.6])
+    once.observe([1, 3], [0.4, 0.9])
+    assert twice.predict(np.arange(6)) == pytest.approx(once.predict(np.arange(6)), abs=1e-12)
+
+
+def test_softplus_link_predicts_variances():
+    points = np.random.default_rng(0).normal(size=(5, 2))
+    process = GaussianProcess(points, link="softplus")
+    process.observe([0, 1], [0.7, 900.0])
+    assert process.predict([0, 1]) == pytest.approx([0.7, 900.0])
+    process.observe([0], [0.0])
+    assert 0 < process.predict([0])[0] <= 0.02 + 1e-12
+
+
+def test_state_survives_json_and_other_embeddings_are_refused():
+    points = np.random.default_rng(0).normal(size=(20, 4))
+    one, other = GaussianProcess(points, ids=[f"p{i}" for i in range(20)]), GaussianProcess(points)
+    one.observe(["p1", "p7"], [0.1, 0.9])
+    other.load_state_dict(json.loads(json.dumps(one.state_dict())))
+    assert other.predict(np.arange(20)).tolist() == one.predict([f"p{i}" for i in range(20)]).tolist()
+    with pytest.raises(ValueError, match="prompts"):
+        GaussianProcess(points[:5]).load_state_dict(one.state_dict())
+    with pytest.raises(ValueError, match="bandwidth"):
+        GaussianProcess(points, bandwidth=9.0).load_state_dict(one.state_dict())
+    with pytest.raises(ValueError, match="link"):
+        GaussianProcess(points, link="softplus").load_state_dict(one.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"bandwidth": 0.0}, "bandwidth"),
+        ({"bandwidth": np.nan}, "bandwidth"),
+        ({"clip": 0.5}, "clip"),
+        ({"clip": 0.0}, "clip"),
+        ({"prior_mean": np.inf}, "prior_mean"),
+        ({"link": "probit"}, "link"),
+        ({"jitter": 0.0}, "jitter"),
+        ({"ids": [1, 2]}, "ids"),
+    ],
+)
+def test_impossible_configurations_are_refused(options, named):
+    with pytest.raises(ValueError, match=named):
+        GaussianProcess(np.eye(3), **options)
+
+
+@pytest.mark.parametrize(
+    ("rows", "rates", "named"),
+    [([0, 3], [0.5, 0.5], "rows"), ([-1], [0.5], "rows"), ([0], [1.5], "success_rates"), ([0], [0.5, 0.5], "succ")],
+)
+def test_impossible_observations_are_refused(rows, rates, named):
+    with pytest.raises(ValueError, match=named):
+        GaussianProcess(np.eye(3)).observe(rows, rates)

@@ -1,0 +1,39 @@
+"""What may import what, and how fast."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+HEAVY = {"verl", "ray", "torch", "vllm", "transformers"}
+WITHOUT_VERL = ["policy.py", "ledger.py", "checks.py", "prompts.py", "controller.py", "allocation", "estimation"]
+
+
+def files_without_verl():
+    for name in WITHOUT_VERL:
+        path = ROOT / "verl_ext" / name
+        yield from [path] if path.is_file() else path.rglob("*.py")
+    yield from ROOT.glob("recipe/*/policy.py")
+
+
+@pytest.mark.parametrize("path", list(files_without_verl()), ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_heavy_import_at_module_level(path):
+    imported = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Import):
+            imported |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            imported.add(str(node.module).partition(".")[0])
+    assert not imported & HEAVY
+
+
+@pytest.mark.parametrize("package", ["verl_ext.allocation", "verl_ext.estimation"])
+def test_a_package_for_use_outside_of_verl_loads_nothing_heavy(package):
+    code = f"import sys, {package}; print(' '.join(sorted(name for name in sys.modules if '.' not in name)))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert not set(result.stdout.split()) & (HEAVY | {"scipy", "sklearn"})

@@ -1,0 +1,76 @@
+"""Rollouts or prompts onto workers, so that none waits for another (Knapsack-RL Appendix C)."""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from verl_ext import checks
+
+
+def partition(costs: ArrayLike, workers: int) -> np.ndarray:
+    """(n,) int64 worker of each item, by Karmarkar–Karp's largest differencing for any number of workers.
+
+    Every item starts as a partition of its own, one worker loaded with its cost. The two partitions with the largest
+    spread are merged, the fullest worker of one with the emptiest of the other, until one is left. O(n (log n + w)).
+
+    Args:
+        costs: (n,) at least 0, for instance the rollouts or tokens of each prompt.
+        workers: how many there are.
+
+    Raises:
+        ValueError: naming the argument that is not finite, negative or of the wrong shape.
+    """
+    costs = checks.within("costs", checks.vector("costs", costs), 0, np.inf)
+    workers = checks.whole("workers", workers, 1)
+    # (minus the spread, first item for ties, ((load, items) of each loaded worker, fullest first))
+    heap = [(-cost, item, [(cost, (item, None))]) for item, cost in enumerate(costs.tolist())]
+    heapq.heapify(heap)
+    while len(heap) > 1:
+        _, first, one = heapq.heappop(heap)
+        _, second, other = heapq.heappop(heap)
+        merged = _merge(one, other, workers)
+        least = merged[-1][0] if len(merged) == workers else 0.0
+        heapq.heappush(heap, (least - merged[0][0], min(first, second), merged))
+    owner = np.empty(costs.size, dtype=np.int64)
+    for worker, (_, items) in enumerate(heap[0][2]):
+        owner[list(_flatten(items))] = worker
+    return owner
+
+
+def random_dispatch(items: int, workers: int, *, seed: int) -> np.ndarray:
+    """(items,) int64 worker of each item: a random order dealt out in turn, so that numbers differ by one at most.
+
+    Raises:
+        ValueError: a count that is not a whole number of at least 1.
+    """
+    items, workers = checks.whole("items", items, 1), checks.whole("workers", workers, 1)
+    owner = np.arange(items) % workers
+    np.random.default_rng(checks.whole("seed", seed)).shuffle(owner)
+    return owner
+
+
+def _merge(one: list, other: list, workers: int) -> list:
+    """Loads of ``one``, fullest first, onto those of ``other``, emptiest first."""
+    paired = max(len(one) + len(other) - workers, 0)  # the rest meets a worker that is still empty
+    kept = len(one) - paired
+    merged = one[:kept] + other[: len(other) - paired]
+    merged += [
+        (load + extra, (items, more))
+        for (load, items), (extra, more) in zip(one[kept:], reversed(other[len(other) - paired :]), strict=True)
+    ]
+    merged.sort(key=lambda entry: -entry[0])
+    return merged
+
+
+def _flatten(items: tuple):
+    """The items of nested pairs; without recursion, since a worker may hold thousands."""
+    stack = [items]
+    while stack:
+        entry = stack.pop()
+        if isinstance(entry, tuple):
+            stack.extend(entry)
+        elif entry is not None:
+            yield entry

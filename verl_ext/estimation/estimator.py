@@ -1,0 +1,100 @@
+"""What every estimator does, and how prompts are named to it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from verl_ext import checks
+
+Prompts = Sequence[Hashable] | np.ndarray
+"""Stable prompt ids; rows, where an estimator with features was given no ids."""
+
+
+class Estimator(Protocol):
+    """A belief about the success rate of each prompt, sharpened by what its rollouts did.
+
+    Ids are whatever is stable across epochs and restarts; ``state_dict`` is JSON-able where they are.
+    """
+
+    def predict(self, prompts: Prompts) -> np.ndarray:
+        """(B,) float64 predictions; a prompt that was never observed has one too."""
+
+    def observe(self, prompts: Prompts, success_rates: ArrayLike, trials: ArrayLike | None = None) -> None:
+        """Mean success (B,) of the rollouts that have finished, and how many there were (None: one each)."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that ``observe`` has changed."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a ``state_dict``."""
+
+
+def observed(success_rates: ArrayLike, trials: ArrayLike | None, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """(size,) rates in [0, 1] and (size,) int64 trials of at least 1.
+
+    Raises:
+        ValueError: naming the argument that is out of range or of the wrong shape.
+    """
+    rates = checks.within("success_rates", checks.vector("success_rates", success_rates, size), 0, 1)
+    return rates, checks.whole_vector("trials", 1 if trials is None else trials, size, 1)
+
+
+class Features:
+    """One row of features per prompt, found by id.
+
+    Args:
+        name: what the caller calls the matrix, for errors.
+        matrix: (Q, d) finite numbers, embeddings or hidden states.
+        ids: Q distinct ids; None: prompts are named by their row.
+
+    Raises:
+        ValueError: not a finite matrix, or ids that are not distinct or not Q.
+    """
+
+    def __init__(self, name: str, matrix: ArrayLike, ids: Sequence[Hashable] | None):
+        try:
+            matrix = np.asarray(matrix)
+            self.matrix = matrix if matrix.dtype == np.float32 else matrix.astype(np.float64)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{name} must be a matrix of numbers, one row per prompt.") from error
+        if self.matrix.ndim != 2 or 0 in self.matrix.shape:
+            raise ValueError(f"{name} has shape {self.matrix.shape}; it must be (prompts, features), both at least 1.")
+        finite = np.isfinite(self.matrix).all(axis=1)
+        if not finite.all():
+            raise ValueError(f"{name}[{int(np.argmin(finite))}] is not finite.")
+        self.row = None if ids is None else {prompt: row for row, prompt in enumerate(ids)}
+        if ids is not None and not len(self.row) == len(ids) == len(self.matrix):
+            raise ValueError(f"ids has {len(self.row)} distinct entries, but {name} has {len(self.matrix)} rows.")
+
+    def rows(self, prompts: Prompts) -> np.ndarray:
+        """(B,) int64.
+
+        Raises:
+            ValueError: an id that is not known, or a row that does not exist.
+        """
+        if self.row is not None:
+            unknown = [prompt for prompt in prompts if prompt not in self.row]
+            if unknown:
+                raise ValueError(f"prompts has {unknown[0]!r}, which is not one of the {len(self.row)} ids.")
+            return np.array([self.row[prompt] for prompt in prompts], dtype=np.int64)
+        rows = np.asarray(prompts)
+        if rows.ndim != 1 or (rows.size and not np.issubdtype(rows.dtype, np.integer)):
+            raise ValueError(f"rows must be whole numbers of shape (B,), not {rows.dtype} of shape {rows.shape}.")
+        if rows.size and not 0 <= rows.min() <= rows.max() < len(self.matrix):
+            raise ValueError(f"rows has {rows.min()} to {rows.max()}; they must be in [0, {len(self.matrix)}).")
+        return rows.astype(np.int64)
+
+
+def require_state(state: Mapping[str, Any], **expected: Any) -> None:
+    """Refuse a state of another kind of estimator, or of another configuration of it.
+
+    Raises:
+        ValueError: naming the first entry that differs.
+    """
+    for key, value in expected.items():
+        if state.get(key) != value:
+            raise ValueError(f"the state was saved with {key}={state.get(key)!r}, and this estimator has {value!r}.")

@@ -1,0 +1,155 @@
+"""A Gaussian process over prompt embeddings, updated batch by batch (VIP §5.1, Algorithm 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from verl_ext import checks
+from verl_ext.estimation.estimator import Features, Prompts, require_state
+
+BLOCK = 2048  # prompts whose kernel with a batch is in memory at a time
+MEDIAN_SAMPLE = 2048  # prompts whose pairwise distances give the bandwidth
+SINGULAR = 1e-10  # squared pivot of a Cholesky factor below which a kernel matrix counts as singular
+
+
+class GaussianProcess:
+    """g ~ GP(m, K) with K(x, x') = exp(-|x - x'|^2 / (2 h^2)); success rate = sigmoid(g).
+
+    After a batch B with observed rates, clipped to [clip, 1 - clip] and mapped to latent values g_B, the mean becomes
+    m + K(., B) K(B, B)^-1 (g_B - m_B) for all other prompts and g_B for the batch. As in the paper the kernel stays as
+    it is: only the mean moves. The paper keeps the (Q, Q) kernel; here K(., B) is computed a block of prompts at a
+    time, so memory is O(Q d + B^2) and time O(Q B d + B^3) per batch.
+
+    Prompts with the same embedding make K(B, B) singular; then ``jitter`` is added to its diagonal, ten times more
+    until it can be factored. The same prompt twice in a batch is observed once, at its mean.
+
+    Args:
+        embeddings: (Q, d).
+        ids: Q distinct prompt ids; None: prompts are named by row.
+        bandwidth: h, greater than 0; None: the median distance between prompts (of 2,048 of them where there are more).
+        prior_mean: of g, so sigmoid(prior_mean) is predicted before any observation. HORA's ablation uses -1.
+        clip: rates are observed no closer than this to 0 and 1; in (0, 0.5).
+        link: "sigmoid", or "softplus" where reward variances are predicted instead (VIP Appendix E.2).
+        jitter: greater than 0.
+
+    Raises:
+        ValueError: naming the argument that is not finite, out of range or of the wrong shape.
+    """
+
+    def __init__(
+        self,
+        embeddings: ArrayLike,
+        *,
+        ids: Sequence[Hashable] | None = None,
+        bandwidth: float | None = None,
+        prior_mean: float = 0.0,
+        clip: float = 0.02,
+        link: str = "sigmoid",
+        jitter: float = 1e-8,
+    ):
+        self._features = Features("embeddings", embeddings, ids)
+        self._points = self._features.matrix - self._features.matrix.mean(axis=0)  # distances lose fewer digits
+        self.clip = float(checks.positive("clip", checks.vector("clip", [clip]))[0])
+        if self.clip >= 0.5:
+            raise ValueError(f"clip={clip} must be less than 0.5.")
+        self.link = checks.choice("link", link, ("sigmoid", "softplus"))
+        self.jitter = float(checks.positive("jitter", checks.vector("jitter", [jitter]))[0])
+        if bandwidth is None:
+            bandwidth = self._median_distance()
+        self.bandwidth = float(checks.positive("bandwidth", checks.vector("bandwidth", [bandwidth]))[0])
+        self.prior_mean = float(checks.vector("prior_mean", [prior_mean])[0])
+        self.mean = np.full(len(self._points), self.prior_mean)
+
+    def predict(self, rows: Prompts) -> np.ndarray:
+        """(B,) predicted success rates in (0, 1), or reward variances with the softplus link."""
+        latent = self.mean[self._features.rows(rows)]
+        return _sigmoid(latent) if self.link == "sigmoid" else np.logaddexp(0, latent)
+
+    def observe(self, rows: Prompts, success_rates: ArrayLike, trials: ArrayLike | None = None) -> None:
+        """Condition the mean on a batch; how many rollouts a rate rests on does not count.
+
+        Args:
+            rows: (B,) prompts.
+            success_rates: (B,) in [0, 1]; with the softplus link reward variances of at least 0.
+            trials: accepted for :class:`~verl_ext.estimation.Estimator`.
+
+        Raises:
+            ValueError: naming the argument that is out of range or of the wrong shape.
+        """
+        rows = self._features.rows(rows)
+        if not rows.size:
+            return
+        rates = checks.vector("success_rates", success_rates, rows.size)
+        checks.within("success_rates", rates, 0, 1 if self.link == "sigmoid" else np.inf)
+        rows, place, times = np.unique(rows, return_inverse=True, return_counts=True)
+        latent = self._latent(np.bincount(place, weights=rates) / times)
+        batch = self._points[rows].astype(np.float64)
+        weights = _solve(self._kernel(batch, batch), latent - self.mean[rows], self.jitter)
+        for begin in range(0, len(self._points), BLOCK):
+            block = slice(begin, begin + BLOCK)
+            self.mean[block] += self._kernel(self._points[block].astype(np.float64), batch) @ weights
+        self.mean[rows] = latent
+
+    def _latent(self, rates: np.ndarray) -> np.ndarray:
+        if self.link == "sigmoid":
+            rates = np.clip(rates, self.clip, 1 - self.clip)
+            return np.log(rates) - np.log1p(-rates)
+        variances = np.maximum(rates, self.clip)
+        return variances + np.log(-np.expm1(-variances))  # log(exp(v) - 1) without overflow
+
+    def _kernel(self, points: np.ndarray, batch: np.ndarray) -> np.ndarray:
+        kernel = _squared_distances(points, batch)
+        kernel *= -0.5 / self.bandwidth**2
+        return np.exp(kernel, out=kernel)
+
+    def _median_distance(self) -> float:
+        points = self._points
+        if len(points) > MEDIAN_SAMPLE:
+            points = points[np.random.default_rng(0).choice(len(points), MEDIAN_SAMPLE, replace=False)]
+        points = points.astype(np.float64)
+        squared = _squared_distances(points, points)[np.triu_indices(len(points), k=1)]
+        median = float(np.sqrt(np.median(squared))) if squared.size else 0.0
+        return median if median > 1e-6 else 1.0  # hardly any two prompts differ, so any scale will do
+
+    def state_dict(self) -> dict[str, Any]:
+        """The mean and what it belongs to."""
+        return {"prompts": len(self.mean), "bandwidth": self.bandwidth, "link": self.link, "mean": self.mean.tolist()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a ``state_dict``.
+
+        Raises:
+            ValueError: it was saved for other embeddings, another bandwidth or another link.
+        """
+        require_state(state, prompts=len(self.mean), link=self.link)
+        if not np.isclose(state["bandwidth"], self.bandwidth, rtol=1e-6):
+            require_state(state, bandwidth=self.bandwidth)
+        self.mean = np.array(state["mean"], dtype=np.float64)
+
+
+def _sigmoid(latent: np.ndarray) -> np.ndarray:
+    return np.exp(-np.logaddexp(0, -latent))
+
+
+def _squared_distances(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    squared = one @ (-2 * other.T)
+    squared += np.einsum("ij,ij->i", one, one)[:, None]
+    squared += np.einsum("ij,ij->i", other, other)
+    return np.maximum(squared, 0, out=squared)
+
+
+def _solve(kernel: np.ndarray, residual: np.ndarray, jitter: float) -> np.ndarray:
+    """kernel^-1 residual; with jitter on the diagonal, and more of it, where the kernel is singular."""
+    added = 0.0
+    while True:
+        try:
+            factor = np.linalg.cholesky(kernel + added * np.eye(len(kernel)))
+            if added or np.diagonal(factor).min() ** 2 > SINGULAR:
+                return np.linalg.solve(factor.T, np.linalg.solve(factor, residual))
+        except np.linalg.LinAlgError:
+            pass  # not positive definite: try more
+        added = 10 * added if added else jitter
