@@ -11,7 +11,16 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 HEAVY = {"verl", "ray", "torch", "vllm", "transformers"}
-WITHOUT_VERL = ["policy.py", "ledger.py", "checks.py", "prompts.py", "controller.py", "allocation", "estimation"]
+WITHOUT_VERL = [
+    "policy.py",
+    "ledger.py",
+    "checks.py",
+    "prompts.py",
+    "controller.py",
+    "allocation",
+    "estimation",
+    "composition",
+]
 
 
 def files_without_verl():

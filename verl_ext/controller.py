@@ -50,7 +50,7 @@ class RolloutController:
     until it returns groups. ``outstanding`` counts rollouts that are being generated.
     """
 
-    VERSION = 1
+    VERSION = 2
 
     def __init__(self, policy: RolloutPolicy, rows: Iterable[Prompt], rows_per_epoch: int, engine: Engine):
         self.policy = policy

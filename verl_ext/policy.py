@@ -43,6 +43,7 @@ class Rollout:
         prefix_tokens: replayed tokens in front of them; never generated, never in the loss.
         policy_version: training steps done by the oldest weights that generated a token of it (0: before step 1).
         failed: nothing usable came back; counted, never trained on.
+        components: whatever numbers the reward function reports beside the score, by name.
     """
 
     reward: float
@@ -51,6 +52,7 @@ class Rollout:
     policy_version: int
     prefix_tokens: int = 0
     failed: bool = False
+    components: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -93,6 +95,23 @@ class Group:
         return None
 
     @property
+    def success_rate(self) -> float:
+        """Share of correct rollouts; where rewards are no verdicts, their mean, if all of them are in [0, 1].
+
+        Raises:
+            ValueError: rewards that are neither.
+        """
+        verdicts = self.verdicts
+        rewards = self.rewards if verdicts is None else np.array(verdicts, dtype=np.float64)
+        if not rewards.size or rewards.min() < 0 or rewards.max() > 1:
+            raise ValueError(
+                f"prompt {self.prompt.id} has rewards from {rewards.min(initial=np.inf):g} to "
+                f"{rewards.max(initial=-np.inf):g} and no verdicts: a success rate needs rewards within [0, 1], or a "
+                "reward function that reports acc (0 or 1)"
+            )
+        return float(rewards.mean())
+
+    @property
     def policy_version(self) -> int:
         """Version of the oldest weights behind any usable rollout; raises ValueError if there is none."""
         return min(rollout.policy_version for rollout in self.usable)
@@ -115,6 +134,7 @@ class Group:
                 rollout.policy_version,
                 rollout.prefix_tokens,
                 rollout.failed,
+                dict(rollout.components),
             ]
             for rollout in self.rollouts
         ]
@@ -123,8 +143,8 @@ class Group:
     @classmethod
     def from_state_dict(cls, state: Mapping) -> Group:
         rollouts = [
-            Rollout(float("nan") if reward is None else reward, correct, tokens, version, prefix, failed)
-            for reward, correct, tokens, version, prefix, failed in state["rollouts"]
+            Rollout(float("nan") if reward is None else reward, correct, tokens, version, prefix, failed, components)
+            for reward, correct, tokens, version, prefix, failed, components in state["rollouts"]
         ]
         return cls(state["id"], Prompt(*state["prompt"]), rollouts, state["outstanding"])
 

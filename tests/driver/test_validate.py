@@ -73,6 +73,18 @@ REFUSED = [
     ("grpo", ["actor_rollout_ref.rollout.n=1"], "rollout_policy.n=1", "at least 2"),
     ("dapo", ["rollout_policy.s=0.5"], "rollout_policy.s=0.5", "at least 1"),
     ("dapo", ["rollout_policy.max_rounds=0"], "rollout_policy.max_rounds=0", "at least 1"),
+    ("hora", ["rollout_policy.G0=32"], "rollout_policy.G0=32", "less than G=32"),
+    ("hora", ["rollout_policy.allocator=best"], "rollout_policy.allocator='best'", "hit_utility"),
+    ("hora", ["rollout_policy.estimator=oracle"], "rollout_policy.estimator='oracle'", "probe"),
+    ("hora", ["rollout_policy.shards=9"], "rollout_policy.shards=9", "train_batch_size"),
+    ("vip", ["rollout_policy.L=9"], "rollout_policy.L=9", "n=8"),
+    ("vip", ["rollout_policy.gradient=dr_grpo", "rollout_policy.L=2"], "rollout_policy.L=2", "at least 3"),
+    ("vip", ["+rollout_policy.estimator_options.speed=1"], "rollout_policy.estimator_options={'speed': 1}", "gaussian"),
+    ("vip", ["rollout_policy.rewards=continuous"], "rollout_policy.estimator='gaussian_process'", "softplus"),
+    ("knapsack", ["rollout_policy.N_up=4"], "rollout_policy.N_up=4", "n=8"),
+    ("knapsack", ["+rollout_policy.allocator_options.fast=1"], "rollout_policy.allocator_options={'fast': 1}", "suit"),
+    ("knapsack", ["rollout_driver.advantage_clip=0"], "rollout_driver.advantage_clip=0", "null"),
+    ("grpo", ["rollout_driver.dispatch=greedy"], "rollout_driver.dispatch=greedy", "balanced"),
     ("pilot_commit", ["rollout_policy.n_pilot=0"], "rollout_policy.n_pilot=0", "at least 1"),
     ("pilot_commit", ["rollout_policy.n_commit=0"], "rollout_policy.n_commit=0", "at least 1"),
     ("pilot_commit", ["rollout_policy.p_lower=0.9"], "rollout_policy.p_lower=0.9", "p_upper"),
@@ -97,7 +109,7 @@ def test_at_least_25_refusals():
     assert len(REFUSED) >= 25
 
 
-@pytest.mark.parametrize("recipe", ["grpo", "dapo", "pilot_commit"])
+@pytest.mark.parametrize("recipe", ["grpo", "dapo", "pilot_commit", "hora", "vip", "knapsack"])
 @pytest.mark.parametrize("mode", ["sync", "colocate_async"])
 def test_the_recipes_themselves_are_accepted(recipe, mode, tmp_path):
     policy = validate(compose(recipe, *good_overrides(tmp_path), f"trainer.v1.trainer_mode={mode}"))

@@ -96,6 +96,16 @@ def test_one_prompt_twice_in_a_batch_counts_at_its_mean():
     assert twice.predict(np.arange(6)) == pytest.approx(once.predict(np.arange(6)), abs=1e-12)
 
 
+def test_noise_keeps_near_twins_from_tilting_everything_else():
+    points = np.array([[0.0], [0.01], [1.0]])
+    predictions = {}
+    for noise in (0.0, 0.5):
+        process = GaussianProcess(points, bandwidth=1.0, noise=noise)
+        process.observe([0, 1], [0.4, 0.6])  # eight rollouts each could do that
+        predictions[noise] = process.predict([2])[0]
+    assert predictions[0.0] > 0.99 and abs(predictions[0.5] - 0.5) < 0.05
+
+
 def test_softplus_link_predicts_variances():
     points = np.random.default_rng(0).normal(size=(5, 2))
     process = GaussianProcess(points, link="softplus")
@@ -127,6 +137,7 @@ def test_state_survives_json_and_other_embeddings_are_refused():
         ({"clip": 0.5}, "clip"),
         ({"clip": 0.0}, "clip"),
         ({"prior_mean": np.inf}, "prior_mean"),
+        ({"noise": -0.1}, "noise"),
         ({"link": "probit"}, "link"),
         ({"jitter": 0.0}, "jitter"),
         ({"ids": [1, 2]}, "ids"),

@@ -39,7 +39,8 @@ class BernoulliEngine:
         if self.rng.random() < self.failure_rate:
             return Rollout(float("nan"), None, 0, self.version, failed=True)
         correct = bool(self.rng.random() < self.success_rates[prompt.id])
-        return Rollout(float(correct), correct, int(self.rng.integers(1, 50)), self.version)
+        components = {"format": float(self.rng.random() < min(1.0, 0.3 * (1 + self.version)))}
+        return Rollout(float(correct), correct, int(self.rng.integers(1, 50)), self.version, components=components)
 
 
 def prompts(count: int) -> list[Prompt]:
@@ -56,7 +57,7 @@ def controller(
     policy: RolloutPolicy, success_rates: list[float], *, total_steps: int | None = None, **engine
 ) -> RolloutController:
     rows = prompts(len(success_rates))
-    policy.start_run(total_steps, [])
+    policy.start_run(total_steps, [f"What is {row.row} + 1?" for row in rows])
     bernoulli = BernoulliEngine({row.id: rate for row, rate in zip(rows, success_rates, strict=True)}, **engine)
     return RolloutController(policy, epochs(rows), len(rows), bernoulli)
 

@@ -85,16 +85,16 @@ class GroupReplayBuffer(ReplayBuffer):
         rows = self._read_rows(keys)
         return [(uid, self._rollouts(group, sessions[uid], rows)) for uid, group in ended.items()]
 
-    def _read_rows(self, keys: list[str]) -> dict[str, tuple[float, bool | None, int]]:
-        """Reward, verdict and generated tokens of each trajectory."""
+    def _read_rows(self, keys: list[str]) -> dict[str, tuple[float, int, dict[str, float]]]:
+        """Reward, generated tokens and reward components of each trajectory."""
         if not keys:
             return {}
         fields = ["rm_scores", "response_mask", "extra_fields"]
         data = tq.kv_batch_get(keys=keys, partition_id=PARTITION, select_fields=fields)
         rewards = [float(scores.sum()) for scores in data["rm_scores"].unbind()]
         tokens = [int(mask.sum()) for mask in data["response_mask"].unbind()]
-        verdicts = [_verdict(extra) for extra in data.pop("extra_fields").tolist()]
-        return dict(zip(keys, zip(rewards, verdicts, tokens, strict=True), strict=True))
+        components = [_components(extra) for extra in data.pop("extra_fields").tolist()]
+        return dict(zip(keys, zip(rewards, tokens, components, strict=True), strict=True))
 
     def _rollouts(self, group: Group, sessions: dict[int, list[str]], rows: dict) -> list[Rollout]:
         """One rollout per session of the wave; a session without rows, or with a non-finite reward, has failed."""
@@ -107,19 +107,34 @@ class GroupReplayBuffer(ReplayBuffer):
                 (tag["min_global_steps"] for tag in tags if tag["min_global_steps"] is not None), default=None
             )
             version = self.controller.step - 1 if version is None else int(version)
-            tokens = sum(rows[key][2] for key in keys)
-            reward, correct = rows[keys[-1]][:2] if keys else (math.nan, None)
+            tokens = sum(rows[key][1] for key in keys)
+            reward, _, components = rows[keys[-1]] if keys else (math.nan, 0, {})
             failed = not math.isfinite(reward)
             if failed and keys:  # it must not reach the update
                 tq.kv_clear(keys=keys, partition_id=PARTITION)
                 for key in keys:
                     del self.partitions[PARTITION][key]
-            rollouts.append(Rollout(math.nan if failed else reward, correct, tokens, version, failed=failed))
+            rollouts.append(
+                Rollout(
+                    reward=math.nan if failed else reward,
+                    correct=_verdict(components),
+                    tokens=tokens,
+                    policy_version=version,
+                    failed=failed,
+                    components=components,
+                )
+            )
         return rollouts
 
 
-def _verdict(extra_fields: dict) -> bool | None:
+def _components(extra_fields: dict) -> dict[str, float]:
+    """The numbers that the reward function reports beside the score."""
+    reported = extra_fields.get("reward_extra_info", {})
+    numbers = (bool, int, float, np.bool_, np.number)
+    return {name: float(value) for name, value in reported.items() if isinstance(value, numbers)}
+
+
+def _verdict(components: dict[str, float]) -> bool | None:
     """The verifier's verdict, where the reward function reports one as ``acc``."""
-    accuracy = extra_fields.get("reward_extra_info", {}).get("acc")
-    is_verdict = isinstance(accuracy, bool | int | float | np.bool_ | np.number) and accuracy in (0, 1)
-    return bool(accuracy) if is_verdict else None
+    accuracy = components.get("acc")
+    return bool(accuracy) if accuracy in (0.0, 1.0) else None

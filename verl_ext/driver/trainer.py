@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 from pathlib import Path
@@ -20,7 +19,7 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import collate_fn
 
 from verl_ext.controller import RolloutController
-from verl_ext.driver.agent_loop import SESSION_OFFSET
+from verl_ext.driver.agent_loop import ROLLOUTS, SESSION_OFFSET
 from verl_ext.driver.checkpoint import load_state, save_state
 from verl_ext.driver.prompt_data import PromptDataset, PromptTexts, endless_rows, prompt_loader
 from verl_ext.driver.prompt_weight import advantage_factors, are_of_one_size, mini_batch_of_rows
@@ -85,16 +84,15 @@ class PolicyTrainer(PPOTrainer):
     # ---- what the controller calls ----
 
     def submit(self, wave: list[tuple[Group, int]]) -> None:
-        """Start generating. Runs of equal counts go out together, so that each loads all agent-loop workers."""
-        for count, run in itertools.groupby(wave, key=lambda item: item[1]):
-            groups = [group for group, _ in run]
-            fields = collate_fn([self.train_dataset[group.prompt.row] for group in groups])
-            fields["uid"] = np.array([group.id for group in groups], dtype=object)
-            batch = tu.get_tensordict(fields)
-            batch["__rollout_n__"] = torch.full((len(groups),), count)
-            batch[SESSION_OFFSET] = torch.tensor([len(group.rollouts) for group in groups])
-            tu.assign_non_tensor_data(batch, "global_steps", self.global_steps)
-            self._submit_batch_to_rollout(batch)
+        """Start generating, all in one submission: each prompt carries its own number of rollouts."""
+        groups = [group for group, _ in wave]
+        fields = collate_fn([self.train_dataset[group.prompt.row] for group in groups])
+        fields["uid"] = np.array([group.id for group in groups], dtype=object)
+        batch = tu.get_tensordict(fields)
+        batch[ROLLOUTS] = torch.tensor([count for _, count in wave])
+        batch[SESSION_OFFSET] = torch.tensor([len(group.rollouts) for group in groups])
+        tu.assign_non_tensor_data(batch, "global_steps", self.global_steps)
+        self._submit_batch_to_rollout(batch)
 
     def release(self, groups: list[Group]) -> None:
         """Drop the groups' rows from the queue."""
@@ -130,7 +128,8 @@ class PolicyTrainer(PPOTrainer):
         batch = super()._compute_advantage(batch, metrics)
         rows = zip(batch.keys, batch.tags, strict=True)
         groups = [None if tag.get("is_padding", False) else key.split("_")[0] for key, tag in rows]
-        if are_of_one_size(groups):
+        clip = self.config.rollout_driver.advantage_clip
+        if clip is None and are_of_one_size(groups):
             return batch
         fields = ["advantages", "response_mask"]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
@@ -141,7 +140,10 @@ class PolicyTrainer(PPOTrainer):
             prompt_weight=self.policy.prompt_weight,
             loss_agg_mode=self.config.actor_rollout_ref.actor.loss_agg_mode,
         )
-        scaled = [row * factor for row, factor in zip(data["advantages"].unbind(), factors.tolist(), strict=True)]
+        advantages = data["advantages"].unbind()
+        if clip is not None:
+            advantages = [row.clamp(-clip, clip) for row in advantages]
+        scaled = [row * factor for row, factor in zip(advantages, factors.tolist(), strict=True)]
         data["advantages"] = torch.nested.as_nested_tensor(scaled, layout=torch.jagged)
         tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=data.select("advantages"))
         return batch

@@ -23,6 +23,7 @@ GROUP_ESTIMATORS = (
     "gpg",
 )
 MODES = ("sync", "colocate_async")
+DISPATCHES = ("balanced", "random")
 
 
 class BadConfig(ValueError):
@@ -130,6 +131,11 @@ def _not_ours(config: DictConfig) -> None:
 def _driver(config: DictConfig) -> None:
     for key in ("rollout_driver.poll_interval", "rollout_driver.stall_timeout"):
         _refuse_if(not _is_positive(OmegaConf.select(config, key)), config, key, "use a positive number of seconds")
+    key = "rollout_driver.advantage_clip"
+    clip = OmegaConf.select(config, key)
+    _refuse_if(clip is not None and not _is_positive(clip), config, key, "use a positive number, or null")
+    key = "rollout_driver.dispatch"
+    _refuse_if(config.rollout_driver.dispatch not in DISPATCHES, config, key, f"use one of {', '.join(DISPATCHES)}")
     key = "rollout_driver.rollout_budget"
     budget = config.rollout_driver.rollout_budget
     _refuse_if(budget is not None and not _is_count(budget), config, key, "use an integer of at least 1, or null")

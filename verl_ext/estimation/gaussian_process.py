@@ -24,6 +24,9 @@ class GaussianProcess:
     it is: only the mean moves. The paper keeps the (Q, Q) kernel; here K(., B) is computed a block of prompts at a
     time, so memory is O(Q d + B^2) and time O(Q B d + B^3) per batch.
 
+    The paper has no observation noise. Then prompts that are nearly alike, but whose few rollouts went differently,
+    tilt the mean far beyond what was observed; ``noise`` on the diagonal of K(B, B) tames that.
+
     Prompts with the same embedding make K(B, B) singular; then ``jitter`` is added to its diagonal, ten times more
     until it can be factored. The same prompt twice in a batch is observed once, at its mean.
 
@@ -33,6 +36,7 @@ class GaussianProcess:
         bandwidth: h, greater than 0; None: the median distance between prompts (of 2,048 of them where there are more).
         prior_mean: of g, so sigmoid(prior_mean) is predicted before any observation. HORA's ablation uses -1.
         clip: rates are observed no closer than this to 0 and 1; in (0, 0.5).
+        noise: variance of an observation of g, at least 0; the paper's 0.
         link: "sigmoid", or "softplus" where reward variances are predicted instead (VIP Appendix E.2).
         jitter: greater than 0.
 
@@ -48,6 +52,7 @@ class GaussianProcess:
         bandwidth: float | None = None,
         prior_mean: float = 0.0,
         clip: float = 0.02,
+        noise: float = 0.0,
         link: str = "sigmoid",
         jitter: float = 1e-8,
     ):
@@ -56,6 +61,7 @@ class GaussianProcess:
         self.clip = float(checks.positive("clip", checks.vector("clip", [clip]))[0])
         if self.clip >= 0.5:
             raise ValueError(f"clip={clip} must be less than 0.5.")
+        self.noise = float(checks.within("noise", checks.vector("noise", [noise]), 0, np.inf)[0])
         self.link = checks.choice("link", link, ("sigmoid", "softplus"))
         self.jitter = float(checks.positive("jitter", checks.vector("jitter", [jitter]))[0])
         if bandwidth is None:
@@ -88,7 +94,9 @@ class GaussianProcess:
         rows, place, times = np.unique(rows, return_inverse=True, return_counts=True)
         latent = self._latent(np.bincount(place, weights=rates) / times)
         batch = self._points[rows].astype(np.float64)
-        weights = _solve(self._kernel(batch, batch), latent - self.mean[rows], self.jitter)
+        kernel = self._kernel(batch, batch)
+        np.fill_diagonal(kernel, kernel.diagonal() + self.noise / times)
+        weights = _solve(kernel, latent - self.mean[rows], self.jitter)
         for begin in range(0, len(self._points), BLOCK):
             block = slice(begin, begin + BLOCK)
             self.mean[block] += self._kernel(self._points[block].astype(np.float64), batch) @ weights

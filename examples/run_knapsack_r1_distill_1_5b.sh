@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Knapsack-RL, DeepSeek-R1-Distill-Qwen-1.5B on DAPO-Math-17K: 2,048 rollouts a step over 256 prompts, 2 to 128 each
+# by what their gradient is expected to be worth. RECIPE=grpo: the uniform baseline, 8 for every prompt.
+# Arguments are passed on and win: `bash examples/run_knapsack_r1_distill_1_5b.sh --cfg job` shows the
+# whole configuration.
+set -euo pipefail
+MODEL_NAME=r1_distill_1_5b
+MODEL_SIZE=1_5b
+MODEL_PATH=${MODEL_PATH:-deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B}
+LENGTH=${LENGTH:-8192}   # its chains of thought are longer
+source "$(dirname "${BASH_SOURCE[0]}")/knapsack_dapo_math.sh"
+
+train_method knapsack "$@"

@@ -1,0 +1,5 @@
+"""``python -m recipe.hora key=value ...`` trains."""
+
+from verl_ext.launch import main
+
+main("hora")

@@ -1,0 +1,218 @@
+"""HORA: a few pre-rollouts for every prompt, then the exact posterior hit-utility optimum of the rest."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from recipe.hora.warm_up import WarmUp
+from verl_ext.allocation import hit_utility
+from verl_ext.composition import rules
+from verl_ext.composition.prompt_estimator import PromptEstimator
+from verl_ext.policy import (
+    Action,
+    Discard,
+    Draw,
+    Group,
+    Request,
+    RolloutPolicy,
+    require,
+    require_integer,
+    require_prompt_weight,
+)
+
+
+class Hora(RolloutPolicy):
+    """Hit-Utility Optimal Rollout Allocation.
+
+    Phase A: ``G0`` rollouts for each of ``train_batch_size`` prompts. Phase B: what is left of ``G`` per prompt goes
+    where the posterior chance of a further correct rollout is largest. Both waves are one group.
+
+    The batch is split into ``shards`` of neighbouring prompts with a budget of their own (Appendix C); a shard's
+    phase B starts when its own phase A is complete.
+
+    Source: *HORA: Hit-Utility Optimal Rollout Allocation*, §3.2, Algorithm 1, Appendices C and F.
+
+    Args:
+        train_batch_size: prompts per training step (Γ).
+        G: rollouts per prompt on average.
+        G0: pre-rollouts per prompt, fewer than G.
+        alpha0: of the Beta prior.
+        beta0: of the Beta prior.
+        shards: parts of the batch.
+        upper: additional rollouts of a prompt at most; None: no limit.
+        estimator: what predicts a prior per prompt (Appendix F); None: Beta(alpha0, beta0).
+        estimator_options: its further arguments.
+        allocator: ``hit_utility``; the ablation's ``hard_first``; or any other rule.
+        allocator_options: its further arguments.
+        warm_up_component: uniform GRPO until this entry of the rewards is good enough; None: no warm-up.
+        warm_up_threshold: mean that is good enough.
+        warm_up_cycles: steps in a row that have it.
+        prompt_weight: see :class:`~verl_ext.policy.RolloutPolicy`.
+    """
+
+    def __init__(
+        self,
+        *,
+        train_batch_size: int,
+        G: int = 32,
+        G0: int = 8,
+        alpha0: float = 1.0,
+        beta0: float = 1.0,
+        shards: int = 4,
+        upper: int | None = None,
+        estimator: str | None = None,
+        estimator_options: Mapping[str, Any] | None = None,
+        allocator: str = "hit_utility",
+        allocator_options: Mapping[str, Any] | None = None,
+        warm_up_component: str | None = None,
+        warm_up_threshold: float = 0.85,
+        warm_up_cycles: int = 3,
+        prompt_weight: str = "equal",
+    ):
+        require_integer("train_batch_size", train_batch_size, minimum=1)
+        require_integer("G0", G0, minimum=1)
+        require_integer("G", G, minimum=2)
+        require(G0 < G, "G0", G0, f"it must be less than G={G}, or nothing is left to allocate")
+        for key, value in (("alpha0", alpha0), ("beta0", beta0)):
+            valid = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < np.inf
+            require(valid, key, value, "it must be a number greater than 0")
+        require_integer("shards", shards, minimum=1)
+        require(shards <= train_batch_size, "shards", shards, f"it must not exceed train_batch_size={train_batch_size}")
+        if upper is not None:
+            require_integer("upper", upper, minimum=G - G0)
+        require_prompt_weight(prompt_weight)
+        self.train_batch_size, self.G, self.G0, self.shards = train_batch_size, G, G0, shards
+        self.prior, self.upper = (float(alpha0), float(beta0)), upper
+        require(allocator in rules.RULES, "allocator", allocator, f"use one of {', '.join(rules.RULES)}")
+        self.allocator, self.allocator_options = allocator, dict(allocator_options or {})
+        self.estimator = None if estimator is None else PromptEstimator(estimator, estimator_options)
+        if estimator is None:
+            valid = "they belong to an estimator, and estimator=null"
+            require(not estimator_options, "estimator_options", estimator_options, valid)
+        self.warm_up = WarmUp(warm_up_component, warm_up_threshold, warm_up_cycles)
+        self.prompt_weight = prompt_weight
+        half = np.full(2, 0.5)
+        self._divide(half, half * self.G0)  # refuse a rule or options that cannot work before the run starts
+        self._start_batch()
+        self._share: Counter[str] = Counter()
+
+    def _start_batch(self) -> None:
+        self._shard_of: dict[str, int] = {}  # prompt id -> shard, while its pre-rollouts are out
+        self._awaited: Counter[int] = Counter()  # shard -> groups whose pre-rollouts are out
+        self._pre_rolled: dict[int, list[Group]] = {}
+        self._outstanding = 0
+        self._ready: list[Group] = []
+
+    def start_run(self, total_steps: int | None, texts: Sequence[str]) -> None:
+        super().start_run(total_steps, texts)
+        if self.estimator is not None:
+            self.estimator.start_run(texts)
+
+    # ---- the step ----
+
+    def start_step(self, step: int, draw: Draw) -> list[Action]:
+        self._start_batch()
+        self._share = Counter()
+        prompts = draw(self.train_batch_size)
+        self._outstanding = len(prompts)
+        if not self.warm_up.over:
+            return [Request(prompt, self.G) for prompt in prompts]
+        for shard, rows in enumerate(np.array_split(np.arange(len(prompts)), self.shards)):
+            self._shard_of |= {prompts[row].id: shard for row in rows}
+            self._awaited[shard] = len(rows)
+            self._pre_rolled[shard] = []
+        return [Request(prompt, self.G0) for prompt in prompts]
+
+    def on_group(self, group: Group) -> list[Action]:
+        shard = self._shard_of.pop(group.prompt.id, None)
+        if shard is None:
+            return self._finish(group)
+        self._pre_rolled[shard].append(group)
+        self._awaited[shard] -= 1
+        return [] if self._awaited[shard] else self._phase_b(self._pre_rolled.pop(shard))
+
+    def _finish(self, group: Group) -> list[Action]:
+        self._outstanding -= 1
+        if not group.usable:
+            return [Discard(group, "empty")]
+        self._ready.append(group)
+        return []
+
+    def _phase_b(self, groups: list[Group]) -> list[Action]:
+        """Divide the shard's rest; groups whose pre-rollouts all failed get none of it."""
+        actions: list[Action] = []
+        usable = [group for group in groups if group.usable]
+        actions += [action for group in groups if not group.usable for action in self._finish(group)]
+        if not usable:
+            return actions
+        trials = np.array([len(group.usable) for group in usable])
+        successes = np.array([group.success_rate for group in usable]) * trials
+        alpha, beta = self._prior(usable)
+        alpha, beta = alpha + successes, beta + trials - successes
+        additional = self._divide(alpha / (alpha + beta), alpha + beta, budget=len(groups) * (self.G - self.G0))
+        for group, wins, count in zip(usable, np.round(successes).astype(int), additional.tolist(), strict=True):
+            self._share[f"prompts_{wins}"] += 1
+            self._share[f"rollouts_{wins}"] += count
+            actions += [Request(group, count)] if count else self._finish(group)
+        return actions
+
+    def _prior(self, groups: list[Group]) -> tuple[np.ndarray, np.ndarray]:
+        if self.estimator is None:
+            return tuple(np.full(len(groups), value) for value in self.prior)
+        prompts = [group.prompt for group in groups]
+        rates = np.clip(self.estimator.predict(prompts), 1e-3, 1 - 1e-3)
+        return hit_utility.prior_from_prediction(rates, self.estimator.strength(prompts))
+
+    def _divide(self, rates: np.ndarray, strength: np.ndarray, budget: int | None = None) -> np.ndarray:
+        """(n,) additional rollouts by the posterior Beta(s p, s (1 - p)) of each prompt."""
+        budget = rates.size * (self.G - self.G0) if budget is None else budget
+        upper = budget if self.upper is None else max(self.upper, -(-budget // rates.size))
+        total = rules.allocate(
+            self.allocator,
+            rules.Beliefs(rates, strength),
+            budget + self.G0 * rates.size,
+            lower=self.G0,
+            upper=self.G0 + upper,
+            done=self.G0,
+            options=self.allocator_options,
+        )
+        return total - self.G0
+
+    def take_batch(self) -> list[Group]:
+        if self._outstanding or not self._ready:
+            return []
+        batch, self._ready = self._ready, []
+        self.warm_up.see([rollout for group in batch for rollout in group.usable])
+        if self.estimator is not None:
+            rates = np.array([group.success_rate for group in batch])
+            trials = np.array([len(group.usable) for group in batch])
+            self.estimator.observe([group.prompt for group in batch], rates, trials)
+        return batch
+
+    # ---- state and metrics ----
+
+    def state_dict(self) -> dict:
+        estimator = None if self.estimator is None else self.estimator.state_dict()
+        return {**super().state_dict(), "warm_up": self.warm_up.state_dict(), "estimator": estimator}
+
+    def load_state_dict(self, state: Mapping) -> None:
+        super().load_state_dict(state)
+        self.warm_up.load_state_dict(state["warm_up"])
+        if (self.estimator is None) != (state["estimator"] is None):
+            raise ValueError("the state was saved with another rollout_policy.estimator (one of the two is null)")
+        if self.estimator is not None:
+            self.estimator.load_state_dict(state["estimator"])
+
+    def metrics(self) -> dict[str, float]:
+        """By pre-rollout successes c: the share of prompts, and of phase B's rollouts (HORA §4.1, Figure 3)."""
+        values = {"hora/warm_up": float(not self.warm_up.over)}
+        for kind in ("prompts", "rollouts"):
+            total = sum(count for name, count in self._share.items() if name.startswith(kind))
+            for name, count in self._share.items():
+                if name.startswith(kind) and total:
+                    values[f"hora/share_of_{kind}_c{name.removeprefix(kind + '_')}"] = count / total
+        return values

@@ -1,0 +1,54 @@
+"""Uniform rollouts until the model has learned the format (HORA Appendix C)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from verl_ext.policy import Rollout, require, require_integer
+
+
+class WarmUp:
+    """Over once the mean of a reward component was at least ``threshold`` for ``cycles`` steps in a row.
+
+    Args:
+        component: an entry of what the reward function returns beside the score; None: over from the start.
+        threshold: finite.
+        cycles: at least 1.
+    """
+
+    def __init__(self, component: str | None, threshold: float, cycles: int):
+        named = component is None or (isinstance(component, str) and bool(component))
+        require(
+            named, "warm_up_component", component, "use the name of an entry of the reward function's result, or null"
+        )
+        number = isinstance(threshold, int | float) and not isinstance(threshold, bool) and np.isfinite(threshold)
+        require(bool(number), "warm_up_threshold", threshold, "it must be a finite number")
+        require_integer("warm_up_cycles", cycles, minimum=1)
+        self.component, self.threshold, self.cycles = component, threshold, cycles
+        self.over = component is None
+        self._in_a_row = 0
+
+    def see(self, rollouts: list[Rollout]) -> None:
+        """The rollouts of a step.
+
+        Raises:
+            ValueError: the reward function reports no such component.
+        """
+        if self.over:
+            return
+        values = [rollout.components.get(self.component) for rollout in rollouts]
+        if None in values:
+            found = ", ".join(sorted({name for rollout in rollouts for name in rollout.components})) or "none"
+            raise ValueError(
+                f"rollout_policy.warm_up_component={self.component!r} is not valid: the reward function reports {found}"
+            )
+        self._in_a_row = self._in_a_row + 1 if np.mean(values) >= self.threshold else 0
+        self.over = self._in_a_row >= self.cycles
+
+    def state_dict(self) -> dict:
+        return {"over": self.over, "in_a_row": self._in_a_row}
+
+    def load_state_dict(self, state: Mapping) -> None:
+        self.over, self._in_a_row = bool(state["over"]), int(state["in_a_row"])

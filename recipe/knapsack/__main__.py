@@ -1,0 +1,5 @@
+"""``python -m recipe.knapsack key=value ...`` trains."""
+
+from verl_ext.launch import main
+
+main("knapsack")

@@ -1,0 +1,104 @@
+"""Knapsack-RL: remember success rates, then maximise the value of a non-zero gradient under the budget."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from verl_ext.composition.one_wave import OneWave
+from verl_ext.policy import Group
+
+STATUSES = ("extremely_hard", "hard", "medium", "easy", "extremely_easy")
+
+
+class Knapsack(OneWave):
+    """Exploration budgets as a knapsack: a prompt's weight is its rollouts, its value what its gradient is worth.
+
+    Success rates are those of a prompt's last 16 rollouts, from earlier epochs; prompts without any get ``n``, so the
+    first epoch is uniform.
+
+    Source: *Knapsack RL: Unlocking Exploration of LLMs via Optimizing Budget Allocation*, §4 and Appendices C to G.
+
+    Args:
+        train_batch_size: prompts per training step (M).
+        n: rollouts per prompt on average (N); N M is the step's budget.
+        N_low: rollouts of a prompt at least.
+        N_up: rollouts of a prompt at most.
+        estimator: ``history``, or any other.
+        estimator_options: its further arguments, for instance ``size``.
+        allocator: ``knapsack``, or any other.
+        allocator_options: its further arguments: ``info_gain``, ``gradient``, ``fallback``.
+        dynamic_sampling: refill groups without signal (Appendix G.5).
+        max_rounds: see :class:`~verl_ext.composition.one_wave.OneWave`.
+        prompt_weight: ``rollouts``, as in the paper's eq. 3, or ``equal``.
+    """
+
+    name = "knapsack"
+
+    def __init__(
+        self,
+        *,
+        train_batch_size: int,
+        n: int,
+        N_low: int = 2,
+        N_up: int = 128,
+        estimator: str = "history",
+        estimator_options: Mapping[str, Any] | None = None,
+        allocator: str = "knapsack",
+        allocator_options: Mapping[str, Any] | None = None,
+        dynamic_sampling: bool = False,
+        max_rounds: int = 10,
+        prompt_weight: str = "rollouts",
+    ):
+        super().__init__(
+            train_batch_size=train_batch_size,
+            n=n,
+            lower=N_low,
+            upper=N_up,
+            names=("N_low", "N_up"),
+            estimator=estimator,
+            estimator_options=estimator_options,
+            allocator=allocator,
+            allocator_options=allocator_options,
+            dynamic_sampling=dynamic_sampling,
+            max_rounds=max_rounds,
+            prompt_weight=prompt_weight,
+        )
+        self._status: dict[str, int] = {}
+        self._transitions = np.zeros((len(STATUSES), len(STATUSES)), dtype=np.int64)
+
+    def learn(self, groups: list[Group]) -> None:
+        super().learn(groups)
+        for group in groups:
+            now = status(group.success_rate)
+            before = self._status.get(group.prompt.id)
+            if before is not None:
+                self._transitions[before, now] += 1
+            self._status[group.prompt.id] = now
+
+    def state_dict(self) -> dict:
+        return {**super().state_dict(), "status": self._status, "transitions": self._transitions.tolist()}
+
+    def load_state_dict(self, state: Mapping) -> None:
+        super().load_state_dict(state)
+        self._status = dict(state["status"])
+        self._transitions = np.array(state["transitions"], dtype=np.int64)
+
+    def metrics(self) -> dict[str, float]:
+        """Beside those of the base: prompts by status, and how often one status has followed another (§5, Figure 6)."""
+        values = super().metrics()
+        counts = np.bincount(list(self._status.values()), minlength=len(STATUSES))
+        values |= {f"knapsack/status_{name}": float(count) for name, count in zip(STATUSES, counts, strict=True)}
+        for before, row in zip(STATUSES, self._transitions.tolist(), strict=True):
+            for now, count in zip(STATUSES, row, strict=True):
+                values[f"knapsack/from_{before}_to_{now}"] = float(count)
+        return values
+
+
+def status(success_rate: float) -> int:
+    """Index into :data:`STATUSES`: 0 | (0, 0.2] | (0.2, 0.8) | [0.8, 1) | 1 (Knapsack-RL §5.3)."""
+    if success_rate in (0.0, 1.0):
+        return 4 * int(success_rate)
+    return 1 if success_rate <= 0.2 else 3 if success_rate >= 0.8 else 2

@@ -1,0 +1,77 @@
+"""VIP: predict success rates before any rollout, then minimise gradient variance under the budget."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from verl_ext.allocation.gradient_variance import LEAST
+from verl_ext.composition.one_wave import OneWave
+from verl_ext.policy import require, require_integer
+
+
+class Vip(OneWave):
+    """Variance-Informed Predictive allocation.
+
+    Before each step a Gaussian process over prompt embeddings predicts every success rate; rollouts are divided so that
+    the summed variance of the prompts' gradients is least; what came back updates the process.
+
+    Source: Nguyen et al. 2026, *Adaptive Rollout Allocation for Online RL with Verifiable Rewards*, §4–5, Algorithms 1
+    and 2.
+
+    Args:
+        train_batch_size: prompts per training step (B).
+        n: rollouts per prompt on average; C = n B is the step's budget, so an epoch of Q prompts costs n Q.
+        L: rollouts of a prompt at least.
+        U: rollouts of a prompt at most.
+        estimator: ``gaussian_process``; the ablation's ``ridge_regression`` and ``moving_average``; or any other.
+        estimator_options: its further arguments.
+        allocator: ``gradient_variance``; the ablation's ``inverse_accuracy`` and ``inverse_variance``; or any other.
+        gradient: for ``gradient_variance``: ``rloo`` (Proposition 4.3) or ``dr_grpo`` (Proposition 4.2).
+        allocator_options: its further arguments.
+        rewards: ``binary``, or ``continuous`` where reward variances are predicted (Appendix E).
+        dynamic_sampling: see :class:`~verl_ext.composition.one_wave.OneWave`.
+        max_rounds: see :class:`~verl_ext.composition.one_wave.OneWave`.
+        prompt_weight: see :class:`~verl_ext.policy.RolloutPolicy`.
+    """
+
+    name = "vip"
+
+    def __init__(
+        self,
+        *,
+        train_batch_size: int,
+        n: int,
+        L: int = 3,
+        U: int = 32,
+        estimator: str = "gaussian_process",
+        estimator_options: Mapping[str, Any] | None = None,
+        allocator: str = "gradient_variance",
+        gradient: str = "rloo",
+        allocator_options: Mapping[str, Any] | None = None,
+        rewards: str = "binary",
+        dynamic_sampling: bool = False,
+        max_rounds: int = 10,
+        prompt_weight: str = "equal",
+    ):
+        require_integer("L", L, minimum=1)
+        require(gradient in LEAST, "gradient", gradient, f"use one of {', '.join(LEAST)}")
+        allocator_options = dict(allocator_options or {})
+        if allocator == "gradient_variance":
+            require(L >= LEAST[gradient], "L", L, f"it must be at least {LEAST[gradient]} for gradient={gradient}")
+            allocator_options.setdefault("estimator", gradient)
+        super().__init__(
+            train_batch_size=train_batch_size,
+            n=n,
+            lower=L,
+            upper=U,
+            names=("L", "U"),
+            estimator=estimator,
+            estimator_options=estimator_options,
+            allocator=allocator,
+            allocator_options=allocator_options,
+            rewards=rewards,
+            dynamic_sampling=dynamic_sampling,
+            max_rounds=max_rounds,
+            prompt_weight=prompt_weight,
+        )

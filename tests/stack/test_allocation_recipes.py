@@ -1,0 +1,109 @@
+"""HORA, VIP and Knapsack-RL end to end on verl, Ray, vLLM and FSDP."""
+
+from __future__ import annotations
+
+import pytest
+from support.training import TrainingRun, assert_books_balance, optimizer_steps
+
+from verl_ext.driver.checkpoint import load_state
+
+pytestmark = pytest.mark.stack
+BATCH, ROLLOUTS, UPDATES = 4, 8, 2
+
+
+def assert_budget_is_spent(steps: dict[int, dict[str, float]]) -> None:
+    assert_books_balance(steps)
+    for step, metrics in steps.items():
+        assert metrics["rollouts/sampled"] == metrics["rollouts/trained"] == BATCH * ROLLOUTS, f"step {step}"
+        assert metrics["allocation/mean"] == ROLLOUTS
+        assert metrics["allocation/seconds"] < 0.05 * metrics["timing_s/step"]
+
+
+def test_hora(task, tmp_path):
+    run = TrainingRun(
+        task,
+        "hora",
+        tmp_path,
+        f"actor_rollout_ref.rollout.n={ROLLOUTS}",
+        "rollout_policy.G0=4",
+        "rollout_policy.shards=2",
+        "trainer.total_training_steps=4",
+        "trainer.save_freq=4",
+    )
+    steps = run.finish()
+    assert list(steps) == [1, 2, 3, 4]
+    assert_budget_is_spent(steps)
+    assert all(metrics["allocation/min"] >= 4 for metrics in steps.values())
+    assert any(metrics["allocation/min"] < metrics["allocation/max"] for metrics in steps.values())
+    for metrics in steps.values():
+        shares = [value for name, value in metrics.items() if name.startswith("hora/share_of_rollouts_c")]
+        assert sum(shares) == pytest.approx(1)
+    assert optimizer_steps(run.checkpoints, 4) == 4 * UPDATES
+
+
+def test_vip_with_sentence_embeddings(task, tmp_path):
+    run = TrainingRun(
+        task,
+        "vip",
+        tmp_path,
+        f"actor_rollout_ref.rollout.n={ROLLOUTS}",
+        f"+rollout_policy.estimator_options.cache={tmp_path}/embeddings",
+        "trainer.total_training_steps=4",
+        "trainer.save_freq=4",
+    )
+    steps = run.finish()
+    assert list(steps) == [1, 2, 3, 4]
+    assert_budget_is_spent(steps)
+    assert steps[1]["allocation/min"] == steps[1]["allocation/max"]  # the prior says one half for all
+    assert any(metrics["allocation/min"] < metrics["allocation/max"] for metrics in steps.values())
+    assert all(0 <= metrics["vip/prediction_mae"] <= 1 for metrics in steps.values())
+    assert len(list((tmp_path / "embeddings").glob("*.npy"))) == 1
+    assert optimizer_steps(run.checkpoints, 4) == 4 * UPDATES
+
+
+def test_a_killed_knapsack_run_remembers(task, tmp_path):
+    overrides = [
+        f"actor_rollout_ref.rollout.n={ROLLOUTS}",
+        "data.train_max_samples=8",  # two steps an epoch: from the third on, rates are known
+        "trainer.total_training_steps=6",
+        "trainer.save_freq=2",
+    ]
+    first = TrainingRun(task, "knapsack", tmp_path, *overrides)
+    first.wait_for_step(3)
+    first.kill()
+    before = first.steps()
+    latest = int((first.checkpoints / "latest_checkpointed_iteration.txt").read_text())
+    saved = load_state(first.checkpoints / f"global_step_{latest}")["policy"]["state"]
+    assert len(saved["estimator"]["estimator"]["groups"]) == 8
+
+    second = TrainingRun(task, "knapsack", tmp_path, *overrides)
+    after = second.finish()
+    assert list(after) == list(range(latest + 1, 7))
+    for steps in (before, after):
+        assert_budget_is_spent(steps)
+    assert before[1]["allocation/min"] == before[1]["allocation/max"] == ROLLOUTS  # the first epoch is uniform
+    assert any(metrics["allocation/min"] < metrics["allocation/max"] for metrics in after.values())
+    last = load_state(second.checkpoints / "global_step_6")["policy"]["state"]
+    transitions = sum(map(sum, last["transitions"]))
+    assert transitions == 6 * BATCH - 8  # every prompt but for its first time, across the restart
+    assert optimizer_steps(second.checkpoints, 6) == 6 * UPDATES
+
+
+def test_an_unusual_pair_in_colocate_async(task, tmp_path):
+    """HORA's two waves, priors remembered as by Knapsack-RL, divided as by VIP."""
+    run = TrainingRun(
+        task,
+        "hora",
+        tmp_path,
+        f"actor_rollout_ref.rollout.n={ROLLOUTS}",
+        "rollout_policy.G0=3",
+        "rollout_policy.estimator=history",
+        "rollout_policy.allocator=gradient_variance",
+        "trainer.v1.trainer_mode=colocate_async",
+        "trainer.total_training_steps=3",
+        "trainer.save_freq=3",
+    )
+    steps = run.finish()
+    assert list(steps) == [1, 2, 3]
+    assert_budget_is_spent(steps)
+    assert optimizer_steps(run.checkpoints, 3) == 3 * UPDATES

@@ -1,0 +1,132 @@
+"""Estimators by name, over the prompts of a training run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from verl_ext import checks
+from verl_ext.estimation.beta_posterior import BetaPosterior
+from verl_ext.estimation.embeddings import embed, find_model
+from verl_ext.estimation.estimator import Estimator
+from verl_ext.estimation.gaussian_process import GaussianProcess
+from verl_ext.estimation.history import History
+from verl_ext.estimation.moving_average import MovingAverage
+from verl_ext.estimation.ridge_regression import RidgeRegression
+from verl_ext.policy import Prompt
+
+CACHE = "~/.cache/verl_ext"
+OPTIONS = "rollout_policy.estimator_options"
+
+
+def _probe(features: np.ndarray, **options: Any) -> Estimator:
+    from verl_ext.estimation.probe import LinearProbe
+
+    return LinearProbe(features, **options)
+
+
+BY_ID: dict[str, Callable[..., Estimator]] = {
+    "beta_posterior": BetaPosterior,
+    "history": History,
+    "moving_average": MovingAverage,
+}
+BY_TEXT: dict[str, Callable[..., Estimator]] = {
+    "gaussian_process": GaussianProcess,
+    "ridge_regression": RidgeRegression,
+    "probe": _probe,
+}
+
+
+class PromptEstimator:
+    """An estimator with what it needs to know about the prompts: their ids, or features of their texts.
+
+    Args:
+        name: a key of :data:`BY_ID` or :data:`BY_TEXT`.
+        options: further arguments of the estimator. For those over texts also ``model`` (folder or package of a
+            sentence-transformers model; default all-MiniLM-L6-v2), ``cache`` (folder of embeddings) or ``features`` (an
+            .npy file of shape (rows of the data, d) instead, for instance hidden states).
+
+    Raises:
+        ValueError: an unknown name, options that do not suit it, or a model or file that is not there.
+    """
+
+    def __init__(self, name: str, options: Mapping[str, Any] | None = None):
+        self.name = checks.choice("rollout_policy.estimator", name, (*BY_ID, *BY_TEXT))
+        self._options = dict(options or {})
+        self._features, self._model = self._options.pop("features", None), self._options.pop("model", None)
+        self._cache = Path(self._options.pop("cache", CACHE)).expanduser()
+        self._estimator: Estimator
+        if name in BY_ID:
+            self._estimator = self._build(BY_ID[name])
+            return
+        self._build(BY_TEXT[name], np.eye(2))  # refuse bad options now, not once a cluster is up
+        if self._features is None:
+            find_model(self._model)
+        elif not Path(self._features).expanduser().is_file():
+            raise ValueError(f"{OPTIONS}.features={self._features} is not valid: there is no such file.")
+
+    def _build(self, make: Callable[..., Estimator], *features: np.ndarray) -> Estimator:
+        try:
+            return make(*features, **self._options)
+        except TypeError as error:
+            raise ValueError(f"{OPTIONS}={self._options} does not suit {self.name!r}: {error}.") from error
+
+    def start_run(self, texts: Sequence[str]) -> None:
+        """Read or compute the features of all prompts, with a progress bar; ``texts[row]`` is a prompt's text.
+
+        Raises:
+            ValueError: features with another number of rows than there are prompts.
+        """
+        if self.name in BY_ID:
+            return
+        if self._features is None:
+            features = embed(list(texts), cache=self._cache, model=self._model)
+        else:
+            features = np.load(Path(self._features).expanduser(), allow_pickle=False)
+        if len(features) != len(texts):
+            raise ValueError(f"{OPTIONS}.features={self._features} has {len(features)} rows, the data {len(texts)}.")
+        self._estimator = self._build(BY_TEXT[self.name], features)
+
+    def _names(self, prompts: Sequence[Prompt]) -> Sequence[str] | np.ndarray:
+        if self.name in BY_ID:
+            return [prompt.id for prompt in prompts]
+        return np.array([prompt.row for prompt in prompts], dtype=np.int64)
+
+    def known(self, prompts: Sequence[Prompt]) -> np.ndarray:
+        """(B,) bool: prompts that there is a prediction of their own for; False only while a history is empty."""
+        if isinstance(self._estimator, History):
+            return self._estimator.known(self._names(prompts))
+        return np.ones(len(prompts), dtype=bool)
+
+    def predict(self, prompts: Sequence[Prompt]) -> np.ndarray:
+        """(B,) predictions."""
+        return self._estimator.predict(self._names(prompts))
+
+    def strength(self, prompts: Sequence[Prompt]) -> np.ndarray | float:
+        """What the predictions are worth in rollouts, as a prior (HORA eq. 14): 2 unless the estimator says."""
+        if hasattr(self._estimator, "predict_prior"):
+            return self._estimator.predict_prior(self._names(prompts))[1]
+        if isinstance(self._estimator, BetaPosterior):
+            return np.add(*self._estimator.parameters(self._names(prompts)))
+        return 2.0
+
+    def observe(self, prompts: Sequence[Prompt], observed: np.ndarray, trials: np.ndarray) -> None:
+        """Success rates, or reward variances for a GP with the softplus link, of finished groups."""
+        self._estimator.observe(self._names(prompts), observed, trials)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The estimator's name and state."""
+        return {"name": self.name, "estimator": self._estimator.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a ``state_dict``.
+
+        Raises:
+            ValueError: it is of another estimator, or of another configuration of it.
+        """
+        if state["name"] != self.name:
+            raise ValueError(f"the state is of estimator={state['name']!r}, this run uses {self.name!r}.")
+        self._estimator.load_state_dict(state["estimator"])

@@ -1,0 +1,113 @@
+"""Every rule by its name, on the same beliefs: what lets any estimator go with any rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from verl_ext import checks
+from verl_ext.allocation import gradient_variance, heuristics, hit_utility, knapsack
+
+
+@dataclass(frozen=True)
+class Beliefs:
+    """What is known about the n prompts of an allocation.
+
+    Attributes:
+        success_rates: (n,) in [0, 1].
+        strength: (n,) or scalar, how many rollouts the rates are worth; ``hit_utility`` takes Beta(s p, s (1 - p)).
+        reward_variance: (n,) for rewards that are not verdicts; None: p (1 - p) says it all.
+    """
+
+    success_rates: np.ndarray
+    strength: np.ndarray | float = 2.0
+    reward_variance: np.ndarray | None = None
+
+
+def allocate(
+    rule: str,
+    beliefs: Beliefs,
+    budget: int,
+    *,
+    lower: int,
+    upper: int,
+    done: int = 0,
+    options: Mapping[str, Any] | None = None,
+) -> np.ndarray:
+    """(n,) int64 rollouts of each prompt in all, ``done`` of them behind it; sums to ``budget``.
+
+    Args:
+        rule: one of :data:`RULES`.
+        beliefs: about each prompt.
+        budget: rollouts of all prompts in all, those done included.
+        lower: rollouts of each prompt at least.
+        upper: at most.
+        done: rollouts that each prompt has had in this step; no less than these remain.
+        options: further keyword arguments of the rule.
+
+    Raises:
+        ValueError: an unknown rule, or what the rule refuses.
+    """
+    checks.choice("allocator", rule, tuple(RULES))
+    try:
+        return RULES[rule](beliefs, budget, max(lower, done), upper, done, **(options or {}))
+    except TypeError as error:
+        given = dict(options or {})
+        raise ValueError(
+            f"rollout_policy.allocator_options={given} does not suit allocator={rule!r}: {error}."
+        ) from error
+
+
+def _uniform(beliefs: Beliefs, budget: int, lower: int, upper: int, done: int) -> np.ndarray:
+    return heuristics.proportional(np.ones(len(beliefs.success_rates)), budget, lower=lower, upper=upper)
+
+
+def _hit_utility(beliefs: Beliefs, budget: int, lower: int, upper: int, done: int, **options: Any) -> np.ndarray:
+    inside = np.clip(beliefs.success_rates, 1e-6, 1 - 1e-6)
+    prior = hit_utility.prior_from_prediction(inside, beliefs.strength)
+    n = inside.size
+    additional = hit_utility.allocate(
+        np.zeros(n), 0, budget - done * n, prior=prior, lower=lower - done, upper=upper - done, **options
+    )
+    return done + additional
+
+
+def _knapsack(beliefs: Beliefs, budget: int, lower: int, upper: int, done: int, **options: Any) -> np.ndarray:
+    return knapsack.allocate(beliefs.success_rates, budget, lower=lower, upper=upper, **options)
+
+
+def _gradient_variance(beliefs: Beliefs, budget: int, lower: int, upper: int, done: int, **options: Any) -> np.ndarray:
+    return gradient_variance.allocate(
+        beliefs.success_rates, budget, lower=lower, upper=upper, reward_variance=beliefs.reward_variance, **options
+    )
+
+
+def _hard_first(beliefs: Beliefs, budget: int, lower: int, upper: int, done: int) -> np.ndarray:
+    """Hard is what is believed to be the hardest: the lowest rate there is."""
+    hard = beliefs.success_rates > beliefs.success_rates.min()
+    additional = budget - lower * hard.size
+    return lower + heuristics.hard_first(hard.astype(float), additional, upper=upper - lower)
+
+
+def _inverse_accuracy(beliefs: Beliefs, budget: int, lower: int, upper: int, done: int, **options: Any) -> np.ndarray:
+    return heuristics.inverse_accuracy(beliefs.success_rates, budget, lower=lower, upper=upper, **options)
+
+
+def _inverse_variance(beliefs: Beliefs, budget: int, lower: int, upper: int, done: int, **options: Any) -> np.ndarray:
+    return heuristics.inverse_variance(
+        beliefs.success_rates, budget, lower=lower, upper=upper, reward_variance=beliefs.reward_variance, **options
+    )
+
+
+RULES: dict[str, Callable[..., np.ndarray]] = {
+    "uniform": _uniform,
+    "hit_utility": _hit_utility,
+    "knapsack": _knapsack,
+    "gradient_variance": _gradient_variance,
+    "hard_first": _hard_first,
+    "inverse_accuracy": _inverse_accuracy,
+    "inverse_variance": _inverse_variance,
+}
