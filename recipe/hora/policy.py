@@ -34,7 +34,8 @@ class Hora(RolloutPolicy):
     The batch is split into ``shards`` of neighbouring prompts with a budget of their own (Appendix C); a shard's
     phase B starts when its own phase A is complete.
 
-    Source: *HORA: Hit-Utility Optimal Rollout Allocation*, §3.2, Algorithm 1, Appendices C and F.
+    Source: Wang et al. 2026, *Where to Spend Rollouts: Hit-Utility Optimal Rollout Allocation for Group-Based RLVR*,
+    §3.2, Algorithm 1, Appendices C and F.
 
     Args:
         train_batch_size: prompts per training step (Γ).

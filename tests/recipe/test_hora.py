@@ -11,6 +11,7 @@ from support.engine import controller, run_step
 
 from recipe.hora.policy import Hora
 from verl_ext.allocation import hit_utility
+from verl_ext.estimation.probe import LinearProbe
 
 RATES = [0.0, 0.05, 0.3, 0.6, 1.0] * 16
 
@@ -129,6 +130,19 @@ def test_any_prior_goes_with_any_rule(estimator, options, allocator, features):
         assert sum(len(group.rollouts) for group in run_step(run, step)) == 64
 
 
+def test_a_probe_fitted_beforehand_is_a_prior_from_the_first_step(features, tmp_path):
+    probe = LinearProbe(np.load(features), online=False, learning_rate=0.1)
+    probe.fit(np.arange(len(RATES)), RATES, np.full(len(RATES), 8))
+    (tmp_path / "probe.json").write_text(json.dumps(probe.state_dict()))
+    options = {"features": features, "state": str(tmp_path / "probe.json"), "online": False}
+    policy = Hora(train_batch_size=8, G=8, G0=4, estimator="probe", estimator_options=options)
+    run = controller(policy, RATES)
+    run_step(run, 1)
+    prompts = [group.prompt for group in run._batch]
+    assert policy.estimator.predict(prompts) == pytest.approx(probe.predict([prompt.row for prompt in prompts]))
+    assert np.ptp(policy.estimator.predict(prompts)) > 0.1  # not the same for all, as without it
+
+
 def test_state_is_restored(features):
     options = {"estimator": "probe", "estimator_options": {"features": features}, "warm_up_component": "format"}
     make = lambda: Hora(train_batch_size=8, G=6, G0=2, warm_up_cycles=1, **options)  # noqa: E731
@@ -174,6 +188,7 @@ def test_bad_parameters_are_named(key, value):
         ({"estimator": "oracle"}, "estimator"),
         ({"estimator": "history", "estimator_options": {"length": 3}}, "estimator_options"),
         ({"estimator": "probe", "estimator_options": {"features": "/no/such.npy"}}, "features"),
+        ({"estimator": "history", "estimator_options": {"state": "/no/such.json"}}, "state"),
     ],
 )
 def test_combinations_that_cannot_work_are_refused(options, named):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,8 @@ class PromptEstimator:
         name: a key of :data:`BY_ID` or :data:`BY_TEXT`.
         options: further arguments of the estimator. For those over texts also ``model`` (folder or package of a
             sentence-transformers model; default all-MiniLM-L6-v2), ``cache`` (folder of embeddings) or ``features`` (an
-            .npy file of shape (rows of the data, d) instead, for instance hidden states).
+            .npy file of shape (rows of the data, d) instead, for instance hidden states). For all: ``state``, a JSON
+            file of its ``state_dict`` to begin with, for instance a probe fitted on held-out rollouts.
 
     Raises:
         ValueError: an unknown name, options that do not suit it, or a model or file that is not there.
@@ -57,7 +59,11 @@ class PromptEstimator:
         self.name = checks.choice("rollout_policy.estimator", name, (*BY_ID, *BY_TEXT))
         self._options = dict(options or {})
         self._features, self._model = self._options.pop("features", None), self._options.pop("model", None)
+        self._state = self._options.pop("state", None)
         self._cache = Path(self._options.pop("cache", CACHE)).expanduser()
+        for key, file in (("features", self._features), ("state", self._state)):
+            if file is not None and not Path(file).expanduser().is_file():
+                raise ValueError(f"{OPTIONS}.{key}={file} is not valid: there is no such file.")
         self._estimator: Estimator
         if name in BY_ID:
             self._estimator = self._build(BY_ID[name])
@@ -65,8 +71,6 @@ class PromptEstimator:
         self._build(BY_TEXT[name], np.eye(2))  # refuse bad options now, not once a cluster is up
         if self._features is None:
             find_model(self._model)
-        elif not Path(self._features).expanduser().is_file():
-            raise ValueError(f"{OPTIONS}.features={self._features} is not valid: there is no such file.")
 
     def _build(self, make: Callable[..., Estimator], *features: np.ndarray) -> Estimator:
         try:
@@ -80,15 +84,18 @@ class PromptEstimator:
         Raises:
             ValueError: features with another number of rows than there are prompts.
         """
-        if self.name in BY_ID:
-            return
+        if self.name in BY_TEXT:
+            self._estimator = self._build(BY_TEXT[self.name], self._read_features(texts))
+        if self._state is not None:
+            self._estimator.load_state_dict(json.loads(Path(self._state).expanduser().read_text()))
+
+    def _read_features(self, texts: Sequence[str]) -> np.ndarray:
         if self._features is None:
-            features = embed(list(texts), cache=self._cache, model=self._model)
-        else:
-            features = np.load(Path(self._features).expanduser(), allow_pickle=False)
+            return embed(list(texts), cache=self._cache, model=self._model)
+        features = np.load(Path(self._features).expanduser(), allow_pickle=False)
         if len(features) != len(texts):
             raise ValueError(f"{OPTIONS}.features={self._features} has {len(features)} rows, the data {len(texts)}.")
-        self._estimator = self._build(BY_TEXT[self.name], features)
+        return features
 
     def _names(self, prompts: Sequence[Prompt]) -> Sequence[str] | np.ndarray:
         if self.name in BY_ID:

