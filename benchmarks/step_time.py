@@ -1,6 +1,6 @@
 """What the driver costs: our step against verl's own, and a bound pilot+commit step against one wave.
 
-    python benchmarks/step_time.py --task outputs/quickstart
+    python benchmarks/step_time.py --task outputs/quickstart_small
 
 Both comparisons are ratios of medians over runs that alternate (A B A B), on the same model, data and number of
 rollouts, with a learning rate of 0 so that no run drifts away from the others. The first steps are left out.
