@@ -79,6 +79,11 @@ def maximize(
     return counts
 
 
+def even(*columns: np.ndarray) -> Gain:
+    """An objective that gives the next rollout to the prompt with the fewest."""
+    return lambda groups, counts: 1 / (counts + 1.0)
+
+
 def require_feasible(budget: float, lower: np.ndarray, upper: np.ndarray, unit: np.ndarray) -> None:
     """Refuse a budget that the bounds cannot meet, in one sentence.
 

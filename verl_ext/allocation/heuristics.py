@@ -42,7 +42,9 @@ def hard_first(
     counts = lower.copy()
     for rows, share in ((hard, for_hard), (~hard, left - for_hard)):
         if rows.any():
-            counts[rows] = greedy.maximize(_even, [lower[rows]], share + lower[rows].sum(), lower[rows], upper[rows])
+            counts[rows] = greedy.maximize(
+                greedy.even, [lower[rows]], share + lower[rows].sum(), lower[rows], upper[rows]
+            )
     return counts
 
 
@@ -103,7 +105,3 @@ def proportional(weights: ArrayLike, budget: int, *, lower: ArrayLike, upper: Ar
 
 def _webster(weights: np.ndarray) -> greedy.Gain:
     return lambda groups, counts: weights[groups] / (counts + 0.5)
-
-
-def _even(start: np.ndarray) -> greedy.Gain:
-    return lambda groups, counts: 1 / (counts + 1.0)

@@ -168,11 +168,6 @@ def _rollouts_until(slowest: np.ndarray, confidence: float) -> np.ndarray:
         return np.where(slowest < 1, np.ceil(np.log1p(-confidence) / np.log(slowest) - 1e-9), np.inf)
 
 
-def _even(*columns: np.ndarray) -> greedy.Gain:
-    """The next rollout goes to the prompt with the fewest."""
-    return lambda groups, counts: 1 / (counts + 1.0)
-
-
 def _with_fallback(
     objective: greedy.Objective,
     columns: list[np.ndarray],
@@ -198,8 +193,8 @@ def _with_fallback(
     counts = lower.copy()
     for rows, share, rule in (
         (between, for_between, objective),
-        (unsolved, for_unsolved, _even),
-        (solved, for_solved, _even),
+        (unsolved, for_unsolved, greedy.even),
+        (solved, for_solved, greedy.even),
     ):
         if rows.any():
             counts[rows] = greedy.maximize(
