@@ -55,6 +55,24 @@ def positive(name: str, array: np.ndarray) -> np.ndarray:
     return array
 
 
+def number(name: str, value: float, low: float = -np.inf, high: float = np.inf) -> float:
+    """``value`` as a finite float in [low, high].
+
+    Raises:
+        ValueError: it is not.
+    """
+    return float(within(name, vector(name, [value]), low, high)[0])
+
+
+def positive_number(name: str, value: float) -> float:
+    """``value`` as a finite float greater than zero.
+
+    Raises:
+        ValueError: it is not.
+    """
+    return float(positive(name, vector(name, [value]))[0])
+
+
 def whole(name: str, value: int, least: int = 0) -> int:
     """``value`` as an int that is at least ``least``.
 
@@ -102,4 +120,4 @@ def budget(value: float, costs: np.ndarray | None) -> float:
     """
     if costs is None:
         return whole("budget", value)
-    return float(within("budget", vector("budget", [value]), 0, np.inf)[0])
+    return number("budget", value, 0)

@@ -57,7 +57,7 @@ def inverse_accuracy(
         ValueError: naming the argument that is not finite, out of range, of the wrong shape or infeasible.
     """
     rates = checks.within("success_rates", checks.vector("success_rates", success_rates), 0, 1)
-    return proportional(1 - rates + _epsilon(epsilon), budget, lower=lower, upper=upper)
+    return proportional(1 - rates + checks.positive_number("epsilon", epsilon), budget, lower=lower, upper=upper)
 
 
 def inverse_variance(
@@ -83,11 +83,7 @@ def inverse_variance(
     else:
         rates = checks.within("success_rates", checks.vector("success_rates", success_rates), 0, 1)
         spread = rates * (1 - rates)
-    return proportional(1 / (spread + _epsilon(epsilon)), budget, lower=lower, upper=upper)
-
-
-def _epsilon(epsilon: float) -> float:
-    return float(checks.positive("epsilon", checks.vector("epsilon", [epsilon]))[0])
+    return proportional(1 / (spread + checks.positive_number("epsilon", epsilon)), budget, lower=lower, upper=upper)
 
 
 def proportional(weights: ArrayLike, budget: int, *, lower: ArrayLike, upper: ArrayLike) -> np.ndarray:

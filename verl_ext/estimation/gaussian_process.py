@@ -58,16 +58,16 @@ class GaussianProcess:
     ):
         self._features = Features("embeddings", embeddings, ids)
         self._points = self._features.matrix - self._features.matrix.mean(axis=0)  # distances lose fewer digits
-        self.clip = float(checks.positive("clip", checks.vector("clip", [clip]))[0])
+        self.clip = checks.positive_number("clip", clip)
         if self.clip >= 0.5:
             raise ValueError(f"clip={clip} must be less than 0.5.")
-        self.noise = float(checks.within("noise", checks.vector("noise", [noise]), 0, np.inf)[0])
+        self.noise = checks.number("noise", noise, 0, np.inf)
         self.link = checks.choice("link", link, ("sigmoid", "softplus"))
-        self.jitter = float(checks.positive("jitter", checks.vector("jitter", [jitter]))[0])
+        self.jitter = checks.positive_number("jitter", jitter)
         if bandwidth is None:
             bandwidth = self._median_distance()
-        self.bandwidth = float(checks.positive("bandwidth", checks.vector("bandwidth", [bandwidth]))[0])
-        self.prior_mean = float(checks.vector("prior_mean", [prior_mean])[0])
+        self.bandwidth = checks.positive_number("bandwidth", bandwidth)
+        self.prior_mean = checks.number("prior_mean", prior_mean)
         self.mean = np.full(len(self._points), self.prior_mean)
 
     def predict(self, rows: Prompts) -> np.ndarray:

@@ -28,7 +28,7 @@ class History:
 
     def __init__(self, size: int = 16, initial: float = 0.5):
         self.size = checks.whole("size", size, 1)
-        self.initial = float(checks.within("initial", checks.vector("initial", [initial]), 0, 1)[0])
+        self.initial = checks.number("initial", initial, 0, 1)
         self._groups: dict[Hashable, list[tuple[float, int]]] = {}  # rate and trials, newest first
 
     def known(self, prompts: Prompts) -> np.ndarray:

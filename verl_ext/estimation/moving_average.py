@@ -26,7 +26,7 @@ class MovingAverage:
 
     def __init__(self, window: int = 1024, initial: float = 0.5):
         self.window = checks.whole("window", window, 1)
-        self.initial = float(checks.within("initial", checks.vector("initial", [initial]), 0, 1)[0])
+        self.initial = checks.number("initial", initial, 0, 1)
         self._samples: deque[float] = deque(maxlen=self.window)
 
     def predict(self, prompts: Prompts) -> np.ndarray:

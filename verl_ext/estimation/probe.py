@@ -67,8 +67,8 @@ class LinearProbe:
         self._features = Features("features", features, ids)
         self.online, self.dual = online, dual
         self.cycles, self.steps = checks.whole("cycles", cycles, 1), checks.whole("steps", steps, 1)
-        self.decay = float(checks.within("decay", checks.vector("decay", [decay]), 1e-9, 1)[0])
-        self.average = float(checks.within("average", checks.vector("average", [average]), 0, 1 - 1e-9)[0])
+        self.decay = checks.number("decay", decay, 1e-9, 1)
+        self.average = checks.number("average", average, 0, 1 - 1e-9)
         self._inputs = torch.as_tensor(self._features.matrix, dtype=torch.float32)
         width = self._inputs.shape[1]
         self._model = torch.nn.Sequential(torch.nn.LayerNorm(width), torch.nn.Linear(width, 2 if dual else 1))
@@ -79,10 +79,8 @@ class LinearProbe:
                 self._model[1].bias[1] = float(np.log(np.expm1(STRENGTH)))
         self._optimizer = torch.optim.Adam(
             self._model.parameters(),
-            lr=float(checks.positive("learning_rate", checks.vector("learning_rate", [learning_rate]))[0]),
-            weight_decay=float(
-                checks.within("weight_decay", checks.vector("weight_decay", [weight_decay]), 0, np.inf)[0]
-            ),
+            lr=checks.positive_number("learning_rate", learning_rate),
+            weight_decay=checks.number("weight_decay", weight_decay, 0, np.inf),
         )
         self._averaged = torch.optim.swa_utils.AveragedModel(
             self._model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(self.average)

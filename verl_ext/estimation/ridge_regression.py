@@ -38,8 +38,8 @@ class RidgeRegression:
     ):
         self._features = Features("features", features, ids)
         self.window = checks.whole("window", window, 1)
-        self.penalty = float(checks.positive("penalty", checks.vector("penalty", [penalty]))[0])
-        self.initial = float(checks.within("initial", checks.vector("initial", [initial]), 0, 1)[0])
+        self.penalty = checks.positive_number("penalty", penalty)
+        self.initial = checks.number("initial", initial, 0, 1)
         self._samples: deque[tuple[int, float]] = deque(maxlen=self.window)
         self._fit()
 
