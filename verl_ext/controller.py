@@ -25,6 +25,7 @@ from verl_ext.policy import (
     check_state_version,
 )
 from verl_ext.prompts import PromptStream
+from verl_ext.trajectory import Trajectory
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ class RolloutController:
     until it returns groups. ``outstanding`` counts rollouts that are being generated.
     """
 
-    VERSION = 2
+    VERSION = 3
 
     def __init__(self, policy: RolloutPolicy, rows: Iterable[Prompt], rows_per_epoch: int, engine: Engine):
         self.policy = policy
@@ -184,8 +185,8 @@ class RolloutController:
         released: list[Group] = []
         for action in actions:
             match action:
-                case Request(target=target, rollouts=count):
-                    group = self._new_group(target) if isinstance(target, Prompt) else self._known(target)
+                case Request(target=target, rollouts=count, prefix=prefix):
+                    group = self._new_group(target, prefix) if isinstance(target, Prompt) else self._known(target)
                     group.outstanding += count
                     wave.append((group, count))
                 case Discard(group=group, reason=reason):
@@ -200,11 +201,11 @@ class RolloutController:
         if wave:
             self.engine.submit(wave)
 
-    def _new_group(self, prompt: Prompt) -> Group:
+    def _new_group(self, prompt: Prompt, prefix: Trajectory | None) -> Group:
         if self._is_live(prompt.id):
             raise RuntimeError(f"{self.policy_name} requested a second live group of prompt {prompt.id}")
         self._groups_created += 1
-        group = Group(f"{prompt.id}-{self._groups_created}", prompt)  # no "_": verl splits keys at it
+        group = Group(f"{prompt.id}-{self._groups_created}", prompt, prefix=prefix)  # no "_": verl splits keys at it
         self.live[group.id] = group
         self._live_prompts.add(prompt.id)
         return group

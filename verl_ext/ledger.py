@@ -33,6 +33,13 @@ class Ledger:
         for rollout in rollouts:
             self._count("rollouts/sampled", 1)
             self._count("tokens/sampled", rollout.tokens)
+            for name, count in (
+                ("tokens/replayed", rollout.prefix_tokens),
+                ("rollouts/truncated", rollout.truncated),
+                ("rollouts/diverged", rollout.diverged),
+            ):
+                if count:  # a name appears once there is something to count
+                    self._count(name, int(count))
             if rollout.failed:
                 self._count("rollouts/failed", 1)
             else:

@@ -6,11 +6,13 @@ engine). Nothing here imports verl, ray or torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+
+from verl_ext.trajectory import Trajectory
 
 
 class CannotFillBatch(RuntimeError):
@@ -43,7 +45,11 @@ class Rollout:
         prefix_tokens: replayed tokens in front of them; never generated, never in the loss.
         policy_version: training steps done by the oldest weights that generated a token of it (0: before step 1).
         failed: nothing usable came back; counted, never trained on.
+        truncated: cut off by a limit (response length, number of turns) before the policy ended it.
+        diverged: failed because an environment did not answer a replayed step as it did the first time.
         components: whatever numbers the reward function reports beside the score, by name.
+        trajectory: its tokens, for policies that ask (:attr:`RolloutPolicy.reads_trajectories`); not kept over a
+            restart.
     """
 
     reward: float
@@ -52,7 +58,10 @@ class Rollout:
     policy_version: int
     prefix_tokens: int = 0
     failed: bool = False
+    truncated: bool = False
+    diverged: bool = False
     components: Mapping[str, float] = field(default_factory=dict)
+    trajectory: Trajectory | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass
@@ -64,12 +73,14 @@ class Group:
         prompt: what the rollouts answer.
         rollouts: all that have finished, failed ones included, in order of the waves.
         outstanding: how many have been requested and have not finished.
+        prefix: what every one of them starts from instead of from the bare prompt.
     """
 
     id: str
     prompt: Prompt
     rollouts: list[Rollout] = field(default_factory=list)
     outstanding: int = 0
+    prefix: Trajectory | None = None
 
     @property
     def usable(self) -> list[Rollout]:
@@ -134,31 +145,46 @@ class Group:
                 rollout.policy_version,
                 rollout.prefix_tokens,
                 rollout.failed,
+                rollout.truncated,
+                rollout.diverged,
                 dict(rollout.components),
             ]
             for rollout in self.rollouts
         ]
-        return {"id": self.id, "prompt": prompt, "rollouts": rows, "outstanding": self.outstanding}
+        return {
+            "id": self.id,
+            "prompt": prompt,
+            "rollouts": rows,
+            "outstanding": self.outstanding,
+            "prefix": None if self.prefix is None else self.prefix.state_dict(),
+        }
 
     @classmethod
     def from_state_dict(cls, state: Mapping) -> Group:
         rollouts = [
-            Rollout(float("nan") if reward is None else reward, correct, tokens, version, prefix, failed, components)
-            for reward, correct, tokens, version, prefix, failed, components in state["rollouts"]
+            Rollout(float("nan") if reward is None else reward, *further) for reward, *further in state["rollouts"]
         ]
-        return cls(state["id"], Prompt(*state["prompt"]), rollouts, state["outstanding"])
+        prefix = None if state["prefix"] is None else Trajectory.from_state_dict(state["prefix"])
+        return cls(state["id"], Prompt(*state["prompt"]), rollouts, state["outstanding"], prefix)
 
 
 @dataclass(frozen=True)
 class Request:
-    """Generate ``rollouts`` more for a prompt (a new group) or for a group (its next wave)."""
+    """Generate ``rollouts`` more for a prompt (a new group) or for a group (its next wave).
+
+    With ``prefix``, every rollout of the new group starts from it: its tokens are replayed, never generated and never
+    in the loss. All rollouts of a group start from the same state, or their rewards could not be compared.
+    """
 
     target: Prompt | Group
     rollouts: int
+    prefix: Trajectory | None = None
 
     def __post_init__(self):
         if self.rollouts < 1:
             raise ValueError(f"Request.rollouts must be at least 1, got {self.rollouts}")
+        if self.prefix is not None and isinstance(self.target, Group):
+            raise ValueError("Request.prefix opens a group: it cannot be given to one that exists")
 
 
 @dataclass(frozen=True)
@@ -177,7 +203,13 @@ class Evict:
 
 
 Action = Request | Discard | Evict
-Draw = Callable[[int], "list[Prompt]"]
+
+
+class Draw(Protocol):
+    """Takes the next prompts of the data."""
+
+    def __call__(self, count: int, but: Collection[str] = ()) -> list[Prompt]:
+        """``count`` prompts, each once, passing over evicted ones, those with a live group, and the ids in ``but``."""
 
 
 class RolloutPolicy:
@@ -191,9 +223,11 @@ class RolloutPolicy:
         prompt_weight: what a prompt counts in the loss. ``"equal"``: 1/B, however many rollouts it got;
             ``"rollouts"``: in proportion to its rollouts.
         total_steps: training steps of the whole run (None: open end); known once the run has started.
+        reads_trajectories: whether rollouts are to carry their tokens.
     """
 
     prompt_weight: str = "equal"
+    reads_trajectories: bool = False
     total_steps: int | None = None
 
     def start_run(self, total_steps: int | None, texts: Sequence[str]) -> None:
@@ -207,7 +241,8 @@ class RolloutPolicy:
         """Begin training step ``step`` (1, 2, ...).
 
         ``draw(k)`` takes the next k prompts of the data, skipping evicted ones and those that have a live group; it
-        returns fewer when there are not that many. It stays valid until the next call of ``start_step``.
+        returns fewer when there are not that many; ``draw(k, but=ids)`` passes over these too. It stays valid until the
+        next call of ``start_step``.
         """
         raise NotImplementedError
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from verl_ext.policy import Prompt, check_state_version
 
@@ -30,15 +30,15 @@ class PromptStream:
         """Passes over the data so far."""
         return self.seen_total / self.rows_per_epoch
 
-    def draw(self, count: int) -> list[Prompt]:
-        """The next ``count`` prompts, each at most once; fewer if the data holds no other."""
+    def draw(self, count: int, but: Collection[str] = ()) -> list[Prompt]:
+        """The next ``count`` prompts, each at most once and none with an id in ``but``; fewer if there is no other."""
         prompts: dict[str, Prompt] = {}
         without_success = 0
         # In a shuffled order up to two epochs can pass between two visits of the one prompt that is left.
         while len(prompts) < count and without_success < 2 * self.rows_per_epoch:
             prompt = next(self.rows)
             self.seen_total += 1
-            if prompt.id in self.evicted or prompt.id in prompts or self.is_live(prompt.id):
+            if prompt.id in prompts or prompt.id in but or prompt.id in self.evicted or self.is_live(prompt.id):
                 without_success += 1
                 continue
             prompts[prompt.id] = prompt

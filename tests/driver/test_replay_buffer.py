@@ -32,6 +32,7 @@ class QueueWriter:
 
     def __init__(self, reward=lambda session: float(session % 2), outputs=1, missing=(), silent=False):
         self.reward, self.outputs, self.missing, self.silent = reward, outputs, missing, silent
+        self.truncated, self.diverged = set(), set()
         self.version = 0
 
     def submit(self, wave):
@@ -50,10 +51,17 @@ class QueueWriter:
                 scores = torch.zeros(length)
                 scores[-1] = self.reward(session)
                 mask = torch.ones(length, dtype=torch.int64)
-                mask[0] = 0  # a tool's token: part of the response, not generated
-                extra = {"reward_extra_info": {"acc": bool(self.reward(session) == 1.0)}}
+                mask[1] = 0  # a tool's token: part of the response, not generated
+                extra = {
+                    "reward_extra_info": {"acc": bool(self.reward(session) == 1.0)},
+                    "generated_tokens": length - 1,
+                    "truncated": session in self.truncated,
+                    "diverged": session in self.diverged,
+                }
                 keys.append(f"{uid}_{session}_{index}")
-                fields.append({"rm_scores": scores, "response_mask": mask, "extra_fields": extra})
+                responses = torch.arange(length)
+                row = {"rm_scores": scores, "response_mask": mask, "responses": responses, "extra_fields": extra}
+                fields.append(row)
                 tags.append({"status": "success", "min_global_steps": self.version, "max_global_steps": self.version})
         if keys:
             tq.kv_batch_put(keys=keys, partition_id="train", fields=list_of_dict_to_tensordict(fields), tags=tags)
@@ -159,3 +167,26 @@ def test_the_second_wave_is_read_without_the_first_and_discards_leave_the_queue(
         in_queue = {key.split("_")[0] for key in tq.kv_list("train").get("train", {})}
         assert in_queue == set(buffer.controller.live)
         assert metrics["off_policy/delay_max"] <= 4
+
+
+def test_a_replay_that_diverged_is_dropped_and_counted(make):
+    writer = QueueWriter()
+    writer.diverged, writer.truncated = {2}, {1}
+    buffer = make(Uniform(train_batch_size=2, n=4), writer)
+    begin(buffer)
+    batch, _ = buffer.sample(1, "train", 2)
+    assert {key.split("_")[1] for key in batch.keys} == {"0", "1", "3"}
+    metrics = buffer.controller.metrics()
+    assert (metrics["rollouts/failed"], metrics["rollouts/diverged"], metrics["rollouts/truncated"]) == (2, 2, 2)
+
+
+def test_a_policy_that_asks_gets_the_tokens(make):
+    policy = Uniform(train_batch_size=2, n=2)
+    policy.reads_trajectories = True
+    buffer = make(policy, QueueWriter())
+    begin(buffer)
+    buffer.sample(1, "train", 2)
+    for group in buffer.controller._batch:
+        tokens = [rollout.trajectory.tokens.tolist() for rollout in group.rollouts]
+        assert tokens == [[0, 1, 2], [0, 1, 2, 3]]
+        assert all(not rollout.trajectory.generated[1] for rollout in group.rollouts)

@@ -9,10 +9,17 @@ import numpy as np
 
 from verl_ext.controller import RolloutController
 from verl_ext.policy import Group, Prompt, Rollout, RolloutPolicy
+from verl_ext.trajectory import Trajectory
+
+LENGTH = 20  # tokens of every trajectory
 
 
 class BernoulliEngine:
-    """Finishes waves in a random order when told to; some rollouts fail."""
+    """Finishes waves in a random order when told to; some rollouts fail.
+
+    A trajectory is LENGTH tokens that say how it ended (1 or 0). Starting from part of one pulls the success rate
+    towards that end, by that part.
+    """
 
     def __init__(self, success_rates: Mapping[str, float], seed: int = 0, failure_rate: float = 0.0):
         self.success_rates, self.failure_rate = success_rates, failure_rate
@@ -33,14 +40,25 @@ class BernoulliEngine:
         """The rollouts of ``count`` waves (None: all) out of those submitted, in random order."""
         self.rng.shuffle(self.waiting)
         done, self.waiting = self.waiting[:count], self.waiting[len(self.waiting) if count is None else count :]
-        return [(group.id, [self.rollout(group.prompt) for _ in range(n)]) for group, n in done]
+        return [(group.id, [self.rollout(group) for _ in range(n)]) for group, n in done]
 
-    def rollout(self, prompt: Prompt) -> Rollout:
+    def rollout(self, group: Group) -> Rollout:
         if self.rng.random() < self.failure_rate:
             return Rollout(float("nan"), None, 0, self.version, failed=True)
-        correct = bool(self.rng.random() < self.success_rates[prompt.id])
-        components = {"format": float(self.rng.random() < min(1.0, 0.3 * (1 + self.version)))}
-        return Rollout(float(correct), correct, int(self.rng.integers(1, 50)), self.version, components=components)
+        rate, replayed = self.success_rates[group.prompt.id], 0
+        if group.prefix is not None:
+            replayed = len(group.prefix)
+            rate += replayed / LENGTH * (int(group.prefix.tokens[0]) - rate)
+        correct = bool(self.rng.random() < rate)
+        return Rollout(
+            float(correct),
+            correct,
+            int(self.rng.integers(1, 50)),
+            self.version,
+            prefix_tokens=replayed,
+            components={"format": float(self.rng.random() < min(1.0, 0.3 * (1 + self.version)))},
+            trajectory=Trajectory([int(correct)] * LENGTH, [True] * LENGTH),
+        )
 
 
 def prompts(count: int) -> list[Prompt]:

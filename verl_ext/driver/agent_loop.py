@@ -1,30 +1,85 @@
-"""verl's agent loops, with several waves under one group."""
+"""verl's agent loops, with several waves under one group, and prefixes in front of them."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping
+
 import numpy as np
 import ray
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
+from verl.experimental.agent_loop.tool_parser import ToolParser
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 from verl.utils import tensordict_utils as tu
 
 from verl_ext.allocation.balance import partition, random_dispatch
+from verl_ext.driver.replay import REPLAY, Replay, ReplayClient, mask_replayed
+from verl_ext.trajectory import Trajectory
 
 ROLLOUTS = "__rollout_n__"  # verl's own key for the number of rollouts of a prompt
 SESSION_OFFSET = "session_offset"
+PREFIX = "replayed_prefix"  # of every rollout of a prompt: a trajectory's state, {} for none
+GENERATED, TRUNCATED, DIVERGED = "generated_tokens", "truncated", "diverged"  # what a trajectory's extra fields say
 
 
 class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
-    """Numbers the sessions of a later wave behind those of the earlier ones.
+    """Runs verl's agent loops for the waves of a group.
 
-    verl numbers the sessions of every submission from 0, so a second one under the same uid would overwrite the first.
+    - verl numbers the sessions of every submission from 0, so a second one under the same uid would overwrite the
+      first: those of a later wave are numbered behind the earlier ones.
+    - A prefix is replayed by the client that the loop asks, and masked in what the loop returns.
+    - What the masks no longer tell, the number of generated tokens for instance, is noted beside the trajectory.
     """
 
     def __init__(self, *args, **kwargs):  # without a signature of its own, Ray's wrapping fails
         super().__init__(*args, **kwargs)
+        self.llm_client = ReplayClient(self.llm_client, self.rollout_config.response_length)
+        self._timeout = self.config.rollout_driver.agent_timeout
+        self._compact_filtering = self.config.rollout_driver.compact_filtering
+        self._tool_parser = ToolParser.get_tool_parser(self.rollout_config.multi_turn.format, self.tokenizer)
 
-    async def _run_agent_loop(self, sampling_params, trajectory, *, session_id, session_offset=0, **kwargs):
-        session_id += int(session_offset)
-        return await super()._run_agent_loop(sampling_params, trajectory, session_id=session_id, **kwargs)
+    async def _run_agent_loop(
+        self,
+        sampling_params,
+        trajectory,
+        *,
+        session_id: int,
+        session_offset: int = 0,
+        replayed_prefix: Mapping | None = None,
+        **kwargs,
+    ):
+        if replayed_prefix:
+            REPLAY.set(Replay(Trajectory.from_state_dict(replayed_prefix)))
+        run = super()._run_agent_loop(
+            sampling_params, trajectory, session_id=session_id + int(session_offset), **kwargs
+        )
+        return await asyncio.wait_for(run, None if trajectory["validate"] else self._timeout)
+
+    async def _agent_loop_postprocess(self, output, validate, **kwargs):
+        replay = REPLAY.get()
+        outputs = output if isinstance(output, list) else [output]
+        for each in [] if validate else outputs:
+            if replay is not None:
+                mask_replayed(each, replay, version=int(kwargs["global_steps"]) - 1)
+            truncated = await self._is_truncated(each)
+            each.extra_fields |= {
+                GENERATED: sum(each.response_mask),
+                TRUNCATED: truncated,
+                DIVERGED: replay is not None and replay.diverged,
+            }
+            if truncated and self._compact_filtering:
+                each.response_mask = [0] * len(each.response_mask)
+        return await super()._agent_loop_postprocess(output, validate, **kwargs)
+
+    async def _is_truncated(self, output: AgentLoopOutput) -> bool:
+        """Whether a limit ended it: the response length, or the number of turns, with a tool call unanswered."""
+        if len(output.response_ids) >= self.rollout_config.response_length:
+            return True
+        if not self.tools or not output.response_mask or not output.response_mask[-1]:
+            return False
+        last_turn = Trajectory(output.response_ids, [True, *output.response_mask[1:]]).spans[-1]
+        tokens = output.response_ids[last_turn.start :]
+        return bool((await self._tool_parser.extract_tool_calls(tokens, []))[1])
 
 
 class WaveManager(AgentLoopManagerTQ):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import transfer_queue as tq
@@ -12,7 +14,9 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from verl_ext.controller import RolloutController
+from verl_ext.driver.agent_loop import DIVERGED, GENERATED, TRUNCATED
 from verl_ext.policy import Group, Rollout
+from verl_ext.trajectory import Trajectory
 
 PARTITION = "train"
 POLL_SHARE = 4  # sleep at least this many times as long as a look takes, so that looking stays cheap
@@ -20,6 +24,18 @@ POLL_SHARE = 4  # sleep at least this many times as long as a look takes, so tha
 
 class RolloutStall(RuntimeError):
     """No rollout has finished for longer than rollout_driver.stall_timeout."""
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One trajectory in the queue; as it stands, one that never came."""
+
+    reward: float = math.nan
+    tokens: int = 0
+    truncated: bool = False
+    diverged: bool = False
+    components: Mapping[str, float] = field(default_factory=dict)
+    trajectory: Trajectory | None = None
 
 
 class GroupReplayBuffer(ReplayBuffer):
@@ -85,21 +101,37 @@ class GroupReplayBuffer(ReplayBuffer):
         rows = self._read_rows(keys)
         return [(uid, self._rollouts(group, sessions[uid], rows)) for uid, group in ended.items()]
 
-    def _read_rows(self, keys: list[str]) -> dict[str, tuple[float, int, dict[str, float]]]:
-        """Reward, generated tokens and reward components of each trajectory."""
+    def _read_rows(self, keys: list[str]) -> dict[str, _Row]:
+        """What is known of each trajectory."""
         if not keys:
             return {}
-        fields = ["rm_scores", "response_mask", "extra_fields"]
+        fields = ["rm_scores", "extra_fields"]
+        if self.controller.policy.reads_trajectories:
+            fields += ["responses", "response_mask"]
         data = tq.kv_batch_get(keys=keys, partition_id=PARTITION, select_fields=fields)
         rewards = [float(scores.sum()) for scores in data["rm_scores"].unbind()]
-        tokens = [int(mask.sum()) for mask in data["response_mask"].unbind()]
-        components = [_components(extra) for extra in data.pop("extra_fields").tolist()]
-        return dict(zip(keys, zip(rewards, tokens, components, strict=True), strict=True))
+        trajectories: list[Trajectory | None] = [None] * len(keys)
+        if "responses" in fields:
+            pairs = zip(data["responses"].unbind(), data["response_mask"].unbind(), strict=True)
+            trajectories = [Trajectory(ids.numpy(), mask.numpy()) if mask[0] else None for ids, mask in pairs]
+        extras = data.pop("extra_fields").tolist()
+        return {
+            key: _Row(
+                reward=reward,
+                tokens=extra[GENERATED],
+                truncated=extra[TRUNCATED],
+                diverged=extra[DIVERGED],
+                components=_components(extra),
+                trajectory=trajectory,
+            )
+            for key, reward, extra, trajectory in zip(keys, rewards, extras, trajectories, strict=True)
+        }
 
-    def _rollouts(self, group: Group, sessions: dict[int, list[str]], rows: dict) -> list[Rollout]:
-        """One rollout per session of the wave; a session without rows, or with a non-finite reward, has failed."""
+    def _rollouts(self, group: Group, sessions: dict[int, list[str]], rows: dict[str, _Row]) -> list[Rollout]:
+        """One rollout per session of the wave; one without rows, with a non-finite reward or that diverged, failed."""
         rollouts = []
         first = len(group.rollouts)
+        prefix_tokens = 0 if group.prefix is None else int(group.prefix.generated.sum())
         for session in range(first, first + group.outstanding):
             keys = sorted(sessions.get(session, []), key=lambda key: int(key.split("_")[2]))
             tags = [self.partitions[PARTITION][key] for key in keys]
@@ -107,21 +139,24 @@ class GroupReplayBuffer(ReplayBuffer):
                 (tag["min_global_steps"] for tag in tags if tag["min_global_steps"] is not None), default=None
             )
             version = self.controller.step - 1 if version is None else int(version)
-            tokens = sum(rows[key][1] for key in keys)
-            reward, _, components = rows[keys[-1]] if keys else (math.nan, 0, {})
-            failed = not math.isfinite(reward)
+            last = rows[keys[-1]] if keys else _Row()
+            failed = not math.isfinite(last.reward) or last.diverged
             if failed and keys:  # it must not reach the update
                 tq.kv_clear(keys=keys, partition_id=PARTITION)
                 for key in keys:
                     del self.partitions[PARTITION][key]
             rollouts.append(
                 Rollout(
-                    reward=math.nan if failed else reward,
-                    correct=_verdict(components),
-                    tokens=tokens,
+                    reward=math.nan if failed else last.reward,
+                    correct=_verdict(last.components),
+                    tokens=sum(rows[key].tokens for key in keys),
                     policy_version=version,
+                    prefix_tokens=prefix_tokens if keys else 0,
                     failed=failed,
-                    components=components,
+                    truncated=any(rows[key].truncated for key in keys),
+                    diverged=last.diverged,
+                    components=last.components,
+                    trajectory=last.trajectory if len(keys) == 1 else None,
                 )
             )
         return rollouts

@@ -19,7 +19,7 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import collate_fn
 
 from verl_ext.controller import RolloutController
-from verl_ext.driver.agent_loop import ROLLOUTS, SESSION_OFFSET
+from verl_ext.driver.agent_loop import PREFIX, ROLLOUTS, SESSION_OFFSET
 from verl_ext.driver.checkpoint import load_state, save_state
 from verl_ext.driver.prompt_data import PromptDataset, PromptTexts, endless_rows, prompt_loader
 from verl_ext.driver.prompt_weight import advantage_factors, are_of_one_size, mini_batch_of_rows
@@ -91,6 +91,8 @@ class PolicyTrainer(PPOTrainer):
         batch = tu.get_tensordict(fields)
         batch[ROLLOUTS] = torch.tensor([count for _, count in wave])
         batch[SESSION_OFFSET] = torch.tensor([len(group.rollouts) for group in groups])
+        prefixes = [{} if group.prefix is None else group.prefix.state_dict() for group in groups]
+        tu.assign_non_tensor_stack(batch, PREFIX, prefixes)
         tu.assign_non_tensor_data(batch, "global_steps", self.global_steps)
         self._submit_batch_to_rollout(batch)
 

@@ -131,6 +131,11 @@ def _not_ours(config: DictConfig) -> None:
 def _driver(config: DictConfig) -> None:
     for key in ("rollout_driver.poll_interval", "rollout_driver.stall_timeout"):
         _refuse_if(not _is_positive(OmegaConf.select(config, key)), config, key, "use a positive number of seconds")
+    key = "rollout_driver.agent_timeout"
+    timeout = OmegaConf.select(config, key)
+    _refuse_if(timeout is not None and not _is_positive(timeout), config, key, "use a number of seconds, or null")
+    key = "rollout_driver.compact_filtering"
+    _refuse_if(not isinstance(OmegaConf.select(config, key), bool), config, key, "use true or false")
     key = "rollout_driver.advantage_clip"
     clip = OmegaConf.select(config, key)
     _refuse_if(clip is not None and not _is_positive(clip), config, key, "use a positive number, or null")

@@ -1,0 +1,102 @@
+"""All recipes on the CPU task, at equal rollouts, over several seeds.
+
+    python benchmarks/learning.py --task outputs/quickstart_small
+
+Runs that are finished are not run again, so it can be stopped and started at any time. Each run's metrics are
+``<recipe>_<seed>.jsonl`` in ``--out``; ``python -m verl_ext.report`` shows them.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+PROMPTS, ROLLOUTS = 32, 8  # per step and per prompt: 256 rollouts a step, where a method has one wave
+TRAINING_PROMPTS = 256  # eight steps an epoch, so that what is remembered of a prompt can matter
+METHODS = {
+    "grpo": [f"actor_rollout_ref.rollout.n={ROLLOUTS}"],
+    "dapo": [f"actor_rollout_ref.rollout.n={ROLLOUTS}"],
+    "pilot_commit": ["rollout_policy.n_pilot=4", "rollout_policy.n_commit=4"],
+    "hora": [f"actor_rollout_ref.rollout.n={ROLLOUTS}", "rollout_policy.G0=4"],
+    "vip": [f"actor_rollout_ref.rollout.n={ROLLOUTS}"],
+    "knapsack": [f"actor_rollout_ref.rollout.n={ROLLOUTS}"],
+}
+"""What each recipe is given beside its defaults: group sizes that fit the task."""
+console = Console()
+
+
+def overrides(recipe: str, seed: int, rollouts: int, task: Path) -> list[str]:
+    """The command line of one run."""
+    return [
+        "hardware=cpu",
+        f"data.train_files={task}/data/train.parquet",
+        f"data.val_files={task}/data/validation.parquet",
+        f"data.train_max_samples={TRAINING_PROMPTS}",
+        f"data.seed={seed}",
+        f"data.train_batch_size={PROMPTS}",
+        "data.max_prompt_length=32",
+        "data.max_response_length=16",
+        f"actor_rollout_ref.model.path={task}/model",
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={PROMPTS}",
+        "actor_rollout_ref.actor.optim.lr=1e-4",
+        "actor_rollout_ref.rollout.max_model_len=64",
+        f"actor_rollout_ref.rollout.seed={seed}",
+        "actor_rollout_ref.rollout.val_kwargs.do_sample=true",
+        "actor_rollout_ref.rollout.val_kwargs.temperature=1.0",
+        "actor_rollout_ref.rollout.val_kwargs.n=4",
+        "reward.custom_reward_function.path=pkg://verl_ext.data.reasoning_gym",
+        "trainer.logger=[file]",
+        "trainer.resume_mode=disable",
+        "trainer.save_freq=-1",
+        "trainer.test_freq=6",
+        "trainer.total_training_steps=10000",
+        f"rollout_driver.rollout_budget={rollouts}",
+        *METHODS[recipe],
+    ]
+
+
+def train(recipe: str, seed: int, rollouts: int, task: Path, out: Path) -> None:
+    """One run, unless it was finished before with the same command line. Raises CalledProcessError if it fails."""
+    name = f"{recipe}_{seed}"
+    metrics, log, done = (out / f"{name}{ending}" for ending in (".jsonl", ".log", ".done"))
+    arguments = overrides(recipe, seed, rollouts, task)
+    command_line = "\n".join(arguments)
+    if done.is_file() and done.read_text() == command_line:
+        console.print(f"{name}: done before ({metrics})")
+        return
+    done.unlink(missing_ok=True)
+    start = time.monotonic()
+    environment = {**os.environ, "VERL_FILE_LOGGER_PATH": str(metrics)}
+    command = [sys.executable, "-m", f"recipe.{recipe}", *arguments, f"trainer.default_local_dir={out}/{name}"]
+    with console.status(f"{name} (log: {log})"), open(log, "w") as file:
+        subprocess.run(command, check=True, stdout=file, stderr=subprocess.STDOUT, env=environment, timeout=3600)
+    done.write_text(command_line)
+    console.print(f"{name}: {time.monotonic() - start:.0f} s")
+
+
+def main(
+    task: Annotated[Path, typer.Option(help="Folder with model/ and data/, as the quickstart makes it.")],
+    out: Annotated[Path, typer.Option(help="Folder for metrics and logs.")] = Path("outputs/benchmarks/learning"),
+    recipe: Annotated[list[str] | None, typer.Option(help="Once per recipe; all of them by default.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds 1, 2, ... of data order and sampling.")] = 3,
+    rollouts: Annotated[int, typer.Option(min=1, help="Rollouts of each run, pilots included.")] = 6144,
+) -> None:
+    """Train every recipe on every seed, one after the other."""
+    recipes = recipe or list(METHODS)
+    if unknown := set(recipes) - set(METHODS):
+        raise typer.BadParameter(f"--recipe {', '.join(sorted(unknown))}: use some of {', '.join(METHODS)}")
+    out.mkdir(parents=True, exist_ok=True)
+    for seed in range(1, seeds + 1):
+        for name in recipes:
+            train(name, seed, rollouts, task.resolve(), out.resolve())
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,117 @@
+"""A model of re-rollouts from a prefix, to try a prefix controller on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+
+from recipe.prefix_sampling.prefix_control import PrefixControl
+from verl_ext import checks
+
+LOGITS = np.linspace(-8, 8, 161)
+QUANTILES = [NormalDist().inv_cdf((i + 0.5) / 15) for i in range(15)]
+
+
+@dataclass(frozen=True)
+class Children:
+    """Groups of n that start from a prefix whose ratio is still open, so that all controllers meet the same luck.
+
+    Attributes:
+        logits: (...) of success without a prefix.
+        gains: (...) by how much a whole parent trajectory would move the logit; negative for failing ones.
+        luck: (..., n) uniform; a rollout succeeds where it is below the success rate.
+        curvature: see :class:`Population`.
+    """
+
+    logits: np.ndarray
+    gains: np.ndarray
+    luck: np.ndarray
+    curvature: float
+
+    def __getitem__(self, index: int) -> Children:
+        return Children(self.logits[index], self.gains[index], self.luck[index], self.curvature)
+
+    def pass_rates(self, ratio: float, shift: float = 0.0) -> np.ndarray:
+        """(...) observed with a prefix of ``ratio``; ``shift`` is added to the logits."""
+        rates = _sigmoid(self.logits + self.gains * ratio**self.curvature + shift)
+        return (self.luck < rates[..., None]).mean(axis=-1)
+
+
+@dataclass(frozen=True)
+class Population:
+    """Prompts that differ in difficulty, and prefixes that move the logit of success.
+
+    Rollouts of a prompt succeed independently with probability sigmoid(theta), theta ~ N(0, ``difficulty_spread``^2). A
+    prompt is in bucket k when k of its n parent rollouts succeed, so theta given k is that prior times
+    Binomial(k; n, sigmoid(theta)). A prefix of ratio rho makes the logit of its n children
+
+        theta + gain rho^curvature + shift    from a success, for buckets k < n/2
+        theta - gain rho^curvature + shift    from a failure, for buckets k > n/2
+
+    with gain ~ LogNormal(ln ``median_gain``, ``gain_spread``^2), one per prompt. Above a ``curvature`` of 1 the end of
+    a trajectory says more than its beginning. ``shift`` is drift: whatever makes children easier or harder in the
+    course of training at the same k and the same ratio.
+
+    Assumed, for want of data: the effect is monotone in the ratio, of this form, and of the same size on both sides.
+    """
+
+    n: int = 8
+    median_gain: float = 4.0
+    gain_spread: float = 0.5
+    curvature: float = 1.0
+    difficulty_spread: float = 1.5
+
+    def children(self, bucket: int, shape: tuple[int, ...], rng: np.random.Generator) -> Children:
+        """Prompts of a bucket, drawn at random."""
+        logits = rng.choice(LOGITS, shape, p=self._posterior(bucket))
+        gains = self._gains(bucket, rng.normal(size=shape))
+        return Children(logits, gains, rng.random((*shape, self.n)), self.curvature)
+
+    def pass_rate(self, bucket: int, ratio: float, shift: float = 0.0) -> float:
+        """Mean over prompts, gains and rollouts, without noise."""
+        gains = self._gains(bucket, np.array(QUANTILES))
+        rates = _sigmoid(LOGITS[:, None] + gains * ratio**self.curvature + shift)
+        return float(self._posterior(bucket) @ rates.mean(axis=1))
+
+    def _gains(self, bucket: int, normal: np.ndarray) -> np.ndarray:
+        side = 1 if 2 * bucket < self.n else -1
+        return side * self.median_gain * np.exp(self.gain_spread * normal)
+
+    def _posterior(self, bucket: int) -> np.ndarray:
+        """Weight of each of ``LOGITS``, given k of n."""
+        k = checks.number("bucket", bucket, 0, self.n)
+        prior = -0.5 * (LOGITS / self.difficulty_spread) ** 2
+        likelihood = -k * np.logaddexp(0, -LOGITS) - (self.n - k) * np.logaddexp(0, LOGITS)
+        weights = np.exp(prior + likelihood)
+        return weights / weights.sum()
+
+
+def steer(
+    control: PrefixControl, children: Mapping[int, Children], shifts: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Let a controller see children step by step; those of one step start from the same ratio.
+
+    Args:
+        control: is changed.
+        children: by controlled bucket, each (steps, groups).
+        shifts: (steps,) of the logits.
+
+    Returns:
+        (steps, buckets) ratios that were used, and (steps, buckets) mean pass rates that came of it.
+    """
+    ratios, pass_rates = np.empty((2, len(shifts), len(control.buckets)))
+    for step, shift in enumerate(shifts):
+        for column, bucket in enumerate(control.buckets):
+            ratios[step, column] = control.ratio(bucket)
+            observed = children[bucket][step].pass_rates(ratios[step, column], shift)
+            pass_rates[step, column] = observed.mean()
+            for pass_rate in observed.tolist():
+                control.observe(bucket, pass_rate)
+    return ratios, pass_rates
+
+
+def _sigmoid(logits: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-logits))

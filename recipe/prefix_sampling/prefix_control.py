@@ -1,0 +1,175 @@
+"""How long the replayed prefix is: one feedback controller per pass-count bucket (Prefix Sampling §2.2)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from verl_ext.policy import check_state_version, require, require_integer
+
+
+class PrefixControl:
+    """The adaptive prefix controller (§2.2, eq. 2, Table 9): a ratio rho_k for each bucket k, the parents' pass count.
+
+    With every group of n that was rolled out again from a prefix of bucket k, and passed at a rate p,
+
+        m_k <- (1 - alpha) m_k + alpha p,    m_k = target at first (App. F.2),
+
+    and where |m_k - target| > dead_zone and none of the last ``cooldown`` groups of the bucket moved rho_k,
+
+        hard, k/n < target (a successful prefix helps):   rho_k <- rho_k + step sign(target - m_k)
+        easy, k/n > target (a failing prefix handicaps):  rho_k <- rho_k - step sign(target - m_k)
+
+    within the bounds. The half-life of m_k is ln 0.5 / ln(1 - alpha) groups. Assumed: a longer prefix changes the pass
+    rate in the direction above, and slowly enough that m_k has seen a ratio before the next step away from it.
+
+    The paper's constants were lost when its text was extracted, but for the cooldown. The upper bound is what the
+    memory in Table 3 implies, the lower one mirrors it; the others are chosen with ``benchmarks/prefix_control.py``,
+    the initial ratio also because in App. F.2 it turns out too small for every bucket.
+
+    Args:
+        n: rollouts of a group.
+        buckets: pass counts that are controlled, each in [1, n - 1], none of them at the target.
+        initial_ratio: of every bucket, within the bounds; a ratio is a share of the parent trajectory.
+        ratio_bounds: (lower, upper), 0 <= lower < upper < 1.
+        target: pass rate, in (0, 1).
+        ema_alpha: alpha, in (0, 1].
+        dead_zone: distance from the target that is left alone; smaller than what is on either side of the target.
+        step: by how much a ratio moves at once, in (0, upper - lower].
+        cooldown: groups of the bucket that only count for m_k after each move.
+        adaptive: False leaves the ratios where they are (the ablation PS-fix of §4.3); m_k is still kept.
+
+    Raises:
+        ValueError: naming the argument that is not valid.
+    """
+
+    VERSION = 1
+
+    def __init__(
+        self,
+        n: int,
+        buckets: Sequence[int],
+        initial_ratio: float = 0.3,
+        ratio_bounds: Sequence[float] = (0.05, 0.95),
+        target: float = 0.5,
+        ema_alpha: float = 0.05,
+        dead_zone: float = 0.075,
+        step: float = 0.02,
+        cooldown: int = 5,
+        adaptive: bool = True,
+    ):
+        require_integer("n", n, minimum=2)
+        require(_is_number(target) and 0 < target < 1, "target", target, "it must be a pass rate in (0, 1)")
+        self.n, self.target = n, target
+        self.buckets = self._controllable(buckets)
+        self.lower, self.upper = _bounds(ratio_bounds)
+        within = _is_number(initial_ratio) and self.lower <= initial_ratio <= self.upper
+        require(within, "initial_ratio", initial_ratio, f"it must be within ratio_bounds=({self.lower}, {self.upper})")
+        require(_is_number(ema_alpha) and 0 < ema_alpha <= 1, "ema_alpha", ema_alpha, "it must be in (0, 1]")
+        room = min(target, 1 - target)
+        reachable = _is_number(dead_zone) and 0 <= dead_zone < room
+        require(reachable, "dead_zone", dead_zone, f"it must be in [0, {room:g}), or pass rates could not leave it")
+        width = self.upper - self.lower
+        require(
+            _is_number(step) and 0 < step <= width, "step", step, f"it must be in (0, {width:g}], within the bounds"
+        )
+        require_integer("cooldown", cooldown, minimum=0)
+        require(isinstance(adaptive, bool), "adaptive", adaptive, "use true or false")
+        self.ema_alpha, self.dead_zone, self.step = ema_alpha, dead_zone, step
+        self.cooldown, self.adaptive = cooldown, adaptive
+        self._ratio = dict.fromkeys(self.buckets, float(initial_ratio))
+        self._ema = dict.fromkeys(self.buckets, float(target))
+        self._cooling = dict.fromkeys(self.buckets, 0)  # groups to come that cannot move the ratio
+
+    def ratio(self, bucket: int) -> float:
+        """rho_k: the share of the parent trajectory to replay now.
+
+        Raises:
+            ValueError: the bucket is not controlled.
+        """
+        self._require_controlled(bucket)
+        return self._ratio[bucket]
+
+    def observe(self, bucket: int, pass_rate: float) -> None:
+        """A group that was rolled out from a prefix of ``bucket`` has finished.
+
+        Raises:
+            ValueError: the bucket is not controlled, or the rate is outside [0, 1].
+        """
+        self._require_controlled(bucket)
+        if not 0 <= pass_rate <= 1:
+            raise ValueError(f"pass_rate={pass_rate!r} must be in [0, 1]")
+        self._ema[bucket] += self.ema_alpha * (pass_rate - self._ema[bucket])
+        if self._cooling[bucket]:
+            self._cooling[bucket] -= 1
+        elif self.adaptive and abs(self._ema[bucket] - self.target) > self.dead_zone:
+            self._move(bucket)
+
+    def metrics(self) -> dict[str, float]:
+        """``ratio_k*`` and ``pass_rate_ema_k*`` of every controlled bucket."""
+        values = {f"ratio_k{bucket}": self._ratio[bucket] for bucket in self.buckets}
+        return values | {f"pass_rate_ema_k{bucket}": self._ema[bucket] for bucket in self.buckets}
+
+    def state_dict(self) -> dict:
+        """JSON-able; buckets are in the order of ``buckets``."""
+        return {
+            "version": self.VERSION,
+            "n": self.n,
+            "buckets": list(self.buckets),
+            "ratio": list(self._ratio.values()),
+            "ema": list(self._ema.values()),
+            "cooling": list(self._cooling.values()),
+        }
+
+    def load_state_dict(self, state: Mapping) -> None:
+        """Inverse of :meth:`state_dict`.
+
+        Raises:
+            ValueError: another version, or the state of other buckets.
+        """
+        check_state_version(state, self.VERSION, "PrefixControl")
+        same = state["n"] == self.n and tuple(state["buckets"]) == self.buckets
+        saved = f"the run that is resumed has {state['buckets']} of n={state['n']}"
+        require(same, "buckets", list(self.buckets), saved)
+        # Bounds may have been narrowed since.
+        ratios = (min(max(float(ratio), self.lower), self.upper) for ratio in state["ratio"])
+        self._ratio = dict(zip(self.buckets, ratios, strict=True))
+        self._ema = dict(zip(self.buckets, map(float, state["ema"]), strict=True))
+        self._cooling = dict(zip(self.buckets, map(int, state["cooling"]), strict=True))
+
+    def _move(self, bucket: int) -> None:
+        """One step towards the target; one that a bound swallows is none, and starts no cooldown."""
+        too_low, hard = self._ema[bucket] < self.target, bucket / self.n < self.target
+        moved = self._ratio[bucket] + (self.step if too_low == hard else -self.step)
+        moved = min(max(moved, self.lower), self.upper)
+        if moved != self._ratio[bucket]:
+            self._ratio[bucket] = moved
+            self._cooling[bucket] = self.cooldown
+
+    def _controllable(self, buckets: Sequence[int]) -> tuple[int, ...]:
+        several = isinstance(buckets, Sequence) and not isinstance(buckets, str) and len(buckets) > 0
+        require(several, "buckets", buckets, "it must list at least one pass count")
+        for bucket in buckets:
+            inside = isinstance(bucket, int) and not isinstance(bucket, bool) and 1 <= bucket < self.n
+            require(inside, "buckets", list(buckets), f"each must be an integer in [1, {self.n - 1}]")
+            at_target = math.isclose(bucket / self.n, self.target)
+            neither = f"{bucket} of {self.n} is the target, so no prefix is known to bring it closer; leave it out"
+            require(not at_target, "buckets", list(buckets), neither)
+        require(len(set(buckets)) == len(buckets), "buckets", list(buckets), "each may occur once")
+        return tuple(buckets)
+
+    def _require_controlled(self, bucket: int) -> None:
+        if bucket not in self._ratio:
+            raise ValueError(f"bucket={bucket!r} is not controlled; rollout_policy.buckets={list(self.buckets)}")
+
+
+def _bounds(bounds: Sequence[float]) -> tuple[float, float]:
+    pair = isinstance(bounds, Sequence) and len(bounds) == 2 and all(map(_is_number, bounds))
+    # A prefix of ratio 1 leaves nothing to generate.
+    valid = pair and 0 <= bounds[0] < bounds[1] < 1
+    require(valid, "ratio_bounds", bounds, "it must be (lower, upper) with 0 <= lower < upper < 1")
+    return float(bounds[0]), float(bounds[1])
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

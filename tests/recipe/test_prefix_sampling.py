@@ -1,0 +1,215 @@
+"""Prefix Sampling on a generator in which a prefix pulls the success rate towards its own end."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from support.engine import LENGTH, controller, prompts, run_step
+
+from recipe.prefix_sampling.policy import PrefixSampling
+from recipe.prefix_sampling.prefix_store import PrefixStore, SavedPrefix, trajectory_to_replay
+from verl_ext.policy import CannotFillBatch, Group, Prompt, Request, Rollout
+from verl_ext.trajectory import Trajectory
+
+MIXED = [0.02, 0.12, 0.25, 0.5, 0.75, 0.88, 0.98] * 12
+
+
+def ended(correct: bool, **fields) -> Rollout:
+    trajectory = Trajectory([int(correct)] * LENGTH, [True] * LENGTH)
+    return Rollout(float(correct), correct, LENGTH, 0, **({"trajectory": trajectory} | fields))
+
+
+def opened(policy: PrefixSampling, count: int, step: int = 1) -> list[Request]:
+    """The requests of a step whose data is p0, p1, ..."""
+    rows = prompts(count)
+    return policy.start_step(step, lambda k, but=(): [row for row in rows if row.id not in but][:k])
+
+
+def finish(policy: PrefixSampling, requests: list[Request], passed: list[int]) -> tuple[list[Group], list]:
+    """Let each request's group pass this often; the batch, and what was asked for meanwhile."""
+    actions = []
+    for place, (request, k) in enumerate(zip(requests, passed, strict=True)):
+        rollouts = [ended(n < k) for n in range(request.rollouts)]
+        group = Group(f"g{place}", request.target, rollouts, prefix=request.prefix)
+        actions += policy.on_group(group)
+    return policy.take_batch(), actions
+
+
+def test_skewed_groups_are_rolled_out_again_beside_fresh_prompts():
+    policy = PrefixSampling(train_batch_size=9, n=8)
+    first = opened(policy, 40)
+    assert [request.rollouts for request in first] == [8] * 9 and all(request.prefix is None for request in first)
+    batch, actions = finish(policy, first, list(range(9)))
+    assert [group.prompt.id for group in batch] == [f"p{k}" for k in range(1, 8)]  # ordinary groups train as usual
+    assert [action.reason for action in actions] == ["all_wrong", "all_correct"]
+
+    second = opened(policy, 40, step=2)
+    assert sum(request.rollouts for request in second) == 9 * 8
+    replayed = {request.target.id: request.prefix for request in second if request.prefix is not None}
+    assert set(replayed) == {"p1", "p2", "p6", "p7"}  # 3 to 5 of 8 are balanced
+    assert {name: int(prefix.tokens[0]) for name, prefix in replayed.items()} == {"p1": 1, "p2": 1, "p6": 0, "p7": 0}
+    assert {len(prefix) for prefix in replayed.values()} == {int(0.3 * LENGTH)}
+    assert not {request.target.id for request in second if request.prefix is None} & set(replayed)
+
+
+def test_re_rollouts_train_and_inform_the_controllers_and_save_nothing():
+    policy = PrefixSampling(train_batch_size=4, n=8)
+    finish(policy, opened(policy, 40), [1, 1, 7, 4])
+    second = opened(policy, 40, step=2)
+    batch, _ = finish(policy, second, [0, 2, 7, 3])
+    assert len(batch) == 3 and len(policy.store) == 0
+    ema = {name: value for name, value in policy.metrics().items() if "ema" in name}
+    alpha = policy.control.ema_alpha
+    expected = (1 - alpha) * ((1 - alpha) * 0.5 + alpha * 0.0) + alpha * 2 / 8
+    assert ema["prefix_sampling/pass_rate_ema_k1"] == pytest.approx(expected)
+    assert ema["prefix_sampling/pass_rate_ema_k7"] == pytest.approx((1 - alpha) * 0.5 + alpha * 7 / 8)
+    metrics = policy.metrics()
+    assert metrics["prefix_sampling/from_k1_to_k0"] == metrics["prefix_sampling/from_k7_to_k7"] == 1
+    assert metrics["prefix_sampling/replayed_pass_rate"] == pytest.approx((0 + 2 + 7) / 24)
+    assert metrics["prefix_sampling/fresh_band_share"] == 1 and metrics["prefix_sampling/valid_groups"] == 3
+
+
+def test_what_is_saved_does_not_depend_on_the_order_of_arrival():
+    states = []
+    for order in (slice(None), slice(None, None, -1)):
+        policy = PrefixSampling(train_batch_size=6, n=8, ema_alpha=0.5, cooldown=0)
+        finish(policy, opened(policy, 40), [1, 2, 6, 7, 1, 2])
+        requests = opened(policy, 40, step=2)
+        groups = [
+            Group(f"g{place}", request.target, [ended(n < place % 8) for n in range(8)], prefix=request.prefix)
+            for place, request in enumerate(requests)
+        ]
+        for group in groups[order]:
+            policy.on_group(group)
+        policy.take_batch()
+        states.append(policy.state_dict()["store"])
+    assert states[0] == states[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "buckets"),
+    [
+        ({}, (1, 2, 6, 7)),
+        ({"sides": "hard"}, (1, 2)),
+        ({"sides": "easy"}, (6, 7)),
+        ({"n": 3}, (1, 2)),
+        ({"n": 5}, (1, 4)),
+        ({"band": [0.2, 0.8]}, (1, 7)),
+    ],
+)
+def test_the_controlled_buckets_are_those_outside_of_the_band(options, buckets):
+    policy = PrefixSampling(train_batch_size=4, **options)
+    assert policy.control.buckets == buckets
+    batch, _ = finish(policy, opened(policy, 40), [1] * 4)
+    assert len(policy.store) == (4 if 1 in buckets else 0) and len(batch) == 4
+
+
+def test_the_matched_baseline_filters_and_replays_nothing():
+    run = controller(PrefixSampling(train_batch_size=6, replay=False), MIXED)
+    for step in range(1, 8):
+        batch = run_step(run, step)
+        assert all(0 < group.success_rate < 1 for group in batch)
+        metrics = run.metrics()
+        assert metrics["prefix_sampling/store"] == 0 and "tokens/replayed_total" not in metrics
+
+
+def test_the_pass_rate_of_re_rollouts_moves_to_one_half():
+    shares = {}
+    for adaptive in (True, False):
+        policy = PrefixSampling(train_batch_size=32, adaptive=adaptive, ema_alpha=0.2, initial_ratio=0.1)
+        run = controller(policy, MIXED * 4, seed=3)
+        for step in range(1, 161):
+            run_step(run, step)
+            assert run.metrics()["rollouts/sampled"] == 32 * 8
+            assert len(policy.store) <= 32
+        shares[adaptive] = {k: policy.metrics()[f"prefix_sampling/pass_rate_ema_k{k}"] for k in (1, 2, 6, 7)}
+        assert run.metrics()["tokens/replayed_total"] > 0
+    distance = {kind: {k: abs(rate - 0.5) for k, rate in rates.items()} for kind, rates in shares.items()}
+    assert all(distance[True][k] < distance[False][k] for k in (1, 7))
+    assert np.mean(list(distance[True].values())) < 0.1 < np.mean(list(distance[False].values()))
+
+
+def test_a_restart_changes_nothing():
+    def build():
+        return PrefixSampling(train_batch_size=8, ema_alpha=0.3, cooldown=1)
+
+    straight = controller(build(), MIXED, seed=5)
+    for step in range(1, 6):
+        run_step(straight, step)
+    state = json.loads(json.dumps(straight.state_dict()))
+    resumed = controller(build(), MIXED, seed=5)
+    resumed.load_state_dict(state)
+    resumed.engine.rng = np.random.default_rng(9)
+    straight.engine.rng = np.random.default_rng(9)
+    resumed.prompts.rows = straight.prompts.rows  # the position in the data is the data loader's
+    assert resumed.policy.state_dict() == straight.policy.state_dict() and len(straight.policy.store)
+    replayed = {group_id: group.prefix for group_id, group in straight.live.items()}
+    assert not replayed  # at the end of a step nothing is under way
+    run_step(resumed, 6)
+    assert resumed.metrics()["prefix_sampling/replayed"] == len(straight.policy.store)
+
+
+def test_failed_rollouts_are_left_out_of_the_pass_count():
+    policy = PrefixSampling(train_batch_size=1)
+    failed = Rollout(float("nan"), None, 0, 0, failed=True, diverged=True)
+    group = Group("g", Prompt("p", 0), [ended(True), ended(False), ended(False), failed, ended(False)])
+    assert policy.pass_count(group) == 2  # one of four
+    assert policy.pass_count(Group("g", Prompt("p", 0), [ended(True), failed])) == 8
+
+
+def test_a_group_without_signal_is_replaced_when_no_other_has_any():
+    run = controller(PrefixSampling(train_batch_size=2, max_rounds=30), [0.0] * 30 + [0.5])
+    batch = run_step(run, 1)
+    assert len(batch) == 1
+    hopeless = controller(PrefixSampling(train_batch_size=2, max_rounds=3), [0.0] * 30)
+    with pytest.raises(CannotFillBatch, match="all 6 groups of 3 rounds fail or pass whole.*max_rounds"):
+        run_step(hopeless, 1)
+
+
+def test_the_trajectory_to_replay_ended_by_itself():
+    cut = ended(True, truncated=True)
+    whole = ended(True)
+    group = Group("g", Prompt("p", 0), [ended(False), cut, whole])
+    assert trajectory_to_replay(group, successful=True) is whole.trajectory
+    assert trajectory_to_replay(group, successful=False) is group.rollouts[0].trajectory
+    assert trajectory_to_replay(Group("g", Prompt("p", 0), [ended(False), cut]), successful=True) is None
+
+
+def test_the_store_holds_five_bytes_a_token():
+    store = PrefixStore()
+    for row in prompts(3):
+        store.save(SavedPrefix(row, 1, Trajectory(np.ones(1000), np.ones(1000))))
+    store.save(SavedPrefix(prompts(1)[0], 2, Trajectory(np.ones(10), np.ones(10))))  # the newer one stays
+    assert (len(store), store.bytes) == (3, 5 * 2010)
+    copy = PrefixStore()
+    copy.load_state_dict(json.loads(json.dumps(store.state_dict())))
+    assert copy.state_dict() == store.state_dict()
+    assert [entry.prompt.id for entry in store.take()] == ["p0", "p1", "p2"] and len(store) == 0
+
+
+def test_rewards_that_are_no_verdicts_are_refused_in_one_sentence():
+    policy = PrefixSampling(train_batch_size=1)
+    group = Group("g", Prompt("p", 0), [Rollout(0.3, None, 5, 0), Rollout(0.6, None, 5, 0)])
+    opened(policy, 4)
+    with pytest.raises(ValueError, match="prompt p has rewards from 0.3 to 0.6.*acc"):
+        policy.on_group(group)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n": 2}, "rollout_policy.n=2"),
+        ({"sides": "left"}, "sides='left'.*both, hard, easy"),
+        ({"band": [0.6, 0.7]}, "band"),
+        ({"band": [0.4]}, "band"),
+        ({"replay": 1}, "replay=1"),
+        ({"initial_ratio": 0.99}, "initial_ratio"),
+        ({"max_rounds": 0}, "max_rounds"),
+        ({"prompt_weight": "none"}, "prompt_weight"),
+    ],
+)
+def test_bad_parameters_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        PrefixSampling(**({"train_batch_size": 4} | options))

@@ -1,0 +1,49 @@
+"""Prefix Sampling end to end on verl, Ray, vLLM and FSDP."""
+
+from __future__ import annotations
+
+import pytest
+from support.training import TrainingRun, assert_books_balance, optimizer_steps
+
+from verl_ext.driver.checkpoint import load_state
+
+pytestmark = pytest.mark.stack
+BATCH, ROLLOUTS, UPDATES, STEPS = 8, 8, 2, 7
+
+
+def test_a_killed_run_goes_on_with_its_prefixes_and_controllers(task, tmp_path):
+    overrides = [
+        f"data.train_batch_size={BATCH}",
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={BATCH // UPDATES}",
+        f"actor_rollout_ref.rollout.n={ROLLOUTS}",
+        f"trainer.total_training_steps={STEPS}",
+        "trainer.save_freq=2",
+    ]
+    first = TrainingRun(task, "prefix_sampling", tmp_path, *overrides)
+    first.wait_for_step(5)
+    first.kill()
+    before = first.steps()
+    latest = int((first.checkpoints / "latest_checkpointed_iteration.txt").read_text())
+    saved = load_state(first.checkpoints / f"global_step_{latest}")["policy"]["state"]
+    waiting = len(saved["store"])
+    assert waiting == before[latest]["prefix_sampling/store"]
+
+    second = TrainingRun(task, "prefix_sampling", tmp_path, *overrides)
+    after = second.finish()
+    assert list(after) == list(range(latest + 1, STEPS + 1))
+    steps = {step: metrics for step, metrics in before.items() if step <= latest} | after
+    assert_books_balance(steps)
+    assert after[latest + 1]["prefix_sampling/replayed"] == waiting
+    for step, metrics in steps.items():
+        assert metrics["rollouts/sampled"] % (BATCH * ROLLOUTS) == 0  # one round, unless no group had any signal
+        assert metrics["groups/effective_ratio"] == 1 and metrics["rollouts/failed"] == 0
+        # A replayed token has no log-probability of vLLM's: it agrees only where it does not count.
+        assert metrics["training/rollout_probs_diff_max"] < 1e-3
+        if step > 1:
+            assert metrics["prefix_sampling/replayed"] == steps[step - 1]["prefix_sampling/store"]
+    assert max(metrics["prefix_sampling/replayed"] for metrics in steps.values()) > 0
+    last = steps[STEPS]
+    assert last["tokens/replayed_total"] > 0
+    seen = sum(value for name, value in last.items() if name.startswith("prefix_sampling/from_k"))
+    assert seen == sum(metrics["prefix_sampling/replayed"] for metrics in steps.values())  # over the restart
+    assert optimizer_steps(second.checkpoints, STEPS) == STEPS * UPDATES
