@@ -104,9 +104,9 @@ class Ledger:
 def batch_metrics(groups: list[Group], step: int) -> dict[str, float]:
     """What is trained on at ``step``: signal, split and age of the batch.
 
-    ``groups/effective_ratio`` is the share of groups whose rewards differ, i.e. that have a gradient at all.
-    ``groups/reward_mean`` weighs prompts equally, ``rollouts/reward_mean`` weighs rollouts equally; allocation pulls
-    the two apart.
+    ``effective_ratio`` is the share of groups, or of rollouts (Knapsack-RL eq. 4), whose group has rewards that differ,
+    i.e. that have a gradient at all. Names that begin with ``groups/`` weigh prompts equally, with ``rollouts/``
+    rollouts; allocation pulls the two apart.
     """
     if not groups:
         return {}
@@ -115,8 +115,10 @@ def batch_metrics(groups: list[Group], step: int) -> dict[str, float]:
     delays = np.array([(step - 1) - rollout.policy_version for group in groups for rollout in group.usable])
     verdicts = [group.verdicts for group in groups]
     known = [verdict for verdict in verdicts if verdict is not None]
+    spread = np.array([has_spread(reward) for reward in rewards])
     metrics = {
-        "groups/effective_ratio": np.mean([has_spread(reward) for reward in rewards]),
+        "groups/effective_ratio": spread.mean(),
+        "rollouts/effective_ratio": spread @ sizes / sizes.sum(),
         "groups/reward_mean": np.mean([reward.mean() for reward in rewards]),
         "groups/reward_std_mean": np.mean([reward.std() for reward in rewards]),
         "rollouts/reward_mean": np.concatenate(rewards).mean(),

@@ -82,6 +82,8 @@ class PrefixSampling(RolloutPolicy):
         self.band, self.replay, self.prompt_weight = (float(band[0]), float(band[1])), replay, prompt_weight
         hard = [k for k in range(1, n) if k / n < self.band[0] and sides != "easy"]
         easy = [k for k in range(1, n) if k / n > self.band[1] and sides != "hard"]
+        valid = "it must leave out some pass count between 1 and n - 1, or there is nothing to replay"
+        require(bool(hard or easy), "band", list(band), valid)
         self.hard = frozenset(hard)
         self.control = PrefixControl(
             n=n,

@@ -204,6 +204,7 @@ def test_rewards_that_are_no_verdicts_are_refused_in_one_sentence():
         ({"sides": "left"}, "sides='left'.*both, hard, easy"),
         ({"band": [0.6, 0.7]}, "band"),
         ({"band": [0.4]}, "band"),
+        ({"band": [0.1, 0.9]}, r"band=\[0.1, 0.9\]"),
         ({"replay": 1}, "replay=1"),
         ({"initial_ratio": 0.99}, "initial_ratio"),
         ({"max_rounds": 0}, "max_rounds"),

@@ -19,46 +19,57 @@ def assert_budget_is_spent(steps: dict[int, dict[str, float]]) -> None:
         assert metrics["allocation/seconds"] < 0.05 * metrics["timing_s/step"]
 
 
-def test_hora(task, tmp_path):
-    run = TrainingRun(
+def killed_and_resumed(task, recipe: str, folder, *overrides: str) -> tuple[dict, dict, TrainingRun]:
+    """Four steps with a checkpoint after the second, SIGKILL in the third or fourth, then to the end."""
+    overrides = [
+        f"actor_rollout_ref.rollout.n={ROLLOUTS}",
+        "trainer.total_training_steps=4",
+        "trainer.save_freq=2",
+        *overrides,
+    ]
+    first = TrainingRun(task, recipe, folder, *overrides)
+    first.wait_for_step(3)
+    first.kill()
+    second = TrainingRun(task, recipe, folder, *overrides)
+    before, after = first.steps(), second.finish()
+    assert list(after) == [3, 4]
+    for steps in (before, after):
+        assert_budget_is_spent(steps)
+    assert optimizer_steps(second.checkpoints, 4) == 4 * UPDATES
+    return before, after, second
+
+
+def test_a_killed_hora_run_does_not_warm_up_again(task, tmp_path):
+    warm_up = ["rollout_policy.warm_up_component=acc", "rollout_policy.warm_up_threshold=0"]
+    before, after, _ = killed_and_resumed(
         task,
         "hora",
         tmp_path,
-        f"actor_rollout_ref.rollout.n={ROLLOUTS}",
         "rollout_policy.G0=4",
         "rollout_policy.shards=2",
-        "trainer.total_training_steps=4",
-        "trainer.save_freq=4",
+        *warm_up,
+        "rollout_policy.warm_up_cycles=2",
     )
-    steps = run.finish()
-    assert list(steps) == [1, 2, 3, 4]
-    assert_budget_is_spent(steps)
-    assert all(metrics["allocation/min"] >= 4 for metrics in steps.values())
-    assert any(metrics["allocation/min"] < metrics["allocation/max"] for metrics in steps.values())
-    for metrics in steps.values():
+    for step in (1, 2):
+        assert before[step]["allocation/min"] == before[step]["allocation/max"] == ROLLOUTS
+    for metrics in after.values():
+        assert metrics["hora/warm_up"] == 0 and metrics["allocation/min"] >= 4
         shares = [value for name, value in metrics.items() if name.startswith("hora/share_of_rollouts_c")]
         assert sum(shares) == pytest.approx(1)
-    assert optimizer_steps(run.checkpoints, 4) == 4 * UPDATES
+    assert any(metrics["allocation/min"] < metrics["allocation/max"] for metrics in after.values())
 
 
-def test_vip_with_sentence_embeddings(task, tmp_path):
-    run = TrainingRun(
-        task,
-        "vip",
-        tmp_path,
-        f"actor_rollout_ref.rollout.n={ROLLOUTS}",
-        f"+rollout_policy.estimator_options.cache={tmp_path}/embeddings",
-        "trainer.total_training_steps=4",
-        "trainer.save_freq=4",
-    )
-    steps = run.finish()
-    assert list(steps) == [1, 2, 3, 4]
-    assert_budget_is_spent(steps)
-    assert steps[1]["allocation/min"] == steps[1]["allocation/max"]  # the prior says one half for all
-    assert any(metrics["allocation/min"] < metrics["allocation/max"] for metrics in steps.values())
-    assert all(0 <= metrics["vip/prediction_mae"] <= 1 for metrics in steps.values())
+def test_a_killed_vip_run_keeps_its_beliefs(task, tmp_path):
+    """With sentence embeddings, made once."""
+    cache = f"+rollout_policy.estimator_options.cache={tmp_path}/embeddings"
+    before, after, _ = killed_and_resumed(task, "vip", tmp_path, cache)
+    assert before[1]["allocation/min"] == before[1]["allocation/max"]  # the prior says one half for all
+    assert "vip/prediction_correlation" not in before[1]
+    # The first step after the restart predicts different rates: what the two before it taught is still there.
+    assert "vip/prediction_correlation" in after[3]
+    assert any(metrics["allocation/min"] < metrics["allocation/max"] for metrics in after.values())
+    assert all(0 <= metrics["vip/prediction_mae"] <= 1 for metrics in after.values())
     assert len(list((tmp_path / "embeddings").glob("*.npy"))) == 1
-    assert optimizer_steps(run.checkpoints, 4) == 4 * UPDATES
 
 
 def test_a_killed_knapsack_run_remembers(task, tmp_path):

@@ -1,0 +1,99 @@
+"""What the recipes decided in the runs of ``benchmarks/learning.py``: the papers' own checks, over seeds.
+
+    python benchmarks/decisions.py outputs/benchmarks/learning
+
+Every figure is a mean over steps for each seed, then mean and range (least to largest) over the seeds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+
+Step = dict[str, float]
+
+
+def read_runs(folder: Path, recipe: str) -> list[list[Step]]:
+    """The training steps of each seed's run that is there."""
+    runs = []
+    for path in sorted(folder.glob(f"{recipe}_*.jsonl")):
+        steps = [json.loads(line)["data"] for line in path.read_text().splitlines()]
+        runs.append([step for step in steps if "rollouts/sampled" in step])
+    return runs
+
+
+def over_seeds(runs: list[list[Step]], of_run: Callable[[list[Step]], float], form: str = ".1%") -> str:
+    """``mean (least to largest)``."""
+    values = [of_run(run) for run in runs]
+    return f"{np.mean(values):{form}} ({min(values):{form}} to {max(values):{form}})" if values else "no run"
+
+
+def mean_of(name: str, first: int = 1) -> Callable[[list[Step]], float]:
+    """Mean of a metric from step ``first`` on; a step that lacks it counts 0."""
+    return lambda run: float(np.mean([step.get(name, 0.0) for step in run[first - 1 :]]))
+
+
+def hora(folder: Path) -> Table:
+    """HORA's Figure 3: who gets the second wave's rollouts, by pre-rollout successes c."""
+    runs = read_runs(folder, "hora")
+    table = Table("c", "share of prompts", "share of second-wave rollouts", title=f"hora, {len(runs)} seeds")
+    counts = sorted({name for run in runs for step in run for name in step if name.startswith("hora/share_of_prompts")})
+    for name in counts:
+        prompts, rollouts = mean_of(name), mean_of(name.replace("prompts", "rollouts"))
+        table.add_row(name.rpartition("c")[2], over_seeds(runs, prompts), over_seeds(runs, rollouts))
+    return table
+
+
+def vip(folder: Path, warm_up: int) -> Table:
+    """Mean absolute error of predicted against realised success rates, from step ``warm_up`` + 1 on."""
+    runs = read_runs(folder, "vip")
+    title = f"vip, {len(runs)} seeds, after {warm_up} steps"
+    table = Table("predictor", "mean absolute error", title=title)
+    for label, name in (("Gaussian process", "mae"), ("moving average", "mae_moving_average")):
+        table.add_row(label, over_seeds(runs, mean_of(f"vip/prediction_{name}", warm_up + 1), ".3f"))
+    table.add_row("correlation (GP)", over_seeds(runs, mean_of("vip/prediction_correlation", warm_up + 1), ".2f"))
+    return table
+
+
+def knapsack(folder: Path, uniform_steps: int) -> Table:
+    """Knapsack-RL's eq. 4 against uniform, from the second epoch on: rollouts, and groups, that have a gradient."""
+    table = Table("", "rollouts with a gradient", "groups", title=f"after {uniform_steps} steps")
+    for recipe in ("knapsack", "vip", "hora", "grpo"):
+        runs = read_runs(folder, recipe)
+        names = ("rollouts/effective_ratio", "groups/effective_ratio")
+        cells = (over_seeds(runs, mean_of(name, uniform_steps + 1)) for name in names)
+        table.add_row(f"{recipe}, {len(runs)} seeds", *cells)
+    return table
+
+
+def overhead(folder: Path) -> Table:
+    """Time spent deciding."""
+    table = Table("", "median, ms", "largest, ms", "median share of a step", title="deciding")
+    for recipe in ("hora", "vip", "knapsack"):
+        steps = [step for run in read_runs(folder, recipe) for step in run]
+        if steps:
+            seconds = np.array([step["allocation/seconds"] for step in steps])
+            share = np.median(seconds / [step["timing_s/step"] for step in steps])
+            table.add_row(recipe, f"{1000 * np.median(seconds):.1f}", f"{1000 * seconds.max():.1f}", f"{share:.2%}")
+    return table
+
+
+def main(
+    folder: Annotated[Path, typer.Argument(help="Where benchmarks/learning.py wrote its runs.")],
+    epoch: Annotated[int, typer.Option(min=1, help="Steps of the first epoch, in which prompts are new.")] = 8,
+) -> None:
+    """Print the tables."""
+    console = Console()
+    for table in (hora(folder), vip(folder, epoch), knapsack(folder, epoch), overhead(folder)):
+        console.print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)

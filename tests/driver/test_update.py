@@ -1,0 +1,145 @@
+"""What the update does to a model: prompt weights and replayed tokens, on gradients of verl's own policy loss."""
+
+from __future__ import annotations
+
+import hydra
+import numpy as np
+import pytest
+import torch
+from support.configs import compose
+from support.engine import controller, run_step
+from transformers import Qwen2Config, Qwen2ForCausalLM
+from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
+from verl.utils.config import omega_conf_to_dataclass
+
+from verl_ext.driver.prompt_weight import advantage_factors
+
+PROMPT, LENGTH, VOCABULARY = 3, 6, 32
+
+
+@pytest.fixture(scope="module")
+def model() -> Qwen2ForCausalLM:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    return Qwen2ForCausalLM(Qwen2Config(vocab_size=VOCABULARY, **sizes, **heads)).double()
+
+
+def log_probabilities(model, tokens):
+    """(rows, LENGTH) of the response tokens."""
+    scores = model(input_ids=tokens).logits[:, PROMPT - 1 : -1].log_softmax(-1)
+    return scores.gather(-1, tokens[:, PROMPT:, None])[..., 0]
+
+
+def gradient(model, loss):
+    parts = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
+    return torch.cat([part.flatten() for part in parts])
+
+
+def verl_loss(config, log_prob, old_log_prob, advantages, mask):
+    """As an actor of verl computes it for one mini-batch."""
+    actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+    actor.global_batch_info.update(
+        dp_size=1, batch_num_tokens=mask.sum(), global_batch_size=len(mask), loss_scale_factor=LENGTH
+    )
+    loss, _ = get_policy_loss_fn("vanilla")(
+        old_log_prob=old_log_prob,
+        log_prob=log_prob,
+        advantages=advantages,
+        response_mask=mask,
+        loss_agg_mode=actor.loss_agg_mode,
+        config=actor,
+    )
+    return loss
+
+
+SMALL = {
+    "hora": ["actor_rollout_ref.rollout.n=6", "rollout_policy.G0=3", "rollout_policy.shards=2"],
+    "vip": ["actor_rollout_ref.rollout.n=6", "rollout_policy.estimator=history"],
+    "knapsack": ["actor_rollout_ref.rollout.n=6"],
+}
+
+
+@pytest.mark.parametrize("recipe", SMALL)
+def test_a_prompt_counts_in_the_gradient_as_its_paper_says(recipe, model):
+    """HORA and VIP: each prompt 1/B, whatever its rollouts; Knapsack-RL: each rollout 1/R (its eq. 3)."""
+    overrides = ["data.train_batch_size=6", "actor_rollout_ref.actor.ppo_mini_batch_size=6", *SMALL[recipe]]
+    config = compose(recipe, *overrides)
+    run = controller(hydra.utils.instantiate(config.rollout_policy), [0.1, 0.3, 0.5, 0.7, 0.9, 0.95], seed=4)
+    for step in range(1, 6):
+        batch = run_step(run, step)
+    sizes = [len(group.usable) for group in batch]
+    assert len(set(sizes)) > 1, "all groups are of one size, so weights could not be told apart"
+
+    names = [group.id for group in batch for _ in group.usable]
+    rng = np.random.default_rng(0)
+    tokens = torch.tensor(rng.integers(0, VOCABULARY, (len(names), PROMPT + LENGTH)))
+    lengths = torch.tensor(rng.integers(1, LENGTH + 1, len(names)))
+    mask = (torch.arange(LENGTH)[None] < lengths[:, None]).double()
+    scores = torch.zeros(len(names), LENGTH, dtype=torch.float64)
+    scores[:, -1] = torch.tensor(np.concatenate([group.rewards for group in batch]))
+    estimate = get_adv_estimator_fn(config.algorithm.adv_estimator)
+    advantages, _ = estimate(
+        token_level_rewards=scores, response_mask=mask, index=np.array(names), config=config.algorithm
+    )
+    mode, weight = config.actor_rollout_ref.actor.loss_agg_mode, run.policy.prompt_weight
+    factors = advantage_factors(
+        names, lengths.numpy(), np.zeros(len(names), int), prompt_weight=weight, loss_agg_mode=mode
+    )
+
+    log_prob = log_probabilities(model, tokens)
+    ours = gradient(
+        model, verl_loss(config, log_prob, log_prob.detach(), advantages * torch.tensor(factors)[:, None], mask)
+    )
+
+    assert mode == "seq-mean-token-mean" and weight == ("rollouts" if recipe == "knapsack" else "equal")
+    log_prob = log_probabilities(model, tokens)
+    per_rollout = -(advantages * log_prob * mask).sum(1) / mask.sum(1)
+    first = np.concatenate([[0], np.cumsum(sizes)])
+    if recipe == "knapsack":
+        wanted = per_rollout.sum() / len(names)
+    else:
+        wanted = sum(per_rollout[start : start + size].mean() for start, size in zip(first, sizes, strict=False)) / 6
+    wanted = gradient(model, wanted)
+    assert (ours - wanted).norm() < 1e-6 * wanted.norm()  # verl divides by the number of tokens plus 1e-8
+
+
+def test_replayed_tokens_have_no_gradient(model):
+    """The update is the same to the last bit when their advantages and old log-probabilities are nonsense."""
+    config = compose("prefix_sampling", "data.train_batch_size=4", "actor_rollout_ref.actor.ppo_mini_batch_size=4")
+    rng = np.random.default_rng(1)
+    tokens = torch.tensor(rng.integers(0, VOCABULARY, (8, PROMPT + LENGTH)))
+    mask = torch.ones(8, LENGTH, dtype=torch.float64)
+    mask[4:, :3] = 0  # a group of four that starts from three replayed tokens
+    advantages = torch.tensor(rng.normal(size=(8, 1))) * mask
+    poisoned = torch.where(mask == 0, torch.tensor(1e3, dtype=torch.float64), advantages)
+
+    def update(advantages, old_shift):
+        log_prob = log_probabilities(model, tokens)
+        old = log_prob.detach() + torch.where(mask == 0, old_shift, 0.1)
+        return gradient(model, verl_loss(config, log_prob, old, advantages, mask))
+
+    clean = update(advantages, 0.0)
+    assert clean.norm() > 0
+    assert torch.equal(clean, update(poisoned, -7.0))
+    mask_all = torch.ones_like(mask)
+    log_prob = log_probabilities(model, tokens)
+    unmasked = gradient(model, verl_loss(config, log_prob, log_prob.detach() - 0.1, poisoned, mask_all))
+    assert not torch.allclose(clean, unmasked)  # without the mask it would matter
+
+
+def test_replayed_tokens_are_in_no_length_normalisation(model):
+    """Each continuation counts as if it were a response of its own, under every aggregation of a mean over tokens."""
+    rng = np.random.default_rng(2)
+    tokens = torch.tensor(rng.integers(0, VOCABULARY, (4, PROMPT + LENGTH)))
+    replayed = torch.zeros(4, LENGTH, dtype=torch.float64)
+    replayed[:, 2:] = 1
+    advantages = torch.tensor(rng.normal(size=(4, 1)))
+    for mode in ("seq-mean-token-mean", "token-mean"):
+        config = compose("prefix_sampling", f"actor_rollout_ref.actor.loss_agg_mode={mode}")
+        log_prob = log_probabilities(model, tokens)
+        whole = verl_loss(config, log_prob, log_prob.detach(), advantages * replayed, replayed)
+        cut = log_prob[:, 2:]
+        alone = verl_loss(config, cut, cut.detach(), advantages.expand(4, LENGTH - 2), torch.ones_like(cut))
+        wanted = gradient(model, alone)
+        assert (gradient(model, whole) - wanted).norm() < 1e-9 * wanted.norm()

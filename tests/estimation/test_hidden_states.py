@@ -1,0 +1,57 @@
+"""With a real transformers model, as small as it gets."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from verl_ext.estimation.hidden_states import hidden_states
+
+PROMPTS = [[{"role": "user", "content": text}] for text in ("a", "b a b", "b a", "a b a b a b a")]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model")
+    backend = Tokenizer(models.WordLevel({"<pad>": 0, "a": 1, "b": 2, ">": 3}, "<pad>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    template = "{% for m in messages %}{{ m['content'] }}{% endfor %}{% if add_generation_prompt %} >{% endif %}"
+    PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", chat_template=template).save_pretrained(path)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2}
+    Qwen2ForCausalLM(Qwen2Config(vocab_size=4, num_hidden_layers=5, **sizes)).save_pretrained(path)
+    return path
+
+
+def test_each_prompt_has_the_state_of_its_last_token_whatever_is_beside_it(folder):
+    together = hidden_states(PROMPTS, model=folder, progress=False)
+    alone = np.concatenate([hidden_states([prompt], model=folder, progress=False) for prompt in PROMPTS])
+    assert together.shape == (4, 16) and together.dtype == np.float32
+    np.testing.assert_allclose(together, alone, atol=1e-5)
+    network = Qwen2ForCausalLM.from_pretrained(folder)
+    states = network(torch.tensor([[1, 3]]), output_hidden_states=True).hidden_states
+    np.testing.assert_allclose(together[0], states[3][0, -1].detach(), atol=1e-5)  # block ⌊0.6 · 5⌋
+    whole = hidden_states(PROMPTS[:1], model=folder, depth=1.0, progress=False)
+    np.testing.assert_allclose(whole[0], states[5][0, -1].detach(), atol=1e-5)
+
+
+def test_the_command_writes_one_row_per_prompt(folder, tmp_path):
+    pd.DataFrame({"prompt": PROMPTS}).to_parquet(tmp_path / "train.parquet")
+    command = [sys.executable, "-m", "verl_ext.estimation.hidden_states", "--model", folder]
+    command += ["--data", tmp_path / "train.parquet", "--out", tmp_path / "features.npy"]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    written = np.load(tmp_path / "features.npy")
+    np.testing.assert_allclose(written, hidden_states(PROMPTS, model=folder, progress=False), atol=1e-6)
+
+
+@pytest.mark.parametrize(("prompts", "depth", "named"), [([], 0.6, "prompts"), (PROMPTS, 0.0, "depth=0")])
+def test_refused(prompts, depth, named, folder):
+    with pytest.raises(ValueError, match=named):
+        hidden_states(prompts, model=folder, depth=depth)
