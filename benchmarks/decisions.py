@@ -65,8 +65,8 @@ def vip(folder: Path, warm_up: int) -> Table:
 def knapsack(folder: Path, uniform_steps: int) -> Table:
     """Knapsack-RL's eq. 4 against uniform, from the second epoch on: rollouts, and groups, that have a gradient."""
     table = Table("", "rollouts with a gradient", "groups", title=f"after {uniform_steps} steps")
-    for recipe in ("knapsack", "vip", "hora", "grpo"):
-        runs = read_runs(folder, recipe)
+    for recipe in ("knapsack", "grpo"):
+        runs = [run for run in read_runs(folder, recipe) if "rollouts/effective_ratio" in run[0]]
         names = ("rollouts/effective_ratio", "groups/effective_ratio")
         cells = (over_seeds(runs, mean_of(name, uniform_steps + 1)) for name in names)
         table.add_row(f"{recipe}, {len(runs)} seeds", *cells)

@@ -5,5 +5,5 @@ cd "$(dirname "$0")/.."
 bash examples/install_cpu.sh
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
-# The fast tests first; the rest starts the real stack, one training run at a time.
-.venv/bin/python -m pytest --durations=10 "$@"
+# Two at a time: starting Ray, vLLM and FSDP is mostly waiting for one process after another.
+.venv/bin/python -m pytest --numprocesses=2 --dist=worksteal --durations=10 "$@"

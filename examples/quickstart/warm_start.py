@@ -41,20 +41,24 @@ CHAT_TEMPLATE = (
 
 
 def make_tokenizer(questions: Sequence[str]) -> PreTrainedTokenizerFast:
-    """One token per byte, and one for the words that all questions of a task begin with.
+    """One token per byte, and one for the words that all questions of a task begin with."""
+    phrase = os.path.commonprefix(list(questions))
+    return byte_tokenizer([phrase] if len(phrase) > 1 else [], CHAT_TEMPLATE)
+
+
+def byte_tokenizer(phrases: Sequence[str], chat_template: str) -> PreTrainedTokenizerFast:
+    """One token per byte, and one per phrase.
 
     transformers loads every ``qwen2`` model with a byte-level BPE tokenizer, so this is one, without merges. verl wants
     ``<|im_end|>`` and a newline that is one token.
     """
-    phrase = os.path.commonprefix(list(questions))
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Tokenizer(models.BPE({token: place for place, token in enumerate([PAD, START, END, *alphabet])}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    if len(phrase) > 1:
-        backend.add_tokens([AddedToken(phrase, normalized=False)])
+    backend.add_tokens([AddedToken(phrase, normalized=False) for phrase in phrases])
     return PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token=PAD, bos_token=START, eos_token=END, chat_template=CHAT_TEMPLATE
+        tokenizer_object=backend, pad_token=PAD, bos_token=START, eos_token=END, chat_template=chat_template
     )
 
 
@@ -162,17 +166,24 @@ def top_up(
     prompts: tuple[torch.Tensor, torch.Tensor],
     target: float,
     progress: Progress,
+    lr: float = 1e-4,
+    every: int = 1,
 ) -> torch.Tensor:
-    """Small steps until the silent share of ``prompts`` is at the target or the batches end; the success rates."""
-    optimizer = make_optimizer(model, 1e-4)
+    """Small steps until the silent share of ``prompts`` is at the target or the batches end; the success rates.
+
+    ``lr`` is their learning rate; a look at the success rates, which takes as long as some steps, comes after ``every``
+    steps.
+    """
+    optimizer = make_optimizer(model, lr)
     task = progress.add_task("top-up", total=len(batches), value="")
-    for place in range(len(batches) + 1):
+    for place in range(0, len(batches) + 1, every):
         rates = success_rates(model, *prompts)
         share = silent_share(rates)
         progress.update(task, completed=place, value=f"silent groups {share:.0%}")
-        if share <= target or place == len(batches):
+        if share <= target or place + every > len(batches):
             break
-        step_on(model, optimizer, batches[place])
+        for batch in batches[place : place + every]:
+            step_on(model, optimizer, batch)
     progress.update(task, total=max(place, 1), completed=max(place, 1))
     return rates
 
@@ -202,6 +213,38 @@ def save(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, record: di
     partial.rename(out)
 
 
+def data_files(data: Path, writer: str) -> list[Path]:
+    """Both files of a data set.
+
+    Raises:
+        typer.BadParameter: one is missing; ``writer`` is the module that writes them.
+    """
+    files = [data / "train.parquet", data / "validation.parquet"]
+    if missing := [str(file) for file in files if not file.is_file()]:
+        raise typer.BadParameter(f"--data: {missing[0]} is missing; write it with python -m {writer}.")
+    return files
+
+
+def is_done(out: Path, record: dict[str, Any]) -> bool:
+    """Whether ``out`` holds the checkpoint that ``record`` describes.
+
+    Raises:
+        typer.BadParameter: it holds something else.
+    """
+    if not out.exists():
+        return False
+    done = out / "warm_start.json"
+    if done.is_file() and json.loads(done.read_text()) == record:
+        return True
+    raise typer.BadParameter(f"--out: {out} holds something else; remove it or choose another folder.")
+
+
+def progress_bar(console: Console) -> Progress:
+    """A line per task, with its latest value."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[value]}"))
+    return Progress(*columns, TimeRemainingColumn(), console=console)
+
+
 def main(
     data: Annotated[Path, typer.Option(help="Folder with train.parquet and validation.parquet.")],
     out: Annotated[Path, typer.Option(help="Folder for the checkpoint, in Hugging Face format.")],
@@ -223,11 +266,7 @@ def main(
     console = Console()
     if hidden % 32:
         raise typer.BadParameter(f"--hidden must be a multiple of 32, got {hidden}.")
-    files = [data / "train.parquet", data / "validation.parquet"]
-    if missing := [str(file) for file in files if not file.is_file()]:
-        raise typer.BadParameter(
-            f"--data: {missing[0]} is missing; write it with python -m verl_ext.data.reasoning_gym."
-        )
+    files = data_files(data, "verl_ext.data.reasoning_gym")
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
     record = dict(
         data=digest,
@@ -241,12 +280,9 @@ def main(
         layers=layers,
         threads=threads,
     )
-    if out.exists():
-        done = out / "warm_start.json"
-        if done.is_file() and json.loads(done.read_text()) == record:
-            console.print(f"{out} is there already.")
-            return
-        raise typer.BadParameter(f"--out: {out} holds something else; remove it or choose another folder.")
+    if is_done(out, record):
+        console.print(f"{out} is there already.")
+        return
 
     torch.set_num_threads(threads)
     torch.manual_seed(seed)
@@ -260,8 +296,7 @@ def main(
     tokenizer = make_tokenizer([question for question, _ in pairs])
     model = make_model(tokenizer, hidden, layers)
     pad = tokenizer.pad_token_id
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[value]}"))
-    with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
+    with progress_bar(console) as progress:
         train(model, to_batches(encode(tokenizer, pairs), batch, pad), lr, progress)
         prompts = to_batch(encode(tokenizer, rows), pad)
         rates = top_up(model, to_batches(encode(tokenizer, extra), batch, pad), prompts, silent, progress)

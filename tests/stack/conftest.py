@@ -25,6 +25,17 @@ def task(tmp_path_factory) -> Task:
 
 
 @pytest.fixture(scope="session")
+def agent_task(tmp_path_factory) -> Task:
+    """Chains of SQL calls on a database of the trajectory's own; most of them draw a random number."""
+    folder = tmp_path_factory.mktemp("agent")
+    data = [sys.executable, "-m", "verl_ext.data.sql_tasks", "--out", f"{folder}/data", "--random-share", "0.6"]
+    subprocess.run([*data, "--train", "96", "--validation", "8"], check=True, timeout=120)
+    warm_start = [sys.executable, ROOT / "examples/quickstart/warm_start_agent.py", "--data", f"{folder}/data"]
+    subprocess.run([*warm_start, "--out", f"{folder}/model", "--steps", "900"], check=True, timeout=600)
+    return Task(folder)
+
+
+@pytest.fixture(scope="session")
 def tied_task(task, tmp_path_factory) -> Task:
     """The same data, and the model with its embedding as output head."""
     from transformers import AutoModelForCausalLM

@@ -47,3 +47,33 @@ def test_a_killed_run_goes_on_with_its_prefixes_and_controllers(task, tmp_path):
     seen = sum(value for name, value in last.items() if name.startswith("prefix_sampling/from_k"))
     assert seen == sum(metrics["prefix_sampling/replayed"] for metrics in steps.values())  # over the restart
     assert optimizer_steps(second.checkpoints, STEPS) == STEPS * UPDATES
+
+
+def test_an_agent_replays_its_interactions_and_divergence_is_dropped(agent_task, tmp_path):
+    """verl's own tool agent, on tasks of which most answer a replayed step differently."""
+    steps = TrainingRun(
+        agent_task,
+        "prefix_sampling",
+        tmp_path,
+        f"data.train_batch_size={BATCH}",
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={BATCH // UPDATES}",
+        "data.max_response_length=128",
+        "actor_rollout_ref.rollout.max_model_len=224",
+        "actor_rollout_ref.rollout.multi_turn.enable=true",
+        f"actor_rollout_ref.rollout.multi_turn.tool_config_path={agent_task.folder}/data/tools.yaml",
+        "reward.custom_reward_function.path=pkg://verl_ext.data.sql_tasks",
+        "rollout_driver.agent_timeout=60",
+        "trainer.v1.trainer_mode=colocate_async",
+        "rollout_policy.initial_ratio=0.9",
+        "trainer.total_training_steps=8",
+    ).finish()
+    assert list(steps) == list(range(1, 9))
+    assert_books_balance(steps)
+    for metrics in steps.values():
+        assert metrics["rollouts/sampled"] % (BATCH * ROLLOUTS) == 0
+        assert metrics["training/rollout_probs_diff_max"] < 1e-3  # over several turns, replayed ones left out
+        assert metrics["rollouts/failed"] == metrics.get("rollouts/diverged", 0)
+    last = steps[8]
+    replayed = ROLLOUTS * sum(metrics["prefix_sampling/replayed"] for metrics in steps.values())
+    assert 0 < last["rollouts/diverged_total"] < replayed
+    assert last["tokens/replayed_total"] > 0

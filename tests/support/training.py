@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-TIMEOUT = 420  # seconds; a run takes about one minute, and a broken weight sync would block for ever
+TIMEOUT = 900  # seconds; a run takes two or three minutes, and a broken weight sync would block for ever
 
 
 @dataclass

@@ -13,13 +13,13 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorke
 from verl.utils import tensordict_utils as tu
 
 from verl_ext.allocation.balance import partition, random_dispatch
+from verl_ext.driver.outcome import has_unanswered_call, note_outcome
 from verl_ext.driver.replay import REPLAY, Replay, ReplayClient, mask_replayed
 from verl_ext.trajectory import Trajectory
 
 ROLLOUTS = "__rollout_n__"  # verl's own key for the number of rollouts of a prompt
 SESSION_OFFSET = "session_offset"
 PREFIX = "replayed_prefix"  # of every rollout of a prompt: a trajectory's state, {} for none
-GENERATED, TRUNCATED, DIVERGED = "generated_tokens", "truncated", "diverged"  # what a trajectory's extra fields say
 
 
 class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
@@ -57,29 +57,21 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
 
     async def _agent_loop_postprocess(self, output, validate, **kwargs):
         replay = REPLAY.get()
-        outputs = output if isinstance(output, list) else [output]
-        for each in [] if validate else outputs:
+        for each in [] if validate else output if isinstance(output, list) else [output]:
             if replay is not None:
                 mask_replayed(each, replay, version=int(kwargs["global_steps"]) - 1)
-            truncated = await self._is_truncated(each)
-            each.extra_fields |= {
-                GENERATED: sum(each.response_mask),
-                TRUNCATED: truncated,
-                DIVERGED: replay is not None and replay.diverged,
-            }
-            if truncated and self._compact_filtering:
-                each.response_mask = [0] * len(each.response_mask)
+            note_outcome(
+                each,
+                truncated=await self._is_truncated(each),
+                diverged=replay is not None and replay.diverged,
+                compact_filtering=self._compact_filtering,
+            )
         return await super()._agent_loop_postprocess(output, validate, **kwargs)
 
     async def _is_truncated(self, output: AgentLoopOutput) -> bool:
-        """Whether a limit ended it: the response length, or the number of turns, with a tool call unanswered."""
-        if len(output.response_ids) >= self.rollout_config.response_length:
-            return True
-        if not self.tools or not output.response_mask or not output.response_mask[-1]:
-            return False
-        last_turn = Trajectory(output.response_ids, [True, *output.response_mask[1:]]).spans[-1]
-        tokens = output.response_ids[last_turn.start :]
-        return bool((await self._tool_parser.extract_tool_calls(tokens, []))[1])
+        if output.response_ids[-1:] != [self.tokenizer.eos_token_id]:
+            return len(output.response_ids) >= self.rollout_config.response_length
+        return bool(self.tools) and await has_unanswered_call(output, self._tool_parser)
 
 
 class WaveManager(AgentLoopManagerTQ):

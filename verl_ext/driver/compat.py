@@ -50,6 +50,7 @@ def check_constants(function: Callable, constants: tuple[str, ...]) -> None:
 
 
 def _signatures() -> dict[Callable, tuple[str, ...]]:
+    from verl.experimental.agent_loop.tool_parser import ToolParser
     from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
     from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
     from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
@@ -62,6 +63,8 @@ def _signatures() -> dict[Callable, tuple[str, ...]]:
         runner.init_agent_loop_manager: ("self",),
         AgentLoopManagerTQ.generate_sequences: ("self", "prompts"),
         worker._run_agent_loop: ("self", "sampling_params", "trajectory", "agent_name", "trace", "kwargs"),
+        worker._agent_loop_postprocess: ("self", "output", "validate", "kwargs"),
+        ToolParser.get_tool_parser: ("name", "tokenizer"),
         ReplayBuffer.sample: ("self", "global_steps", "partition_id", "batch_size"),
         ReplayBuffer._materialize_batch: ("self", "partition_id", "selected_prompt_uids", "partition_snapshot"),
         ReplayBuffer._sync_metadata_from_transfer_queue: ("self",),
@@ -83,6 +86,8 @@ def _signatures() -> dict[Callable, tuple[str, ...]]:
 
 
 def _constants() -> dict[Callable, tuple[str, ...]]:
+    from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
+    from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
     from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
@@ -90,6 +95,8 @@ def _constants() -> dict[Callable, tuple[str, ...]]:
     return {
         worker._run_prompt: ('"__rollout_n__"', '"running"', '"finished"', '"failure"', "session_id=i"),
         worker._agent_loop_postprocess: ('f"{uid}_{session_id}_{i}"', '"min_global_steps"', '"response_len"'),
+        AgentLoopWorker._run_agent_loop: ("server_manager=self.llm_client", "tools=ToolListWrap(self.tools)"),
+        ToolAgentLoop._handle_generating_state: ("self.server_manager.generate(", "if not agent_data.extra_fields"),
         PPOTrainer._submit_batch_to_rollout: ('"is_prompt"', '"pending"', 'partition_id="train"'),
         PPOTrainer._update_actor: ("ppo_mini_batch_size", "rollout.n"),
         PPOTrainer._save_checkpoint: ('f"global_step_{self.global_steps}"', "latest_checkpointed_iteration.txt"),

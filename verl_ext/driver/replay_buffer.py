@@ -14,7 +14,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from verl_ext.controller import RolloutController
-from verl_ext.driver.agent_loop import DIVERGED, GENERATED, TRUNCATED
+from verl_ext.driver.outcome import DIVERGED, GENERATED, TRUNCATED
 from verl_ext.policy import Group, Rollout
 from verl_ext.trajectory import Trajectory
 

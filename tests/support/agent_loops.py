@@ -1,0 +1,84 @@
+"""verl's own agent loops in this process, with real tools and an engine that says what it is told to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import hydra
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+from verl.experimental.agent_loop.agent_loop import (
+    AgentLoopBase,
+    DictConfigWrap,
+    ToolListWrap,
+    _agent_loop_registry,
+)
+from verl.utils.dataset.rl_dataset import RLHFDataset
+from verl.workers.rollout.replica import TokenOutput
+
+from support.configs import compose
+
+START, END = "<|im_start|>", "<|im_end|>"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{% if message['role'] == 'tool' %}<tool_response>{{ message['content'] }}</tool_response>"
+    "{% else %}{{ message['content'] }}{% endif %}<|im_end|>{{ '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """One token per byte, with ChatML's own as single tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE({token: place for place, token in enumerate(alphabet)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(token, special=True) for token in ("<|endoftext|>", START, END)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="<|endoftext|>", eos_token=END, chat_template=CHAT_TEMPLATE
+    )
+
+
+def sql_call(query: str) -> str:
+    """A turn that calls the tool ``sql``."""
+    return f'<tool_call>{{"name": "sql", "arguments": {{"query": "{query}"}}}}</tool_call>'
+
+
+@dataclass
+class ScriptedEngine:
+    """Answers each call with the next of its turns, and notes what it was asked."""
+
+    tokenizer: Any
+    turns: Iterable[str]
+    version: int = 3
+    calls: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self):
+        self.turns = iter(self.turns)
+
+    async def generate(self, request_id: str, *, prompt_ids, sampling_params, **kwargs) -> TokenOutput:
+        self.calls.append({"prompt_ids": list(prompt_ids), "sampling_params": dict(sampling_params)})
+        tokens = self.tokenizer.encode(next(self.turns) + END, add_special_tokens=False)
+        steps = {"global_steps": self.version, "min_global_steps": self.version, "max_global_steps": self.version}
+        return TokenOutput(
+            token_ids=tokens, log_probs=[-0.5] * len(tokens), stop_reason="completed", extra_fields=steps
+        )
+
+
+def make_loop(name: str, client: Any, tokenizer: Any, tools: Sequence[Any] = (), *overrides: str) -> AgentLoopBase:
+    """A loop as verl's worker makes it."""
+    lengths = ["data.max_prompt_length=256", "data.max_response_length=1024"]
+    config = compose("prefix_sampling", *lengths, *overrides)
+    return hydra.utils.instantiate(
+        config=_agent_loop_registry[name],
+        trainer_config=DictConfigWrap(config=config),
+        server_manager=client,
+        tokenizer=tokenizer,
+        processor=None,
+        hf_model_type="qwen2",
+        dataset_cls=RLHFDataset,
+        data_config=DictConfigWrap(config.data),
+        tools=ToolListWrap(list(tools)),
+    )
