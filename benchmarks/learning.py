@@ -3,7 +3,7 @@
     python benchmarks/learning.py --task outputs/quickstart_small
 
 Runs that are finished are not run again, so it can be stopped and started at any time. Each run's metrics are
-``<recipe>_<seed>.jsonl`` in ``--out``; ``python -m verl_ext.report`` shows them.
+``<recipe>_<seed>.jsonl`` in ``--out``; ``examples/quickstart/compare.py`` and ``benchmarks/decisions.py`` read them.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ METHODS = {
     "hora": [f"actor_rollout_ref.rollout.n={ROLLOUTS}", "rollout_policy.G0=4"],
     "vip": [f"actor_rollout_ref.rollout.n={ROLLOUTS}"],
     "knapsack": [f"actor_rollout_ref.rollout.n={ROLLOUTS}"],
+    "prefix_sampling": [f"actor_rollout_ref.rollout.n={ROLLOUTS}", "rollout_policy.step=0.05"],
 }
 """What each recipe is given beside its defaults: group sizes that fit the task."""
 console = Console()
@@ -63,7 +64,7 @@ def overrides(recipe: str, seed: int, rollouts: int, task: Path) -> list[str]:
 
 
 def train(recipe: str, seed: int, rollouts: int, task: Path, out: Path) -> None:
-    """One run, unless it was finished before with the same command line. Raises CalledProcessError if it fails."""
+    """One run, unless it was finished before with the same command line; exits with 1 if it fails."""
     name = f"{recipe}_{seed}"
     metrics, log, done = (out / f"{name}{ending}" for ending in (".jsonl", ".log", ".done"))
     arguments = overrides(recipe, seed, rollouts, task)
@@ -76,7 +77,10 @@ def train(recipe: str, seed: int, rollouts: int, task: Path, out: Path) -> None:
     environment = {**os.environ, "VERL_FILE_LOGGER_PATH": str(metrics)}
     command = [sys.executable, "-m", f"recipe.{recipe}", *arguments, f"trainer.default_local_dir={out}/{name}"]
     with console.status(f"{name} (log: {log})"), open(log, "w") as file:
-        subprocess.run(command, check=True, stdout=file, stderr=subprocess.STDOUT, env=environment, timeout=3600)
+        code = subprocess.call(command, stdout=file, stderr=subprocess.STDOUT, env=environment, timeout=3600)
+    if code:
+        console.print(f"error: {name} ended with {code}; {log} says why. Start again to go on with it.")
+        raise typer.Exit(1)
     done.write_text(command_line)
     console.print(f"{name}: {time.monotonic() - start:.0f} s")
 

@@ -1,4 +1,4 @@
-# Sourced by the files of settings (qwen3_8b.sh, hora_math12k.sh, vip_dapo_math.sh, knapsack_dapo_math.sh): how a run is
+# Sourced by the files of settings (qwen3_8b.sh, hora_math12k.sh, vip_dapo_math.sh, knapsack_dapo_math.sh, prefix_*.sh): how a run is
 # started, without a setting of any paper. They set, with defaults of their own:
 #   NAME                                of the setting; runs and their checkpoints are called <recipe>_$NAME
 #   NNODES, GPUS_PER_NODE, HARDWARE     HARDWARE is h200, a800 or b200: docs/hardware.md

@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).parents[1]
-CPU_EXTRAS = ("", "cpu", "quickstart", "embeddings", "dev")
+CPU_EXTRAS = ("", "cpu", "quickstart", "embeddings", "agents", "dev")
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -145,19 +145,29 @@ def make_optimizer(model: Qwen2ForCausalLM, lr: float) -> torch.optim.Optimizer:
 
 
 def train(
-    model: Qwen2ForCausalLM, batches: Sequence[tuple[torch.Tensor, torch.Tensor]], lr: float, progress: Progress
+    model: Qwen2ForCausalLM,
+    batches: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    lr: float,
+    progress: Progress,
+    enough: Callable[[int], bool] = lambda steps: False,
 ) -> None:
-    """One step per batch; the learning rate rises for 50 steps, then falls linearly to a twentieth."""
+    """One step per batch; the learning rate rises for 50 steps, then falls linearly to a twentieth.
+
+    Ends early when ``enough``, asked after each step with the number of steps so far, says so.
+    """
     steps = len(batches)
     optimizer = make_optimizer(model, lr)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / 50, 1.0) * max(1 - step / steps, 0.05)
     )
     task = progress.add_task("warm start", total=steps, value="")
-    for batch in batches:
+    for done, batch in enumerate(batches, 1):
         loss = step_on(model, optimizer, batch)
         schedule.step()
         progress.update(task, advance=1, value=f"loss {loss:.3f}")
+        if enough(done):
+            progress.update(task, total=done)
+            break
 
 
 def top_up(
@@ -166,24 +176,17 @@ def top_up(
     prompts: tuple[torch.Tensor, torch.Tensor],
     target: float,
     progress: Progress,
-    lr: float = 1e-4,
-    every: int = 1,
 ) -> torch.Tensor:
-    """Small steps until the silent share of ``prompts`` is at the target or the batches end; the success rates.
-
-    ``lr`` is their learning rate; a look at the success rates, which takes as long as some steps, comes after ``every``
-    steps.
-    """
-    optimizer = make_optimizer(model, lr)
+    """Small steps until the silent share of ``prompts`` is at the target or the batches end; the success rates."""
+    optimizer = make_optimizer(model, 1e-4)
     task = progress.add_task("top-up", total=len(batches), value="")
-    for place in range(0, len(batches) + 1, every):
+    for place in range(len(batches) + 1):
         rates = success_rates(model, *prompts)
         share = silent_share(rates)
         progress.update(task, completed=place, value=f"silent groups {share:.0%}")
-        if share <= target or place + every > len(batches):
+        if share <= target or place == len(batches):
             break
-        for batch in batches[place : place + every]:
-            step_on(model, optimizer, batch)
+        step_on(model, optimizer, batches[place])
     progress.update(task, total=max(place, 1), completed=max(place, 1))
     return rates
 

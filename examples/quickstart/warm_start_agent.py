@@ -1,9 +1,9 @@
 """Train a small Qwen2 model from scratch to use a tool, so that agentic RL has something to start from.
 
 The demonstrations are tasks from the same generator as the data set, without any of its questions, with every call
-executed by the real tool. Longer chains get fewer demonstrations (``--decay``), so the model is sure of the short ones,
-ignorant of the longest, and uncertain in between. A few small steps on all lengths alike then soften that until no more
-than ``--silent`` of the training prompts would give a group of 16 rollouts that are all right or all wrong.
+executed by the real tool. Longer chains get fewer demonstrations (``--decay``) and need more of them. Training ends as
+soon as the model's mean success rate on training prompts is ``--success``, whenever that is: then it is sure of the
+short chains, ignorant of the longest and uncertain in between, on every machine and with every seed.
 
     python -m verl_ext.data.sql_tasks --out DIR
     python examples/quickstart/warm_start_agent.py --data DIR --out DIR
@@ -40,7 +40,7 @@ from warm_start import (
     progress_bar,
     save,
     silent_share,
-    top_up,
+    success_rates,
     train,
 )
 
@@ -64,6 +64,7 @@ CHAT_TEMPLATE = (
     "{% endif %}{% endfor %}"
 )
 """Neither system messages nor the tools' schemas, which would be hundreds of tokens of bytes."""
+PROMPTS, STEPS_PER_LOOK = 128, 25  # how many training prompts say how good the model is, and how often
 Example = tuple[list[int], list[bool]]
 """Tokens, and for each whether the model generates it."""
 
@@ -188,14 +189,12 @@ def main(
     data: Annotated[Path, typer.Option(help="Folder with train.parquet and validation.parquet.")],
     out: Annotated[Path, typer.Option(help="Folder for the checkpoint, in Hugging Face format.")],
     seed: Annotated[int, typer.Option(help="Same seed, same machine, same model.")] = 0,
-    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps.")] = 1800,
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps at most.")] = 1800,
     batch: Annotated[int, typer.Option(min=1, help="Demonstrations per step.")] = 32,
     decay: Annotated[
         float, typer.Option(min=0.01, max=1, help="Demonstrations of a level per one of the next shorter.")
     ] = 0.8,
-    silent: Annotated[
-        float, typer.Option(min=0, max=1, help="Most that may be left of groups all right or all wrong.")
-    ] = 0.5,
+    success: Annotated[float, typer.Option(min=0, max=1, help="Mean success rate at which training ends.")] = 0.5,
     lr: Annotated[float, typer.Option(help="Peak learning rate.")] = 3e-3,
     hidden: Annotated[int, typer.Option(help="Width of the model, a multiple of 32.")] = 64,
     layers: Annotated[int, typer.Option(min=1, help="Transformer layers.")] = 2,
@@ -224,14 +223,19 @@ def main(
     model = make_model(tokenizer, hidden, layers)
     pad = tokenizer.pad_token_id
 
-    def examples(counts: Sequence[int]) -> list[Example]:
-        return encode(tokenizer, shuffled(levels, counts, seed, share, known))
+    demonstrations = shuffled(levels, exposure(levels, steps * batch, decay), seed, share, known)
+    batches = to_batches(encode(tokenizer, demonstrations), batch, pad, seed)
+    prompts = to_batch(encode(tokenizer, demonstrate_all(map(to_task, rows[:PROMPTS]))), pad)
+    rates = torch.zeros(0)
+
+    def enough(done: int) -> bool:
+        nonlocal rates
+        if done % STEPS_PER_LOOK == 0 or done == len(batches):
+            rates = success_rates(model, *prompts)
+        return bool(rates.numel() and rates.mean() >= success)
 
     with progress_bar(console) as progress:
-        train(model, to_batches(examples(exposure(levels, steps * batch, decay)), batch, pad, seed), lr, progress)
-        extra = to_batches(examples(exposure(levels, 100 * batch, 1.0)), batch, pad, seed)
-        wanted = encode(tokenizer, demonstrate_all(map(to_task, rows[:256])))
-        rates = top_up(model, extra, to_batch(wanted, pad), silent, progress)
+        train(model, batches, lr, progress, enough)
     save(model, tokenizer, record, out)
     console.print(
         f"{model.num_parameters():,} parameters; on training prompts a mean success rate of {rates.mean():.3f}, "

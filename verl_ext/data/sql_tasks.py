@@ -42,8 +42,8 @@ class Level:
     """One difficulty level.
 
     Args:
-        length: how many operations, each of them one call.
-        largest: the largest number that is added or subtracted; factors are 2 to 9.
+        length: how many operations, each of them one call; at most 16, or values would leave SQLite's integers.
+        largest: the largest number that is added or subtracted, at most 99; factors are 2 to 9.
         weight: share of the rows that come from this level, relative to the other levels.
     """
 
@@ -52,15 +52,15 @@ class Level:
     weight: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("length", "largest"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
+        for name, value, most in (("length", self.length, 16), ("largest", self.largest, 99)):
+            if not 1 <= value <= most:
+                raise ValueError(f"{name}={value} must be between 1 and {most}.")
         if not 0 < self.weight < float("inf"):
             raise ValueError(f"weight={self.weight} must be positive and finite, for length {self.length}.")
 
 
 QUICKSTART: tuple[Level, ...] = tuple(
-    Level(length, weight=weight) for length, weight in {2: 0.5, 3: 1.5, 4: 2.0, 5: 1.5, 6: 0.5}.items()
+    Level(length, weight=weight) for length, weight in {2: 0.75, 3: 1.5, 4: 1.5, 5: 1.0, 6: 0.5}.items()
 )
 
 

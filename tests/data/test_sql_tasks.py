@@ -1,0 +1,219 @@
+"""Chains of SQL operations: verl's schema, disjoint splits, values by execution, the verifier."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+pd = pytest.importorskip("pandas")
+
+from verl_ext.data import sql_tasks as data  # noqa: E402
+
+SIZES = {"train": 63, "validation": 21}
+CALL = '<tool_call>\n{"name": "sql", "arguments": {"query": "..."}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def frames():
+    return data.splits(data.QUICKSTART, SIZES, seed=3)
+
+
+def questions(frame):
+    return {row[0]["content"] for row in frame["prompt"]}
+
+
+def dialogue(observations, answer, before_answer="\n"):
+    """What verl decodes: calls and answers of a tool, then the final answer."""
+    turns = "".join(f"{CALL}\n<tool_response>\n{value}\n</tool_response>{before_answer}" for value in observations)
+    return turns + answer
+
+
+def score(row, solution, **extra):
+    info = {**row.extra_info, **extra}
+    result = data.compute_score(row.data_source, solution, row.reward_model["ground_truth"], info, unused=1)
+    assert result["acc"] == result["score"]
+    return result["score"]
+
+
+def test_rows_have_the_columns_verl_reads(frames):
+    for split, frame in frames.items():
+        columns = ["data_source", "agent_name", "prompt", "ability", "reward_model", "extra_info"]
+        assert list(frame.columns) == columns and len(frame) == SIZES[split]
+        assert [info["index"] for info in frame["extra_info"]] == list(range(SIZES[split]))
+        for row in frame.itertuples():
+            assert (row.data_source, row.agent_name) == ("sql/chain", "tool_agent")
+            assert [message["role"] for message in row.prompt] == ["user"]
+            assert row.extra_info["need_tools_kwargs"] is True and row.extra_info["split"] == split
+            assert len(row.prompt[0]["content"].split()) == row.extra_info["length"]
+
+
+def test_the_truth_is_what_sqlite_says(frames):
+    for row in frames["train"].itertuples():
+        database = sqlite3.connect(":memory:")
+        database.executescript(row.extra_info["tools_kwargs"]["sql"]["create_kwargs"]["script"])
+        for operation in row.prompt[0]["content"].split(" "):
+            database.execute(f"UPDATE r SET a=a{operation}")
+        assert str(database.execute("SELECT a FROM r").fetchone()[0]) == row.reward_model["ground_truth"]
+
+
+@given(st.integers(10, 99), st.lists(st.tuples(st.sampled_from("+-*"), st.integers(1, 9)), min_size=1, max_size=16))
+@settings(max_examples=50, deadline=None)
+def test_execution_is_arithmetic(start, operations):
+    values, value = [], start
+    for sign, operand in operations:
+        value = {"+": value + operand, "-": value - operand, "*": value * operand}[sign]
+        values.append(value)
+    assert data.Task(start, tuple(f"{sign}{operand}" for sign, operand in operations)).execute() == values
+
+
+def test_levels_get_rows_by_weight():
+    levels = [data.Level(2), data.Level(3, weight=3), data.Level(4, largest=99)]
+    frame = data.splits(levels, {"train": 50}, seed=0)["train"]
+    assert [sum(info["length"] == length for info in frame["extra_info"]) for length in (2, 3, 4)] == [10, 30, 10]
+    assert data.levels_of([frame]) == [data.Level(2), data.Level(3), data.Level(4, largest=99)]
+
+
+def test_splits_share_no_question(frames):
+    train, validation = questions(frames["train"]), questions(frames["validation"])
+    assert (len(train), len(validation)) == (63, 21) and not train & validation
+
+
+def test_same_seed_same_rows(frames):
+    random.seed(5)
+    before = random.getstate()
+    again, other = (data.splits(data.QUICKSTART, SIZES, seed=seed) for seed in (3, 4))
+    assert random.getstate() == before
+    for split in SIZES:
+        pd.testing.assert_frame_equal(frames[split], again[split])
+        assert questions(frames[split]) != questions(other[split])
+
+
+@pytest.mark.parametrize("before_answer", ["\n", "\nassistant\n"], ids=["small model", "Qwen"])
+def test_only_the_right_final_answer_counts(frames, before_answer):
+    for row in frames["train"].head(20).itertuples():
+        values = data.to_task(row._asdict()).execute()
+        truth = str(values[-1])
+        assert score(row, dialogue(values, truth, before_answer)) == 1.0
+        assert score(row, dialogue(values, f" {truth}\n", before_answer)) == 1.0
+        for wrong in ("", truth + "7", "-" + truth, f"{truth} {truth}", f"+{truth}", CALL, CALL + truth, truth + CALL):
+            assert score(row, dialogue(values, wrong, before_answer)) == 0.0, wrong
+
+
+def test_the_right_value_elsewhere_does_not_count(frames):
+    row = next(row for row in frames["train"].itertuples() if row.extra_info["length"] == 4)
+    values = data.to_task(row._asdict()).execute()
+    truth = str(values[-1])
+    assert score(row, truth) == 0.0  # a guess: the tool was never asked
+    assert score(row, f"{CALL}{truth}") == 0.0
+    assert score(row, dialogue(values, "")) == 0.0  # observed, not answered
+    assert score(row, dialogue(values, f"{CALL}")) == 0.0  # cut off by a limit
+    assert score(row, truth + dialogue(values, "no idea")) == 0.0  # said too early
+    assert score(row, dialogue([*values[:-1], "error: no such column: b"], "error: no such column: b")) == 0.0
+    assert score(row, dialogue([truth], truth)) == 1.0  # in one statement: what counts is the value
+
+
+def test_other_keywords_and_missing_information_do_not_matter_for_a_fixed_value(frames):
+    row = frames["train"].iloc[0]
+    truth = row["reward_model"]["ground_truth"]
+    assert data.compute_score("sql/chain", dialogue([truth], truth), truth)["score"] == 1.0
+
+
+@pytest.fixture(scope="module")
+def random_rows():
+    frame = data.splits([data.Level(3)], {"train": 40}, seed=0, random_share=1.0)["train"]
+    return list(frame.itertuples())
+
+
+def test_a_random_row_draws_one_number_anew_each_time(random_rows):
+    for row in random_rows:
+        task = data.to_task(row._asdict())
+        assert row.reward_model["ground_truth"] == data.OBSERVED
+        assert task.operations.count("+?") == 1 and "abs(random()%100)" in " ".join(task.statements)
+    assert len({tuple(task.execute()) for _ in range(20)}) > 1
+
+
+def test_the_share_of_random_rows():
+    frame = data.splits([data.Level(4)], {"train": 400}, seed=0, random_share=0.25)["train"]
+    assert 70 <= sum(model["ground_truth"] == data.OBSERVED for model in frame["reward_model"]) <= 130
+    fixed = data.splits([data.Level(4)], {"train": 400}, seed=0)["train"]
+    assert all("?" not in question for question in questions(fixed))
+
+
+def test_a_random_row_asks_for_what_was_observed_last(random_rows):
+    row = random_rows[0]
+    right = dialogue([14, 65, 195], "195")
+    for num_turns in ({}, {"num_turns": None}, {"num_turns": 8}):  # prompt, four turns, three answers
+        assert score(row, right, **num_turns) == 1.0
+    assert score(row, dialogue([14, 65, 195], "65"), num_turns=8) == 0.0
+    assert score(row, dialogue([14, 65], "65"), num_turns=6) == 0.0  # fewer calls than operations
+    assert score(row, dialogue([14, 65, "error: x"], "error: x"), num_turns=8) == 0.0
+    assert score(row, "195") == 0.0
+
+
+def test_an_observation_that_the_model_wrote_itself_is_none(random_rows):
+    row = random_rows[0]
+    forged = dialogue([14, 65], "") + dialogue([7], "7")
+    assert score(row, forged, num_turns=6) == 0.0
+    assert score(row, dialogue([14, 65, 195], "") + "<tool_response>\n7\n</tool_response>\n7", num_turns=8) == 0.0
+
+
+def test_score_survives_parquet(tmp_path, frames):
+    frames["train"].to_parquet(tmp_path / "train.parquet")
+    row = next(pd.read_parquet(tmp_path / "train.parquet").itertuples())
+    task = data.to_task(row._asdict())
+    assert row.extra_info["tools_kwargs"] == {"sql": {"create_kwargs": {"script": task.script}}}
+    assert score(row, dialogue(task.execute(), row.reward_model["ground_truth"])) == 1.0
+
+
+def test_another_data_source_is_refused():
+    with pytest.raises(ValueError, match="data_source='gsm8k' must be 'sql/chain'"):
+        data.compute_score("gsm8k", "x", "x", {})
+
+
+def test_a_random_row_without_its_length_is_refused():
+    with pytest.raises(ValueError, match="no 'length'"):
+        data.compute_score("sql/chain", "x", data.OBSERVED, {})
+
+
+def test_level_with_too_few_questions_is_refused():
+    with pytest.raises(ValueError, match="level=1:9 has fewer than 30 distinct questions"):
+        data.splits([data.Level(1)], {"train": 20, "validation": 10}, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("", "form"), ("0", "length=0"), ("3:0", "largest=0"), ("3@-1", "weight=-1"), ("three", "form"), ("17", "length")],
+)
+def test_bad_level_is_refused(text, message):
+    with pytest.raises(ValueError, match=message):
+        data.parse_level(text)
+
+
+@pytest.mark.parametrize("levels, share", [([], 0.0), ([data.Level(2)], 1.5)])
+def test_bad_splits_are_refused(levels, share):
+    with pytest.raises(ValueError, match="levels|random_share"):
+        data.splits(levels, {"train": 4}, 0, share)
+
+
+def test_command_line_writes_both_splits_and_the_tool(tmp_path):
+    app = data.typer.Typer()
+    app.command()(data.write)
+    levels = ["--level", "2:99@3", "--level", "4"]
+    result = CliRunner().invoke(app, ["--out", str(tmp_path), "--train", "8", "--validation", "4", *levels])
+    assert result.exit_code == 0, result.output
+    train = pd.read_parquet(tmp_path / "train.parquet")
+    assert sorted(info["length"] for info in train["extra_info"]) == [2] * 6 + [4] * 2
+    assert len(pd.read_parquet(tmp_path / "validation.parquet")) == 4
+    assert "class_name: verl_ext.driver.tools.sqlite.SqliteTool" in (tmp_path / "tools.yaml").read_text()
+
+
+def test_command_line_refuses_in_a_sentence(tmp_path):
+    app = data.typer.Typer()
+    app.command()(data.write)
+    result = CliRunner().invoke(app, ["--out", str(tmp_path), "--level", "x"], env={"COLUMNS": "160"})
+    assert result.exit_code == 2 and "level='x' must be of the form" in result.output

@@ -1,0 +1,222 @@
+"""A bash shell in a sandbox of the trajectory's own, and the submission of the work done in it, for ``tool_agent``.
+
+In the file that ``actor_rollout_ref.rollout.multi_turn.tool_config_path`` names (``examples/swe_tools.yaml``)::
+
+    tools:
+      - class_name: verl_ext.driver.tools.shell.ShellTool
+        config: {type: native, deployment: {type: docker}}
+      - class_name: verl_ext.driver.tools.shell.SubmitTool
+        config: {type: native, deployment: {type: docker}}
+
+A row of the data says what to start and how to judge it, under ``extra_info.tools_kwargs``: ``bash.create_kwargs`` and
+``submit.create_kwargs`` with the same ``image``, ``setup`` and ``shell_setup``, the second also with ``test_command``
+and, if it is not the exit code that counts, ``expected`` (:mod:`verl_ext.data.pytest_summary`).
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Any
+from uuid import uuid4
+
+from verl.tools.base_tool import BaseTool
+from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
+
+from verl_ext.data.pytest_summary import is_as_expected
+from verl_ext.data.swe_reward import VERDICT
+from verl_ext.driver.tools.deployments import deployment_config, deployment_maker
+from verl_ext.driver.tools.sandbox import Outcome, Plan, Sandbox, SandboxFailure, sandbox_of
+
+LONGEST_COMMAND = 280  # seconds; swe-rex's client gives up on any answer after 300
+LIMITS = {
+    "command_timeout": 120,  # seconds of a command
+    "test_timeout": LONGEST_COMMAND,  # seconds of the tests
+    "idle_timeout": 1800,  # seconds without a call, after which a sandbox is stopped
+    "lifetime": 7200,  # seconds, after which a container ends by itself
+    "max_characters": 8000,  # of an observation
+}
+ENVIRONMENT = {
+    "PAGER": "cat",
+    "GIT_PAGER": "cat",
+    "MANPAGER": "cat",
+    "TERM": "dumb",
+    "PIP_PROGRESS_BAR": "off",
+    "TQDM_DISABLE": "1",
+    "PYTHONHASHSEED": "0",  # the order of sets
+}
+REPLACEMENTS = (  # of what differs from run to run, so that a replayed trajectory sees what it saw
+    (r"\bin \d+\.\d+s( \(\d+:\d\d:\d\d\))?", "in 0.00s"),  # pytest, unittest
+    (r"\b\d+m\d+\.\d{3}s\b", "0m0.000s"),  # time
+    (r"\bat 0x[0-9a-f]{6,16}\b", "at 0x0"),  # <object at 0x7f...>
+    (r"\b(Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [ \d]\d \d\d:\d\d\b", "Jan  1 00:00"),  # ls -l
+)
+OTHER_KEYS = ("type", "deployment", "environment", "replacements")
+
+
+class _SandboxTool(BaseTool):
+    """What both tools have in common: their configuration, and the trajectory's sandbox.
+
+    Args:
+        config: ``deployment``, swe-rex's (``type`` and its settings, :mod:`~verl_ext.driver.tools.deployments`), the
+            limits in ``LIMITS``, ``environment`` (variables of the shell, beside ``ENVIRONMENT``) and ``replacements``
+            (pairs of a regular expression and what to put in its place, beside ``REPLACEMENTS``).
+        tool_schema: what to tell the model instead of this tool's own.
+
+    Raises:
+        ValueError: naming the key that is not valid.
+    """
+
+    def __init__(self, config: dict[str, Any], tool_schema: OpenAIFunctionToolSchema | None = None):
+        unknown = set(config) - set(LIMITS) - set(OTHER_KEYS)
+        if unknown:
+            known = ", ".join((*OTHER_KEYS, *LIMITS))
+            raise ValueError(f"config.{min(unknown)} is not known; use {known}.")
+        self._limits = {name: _limit(name, config.get(name, default)) for name, default in LIMITS.items()}
+        self._deployment = deployment_config(config.get("deployment"))
+        self._environment = ENVIRONMENT | dict(config.get("environment") or {})
+        self._replacements = [*map(_pattern, (*REPLACEMENTS, *(config.get("replacements") or ())))]
+        self._arguments: dict[str, Mapping[str, Any]] = {}
+        super().__init__(config, tool_schema or self._schema())
+
+    def _schema(self) -> OpenAIFunctionToolSchema:
+        raise NotImplementedError
+
+    async def create(self, instance_id: str | None = None, **kwargs: Any) -> tuple[str, ToolResponse]:
+        """Note the row's arguments for the call that follows."""
+        instance_id = instance_id or uuid4().hex
+        self._arguments[instance_id] = kwargs.get("create_kwargs") or {}
+        return instance_id, ToolResponse()
+
+    async def release(self, instance_id: str, **kwargs: Any) -> None:
+        """End of the call; the sandbox stays."""
+        self._arguments.pop(instance_id, None)
+
+    def _sandbox(self, instance_id: str, agent_data: Any) -> Sandbox:
+        return sandbox_of(agent_data, lambda: self._plan(self._arguments[instance_id]))
+
+    def _plan(self, arguments: Mapping[str, Any]) -> Plan:
+        try:
+            make = deployment_maker(self._deployment, arguments.get("image"), self._limits["lifetime"])
+        except ValueError as error:
+            raise SandboxFailure(str(error)) from error
+        exports = [f"export {name}={shlex.quote(str(value))}" for name, value in self._environment.items()]
+        return Plan(
+            make=make,
+            setup=arguments.get("setup") or "",
+            shell_setup="\n".join([*exports, arguments.get("shell_setup") or ""]),
+            idle_timeout=self._limits["idle_timeout"],
+        )
+
+    def _observation(self, outcome: Outcome) -> str:
+        text = outcome.output.replace("\r\n", "\n").strip("\r\n")
+        for pattern, replacement in self._replacements:
+            text = pattern.sub(replacement, text)
+        room = self._limits["max_characters"]
+        if len(text) > room:
+            left_out = f"\n[... {len(text) - room} characters left out ...]\n"
+            text = text[: room // 2] + left_out + text[len(text) - (room - room // 2) :]
+        notes = [outcome.failure] if outcome.failure else []
+        if not notes and outcome.exit_code:
+            notes = [f"exit code {outcome.exit_code}"]
+        return "\n".join([*([text] if text else []), *(f"[{note}]" for note in notes)]) or "[no output]"
+
+
+class ShellTool(_SandboxTool):
+    """The tool ``bash``: runs a command in the trajectory's shell, and answers with what it prints.
+
+    The first call starts the sandbox; folder, variables and files last until the trajectory is over. A command that
+    fails, takes too long or ends the shell is an observation. A sandbox that cannot be started is not: it ends the
+    rollout, which counts as failed (``SandboxFailure``).
+    """
+
+    def _schema(self) -> OpenAIFunctionToolSchema:
+        description = (
+            "Runs a command in a bash shell and returns what it prints. The shell keeps its folder, variables and "
+            f"files from call to call. A command is stopped after {self._limits['command_timeout']:g} seconds. "
+            "There is no keyboard: interactive programs do not work."
+        )
+        return _function("bash", description, {"command": {"type": "string", "description": "The command."}})
+
+    async def execute(
+        self, instance_id: str, parameters: dict[str, Any], *, agent_data: Any, **kwargs: Any
+    ) -> tuple[ToolResponse, float, dict]:
+        """Run ``parameters["command"]``.
+
+        Returns:
+            The observation, no reward, no metrics.
+
+        Raises:
+            SandboxFailure: there is no sandbox to be had, or it no longer answers.
+        """
+        command = parameters.get("command") if isinstance(parameters, dict) else None
+        if not isinstance(command, str):
+            return ToolResponse(text="[error: command must be text]"), 0.0, {}
+        outcome = await self._sandbox(instance_id, agent_data).run(command, self._limits["command_timeout"])
+        return ToolResponse(text=self._observation(outcome)), 0.0, {}
+
+
+class SubmitTool(_SandboxTool):
+    """The tool ``submit``: runs the row's tests in the trajectory's sandbox, and keeps the verdict for the reward.
+
+    The tests run in a bash of their own: the files count that the model has left, not the functions and variables of
+    its shell. The model is not told the verdict, and the first submission counts.
+    """
+
+    def _schema(self) -> OpenAIFunctionToolSchema:
+        return _function("submit", "Hands in the work as it is now. Call it once, when the task is done.", {})
+
+    async def execute(
+        self, instance_id: str, parameters: dict[str, Any], *, agent_data: Any, **kwargs: Any
+    ) -> tuple[ToolResponse, float, dict]:
+        """Run the tests, and note in ``agent_data.extra_fields[VERDICT]`` whether they passed.
+
+        Returns:
+            That the work was submitted, no reward, no metrics.
+
+        Raises:
+            SandboxFailure: there is no sandbox to be had, it no longer answers, or the row does not say how to test.
+        """
+        if VERDICT in agent_data.extra_fields:
+            return ToolResponse(text="[already submitted]"), 0.0, {}
+        arguments = self._arguments[instance_id]
+        if not arguments.get("test_command"):
+            raise SandboxFailure("extra_info.tools_kwargs.submit.create_kwargs.test_command is missing.")
+        sandbox = self._sandbox(instance_id, agent_data)
+        outcome = await sandbox.execute(arguments["test_command"], self._limits["test_timeout"])
+        agent_data.extra_fields[VERDICT] = _passed(outcome, arguments.get("expected"))
+        return ToolResponse(text="[submitted]"), 0.0, {}
+
+
+def _passed(outcome: Outcome, expected: str | None) -> bool:
+    if outcome.failure:
+        return False
+    if not expected:
+        return outcome.exit_code == 0
+    try:
+        return is_as_expected(outcome.output, expected)
+    except ValueError as error:
+        raise SandboxFailure(f"extra_info.tools_kwargs.submit.create_kwargs.{error}") from error
+
+
+def _function(name: str, description: str, properties: dict[str, Any]) -> OpenAIFunctionToolSchema:
+    parameters = {"type": "object", "properties": properties, "required": list(properties)}
+    function = {"name": name, "description": description, "parameters": parameters}
+    return OpenAIFunctionToolSchema.model_validate({"type": "function", "function": function})
+
+
+def _limit(name: str, value: Any) -> int | float:
+    longest = LONGEST_COMMAND if name in ("command_timeout", "test_timeout") else float("inf")
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= longest:
+        valid = f"a positive number of at most {longest}" if longest < float("inf") else "a positive number"
+        raise ValueError(f"config.{name}={value!r} must be {valid}.")
+    return value
+
+
+def _pattern(pair: Any) -> tuple[re.Pattern, str]:
+    try:
+        pattern, replacement = pair
+        return re.compile(pattern), str(replacement)
+    except (TypeError, ValueError, re.error) as error:
+        raise ValueError(f"config.replacements: {pair!r} must be a regular expression and its replacement.") from error
