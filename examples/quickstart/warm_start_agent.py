@@ -189,15 +189,15 @@ def main(
     data: Annotated[Path, typer.Option(help="Folder with train.parquet and validation.parquet.")],
     out: Annotated[Path, typer.Option(help="Folder for the checkpoint, in Hugging Face format.")],
     seed: Annotated[int, typer.Option(help="Same seed, same machine, same model.")] = 0,
-    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps at most.")] = 1800,
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps at most.")] = 1200,
     batch: Annotated[int, typer.Option(min=1, help="Demonstrations per step.")] = 32,
     decay: Annotated[
         float, typer.Option(min=0.01, max=1, help="Demonstrations of a level per one of the next shorter.")
     ] = 0.8,
     success: Annotated[float, typer.Option(min=0, max=1, help="Mean success rate at which training ends.")] = 0.5,
-    lr: Annotated[float, typer.Option(help="Peak learning rate.")] = 3e-3,
+    lr: Annotated[float, typer.Option(help="Peak learning rate.")] = 2e-3,
     hidden: Annotated[int, typer.Option(help="Width of the model, a multiple of 32.")] = 64,
-    layers: Annotated[int, typer.Option(min=1, help="Transformer layers.")] = 2,
+    layers: Annotated[int, typer.Option(min=1, help="Transformer layers.")] = 3,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads; two stall each other on a busy machine.")] = 1,
 ) -> None:
     """Warm-start a small agent by supervised fine-tuning."""

@@ -168,9 +168,10 @@ class PrefixSampling(RolloutPolicy):
         return min(max(round(self.n * passed / len(verdicts)), 1), self.n - 1)
 
     def _learn(self) -> None:
-        """Feed the controllers with all re-rollouts first, so that what is saved does not depend on who came first."""
-        for group in self._finished:
-            parent = self._replaying.get(group.prompt.id)
+        """Controllers first, then prefixes, each in the order of group ids: who came first makes no difference."""
+        finished = sorted(self._finished, key=lambda group: group.id)
+        for group in finished:
+            parent = None if group.prefix is None else self._replaying[group.prompt.id]
             kind = "fresh" if parent is None else "replayed"
             passed = self.pass_count(group)
             self._counts[f"{kind}_groups"] += 1
@@ -181,7 +182,7 @@ class PrefixSampling(RolloutPolicy):
                 self.control.observe(parent, group.success_rate)
                 self.transitions.observe(parent, passed)
         if self.replay:
-            for group in sorted(self._finished, key=lambda group: group.id):
+            for group in finished:
                 self._save_prefix(group)
 
     def _save_prefix(self, group: Group) -> None:

@@ -84,7 +84,7 @@ def test_what_is_saved_does_not_depend_on_the_order_of_arrival():
         for group in groups[order]:
             policy.on_group(group)
         policy.take_batch()
-        states.append(policy.state_dict()["store"])
+        states.append(policy.state_dict())
     assert states[0] == states[1]
 
 

@@ -60,7 +60,7 @@ class Level:
 
 
 QUICKSTART: tuple[Level, ...] = tuple(
-    Level(length, weight=weight) for length, weight in {2: 0.75, 3: 1.5, 4: 1.5, 5: 1.0, 6: 0.5}.items()
+    Level(length, weight=weight) for length, weight in {2: 0.75, 3: 1.25, 4: 1.25, 5: 1.0, 6: 0.75}.items()
 )
 
 
