@@ -3,7 +3,7 @@
     python benchmarks/learning.py --task outputs/quickstart_small
 
 Runs that are finished are not run again, so it can be stopped and started at any time. Each run's metrics are
-``<recipe>_<seed>.jsonl`` in ``--out``; ``examples/quickstart/compare.py`` and ``benchmarks/decisions.py`` read them.
+``<recipe>_<seed>.jsonl`` in ``--out``; ``python -m verl_ext.report`` and ``benchmarks/decisions.py`` read them.
 """
 
 from __future__ import annotations

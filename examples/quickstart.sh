@@ -114,4 +114,4 @@ for run in "${RUNS[@]}"; do
   files+=("$OUT/$run.jsonl")
 done
 echo
-python examples/quickstart/compare.py "${files[@]}" --out "$OUT"
+python -m verl_ext.report "${files[@]}" --out "$OUT"

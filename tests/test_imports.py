@@ -20,6 +20,7 @@ WITHOUT_VERL = [
     "allocation",
     "estimation",
     "composition",
+    "report",
 ]
 
 
@@ -41,7 +42,7 @@ def test_no_heavy_import_at_module_level(path):
     assert not imported & HEAVY
 
 
-@pytest.mark.parametrize("package", ["verl_ext.allocation", "verl_ext.estimation"])
+@pytest.mark.parametrize("package", ["verl_ext.allocation", "verl_ext.estimation", "verl_ext.report.__main__"])
 def test_a_package_for_use_outside_of_verl_loads_nothing_heavy(package):
     code = f"import sys, {package}; print(' '.join(sorted(name for name in sys.modules if '.' not in name)))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)

@@ -1,0 +1,10 @@
+"""What runs did and what they paid for it, on one page. Reads verl's ``file`` logger; needs neither verl nor torch.
+
+python -m verl_ext.report outputs/benchmarks/learning --out outputs/report
+"""
+
+from verl_ext.report.methods import Method, by_method
+from verl_ext.report.runs import Run, find_runs, read_run
+from verl_ext.report.summary import summarize
+
+__all__ = ["Method", "Run", "by_method", "find_runs", "read_run", "summarize"]
