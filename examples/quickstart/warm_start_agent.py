@@ -189,13 +189,13 @@ def main(
     data: Annotated[Path, typer.Option(help="Folder with train.parquet and validation.parquet.")],
     out: Annotated[Path, typer.Option(help="Folder for the checkpoint, in Hugging Face format.")],
     seed: Annotated[int, typer.Option(help="Same seed, same machine, same model.")] = 0,
-    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps at most.")] = 1200,
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps at most.")] = 1000,
     batch: Annotated[int, typer.Option(min=1, help="Demonstrations per step.")] = 32,
     decay: Annotated[
         float, typer.Option(min=0.01, max=1, help="Demonstrations of a level per one of the next shorter.")
     ] = 0.8,
-    success: Annotated[float, typer.Option(min=0, max=1, help="Mean success rate at which training ends.")] = 0.5,
-    lr: Annotated[float, typer.Option(help="Peak learning rate.")] = 2e-3,
+    success: Annotated[float, typer.Option(min=0, max=1, help="Mean success rate at which training ends.")] = 0.45,
+    lr: Annotated[float, typer.Option(help="Peak learning rate.")] = 1e-3,
     hidden: Annotated[int, typer.Option(help="Width of the model, a multiple of 32.")] = 64,
     layers: Annotated[int, typer.Option(min=1, help="Transformer layers.")] = 3,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads; two stall each other on a busy machine.")] = 1,

@@ -246,6 +246,11 @@ def test_a_bad_limit_is_refused(config):
         SqliteTool(config)
 
 
+def test_an_unknown_key_is_refused():
+    with pytest.raises(ValueError, match="config.max_rows is not known; use type, max_steps"):
+        SqliteTool({"type": "native", "max_rows": 5})
+
+
 def test_without_a_script_the_database_is_empty(tool):
     trajectory = Trajectory()
 

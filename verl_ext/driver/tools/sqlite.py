@@ -60,11 +60,13 @@ class SqliteTool(BaseTool):
         tool_schema: what to tell the model instead of ``SCHEMA``.
 
     Raises:
-        ValueError: a limit that is not a whole number of at least 1.
+        ValueError: an unknown key, or a limit that is not a whole number of at least 1.
     """
 
     def __init__(self, config: dict[str, Any], tool_schema: OpenAIFunctionToolSchema | None = None):
         super().__init__(config, tool_schema or SCHEMA)
+        if unknown := set(config) - set(LIMITS) - {"type"}:
+            raise ValueError(f"config.{min(unknown)} is not known; use type, {', '.join(LIMITS)}.")
         limits = {name: config.get(name, default) for name, default in LIMITS.items()}
         for name, value in limits.items():
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
