@@ -21,6 +21,7 @@ CORE = [
     "rich",
     "typer",
     "matplotlib",
+    "httpx",
 ]
 
 EXTRAS = {

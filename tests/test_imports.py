@@ -21,6 +21,7 @@ WITHOUT_VERL = [
     "estimation",
     "composition",
     "report",
+    "evaluation",
 ]
 
 
@@ -42,7 +43,9 @@ def test_no_heavy_import_at_module_level(path):
     assert not imported & HEAVY
 
 
-@pytest.mark.parametrize("package", ["verl_ext.allocation", "verl_ext.estimation", "verl_ext.report.__main__"])
+@pytest.mark.parametrize(
+    "package", ["verl_ext.allocation", "verl_ext.estimation", "verl_ext.report.__main__", "verl_ext.evaluation"]
+)
 def test_a_package_for_use_outside_of_verl_loads_nothing_heavy(package):
     code = f"import sys, {package}; print(' '.join(sorted(name for name in sys.modules if '.' not in name)))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)

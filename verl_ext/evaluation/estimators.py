@@ -1,0 +1,85 @@
+"""mean@k and pass@k from n samples per problem, n at least k; maj@k is in :mod:`verl_ext.evaluation.majority`."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from verl_ext import checks
+
+
+def pass_at_k(n: ArrayLike, c: ArrayLike, k: ArrayLike) -> np.ndarray:
+    """Probability that at least one of k samples, drawn from the n without replacement, is correct.
+
+    1 - C(n - c, k) / C(n, k), which is unbiased for 1 - (1 - p)^k at every p; 1 - (1 - c / n)^k is not (Chen et al.
+    2021, "Evaluating Large Language Models Trained on Code", §2.1, eq. 1). With a = min(c, k) and b = max(c, k) the
+    quotient is the product over i < a of 1 - b / (n - i); its logarithm is summed, so no factorial can overflow. Time
+    grows with the largest min(c, k).
+
+    Args:
+        n: samples per problem, at least 1.
+        c: correct ones among them, in [0, n].
+        k: samples that are drawn, in [1, n].
+
+    Returns:
+        float64 in [0, 1] of the shape the arguments broadcast to; exactly 1 where n - c < k, exactly 0 where c = 0.
+
+    Raises:
+        ValueError: naming the argument that is not whole, not finite or out of range, or shapes that do not broadcast.
+    """
+    n, c, k = _whole("n", n, 1), _whole("c", c, 0), _whole("k", k, 1)
+    shapes = n.shape, c.shape, k.shape
+    try:
+        n, c, k = np.broadcast_arrays(n, c, k)
+    except ValueError as error:
+        raise ValueError(f"n, c and k have the shapes {shapes}, which do not broadcast.") from error
+    _at_most_n("c", c, n)
+    _at_most_n("k", k, n)
+    few, many = np.minimum(c, k), np.maximum(c, k)
+    certain = n - c < k
+    log_miss = np.zeros(n.shape)
+    for i in range(int(few[~certain].max(initial=0))):
+        # 0 stands in where the product has ended, and where it would reach log 0
+        log_miss += np.log1p(-np.where((i < few) & ~certain, many / (n - np.minimum(i, n - 1)), 0.0))
+    return np.where(certain, 1.0, -np.expm1(log_miss))
+
+
+def mean_at_k(scores: ArrayLike, k: int | None = None) -> np.ndarray:
+    """Expected mean score of k samples drawn from the n of each problem without replacement.
+
+    It is the mean of all n, whatever k: k only says how many samples a report of the same cost would draw. With scores
+    in {0, 1} it is pass@1.
+
+    Args:
+        scores: (..., n) one score per sample, problems first.
+        k: in [1, n]; None: n.
+
+    Returns:
+        (...) float64, one mean per problem.
+
+    Raises:
+        ValueError: no samples, a score that is not finite, or k outside [1, n].
+    """
+    try:
+        array = np.asarray(scores, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError("scores must be numbers of shape (..., n), the same n for every problem.") from error
+    if array.ndim == 0 or array.size == 0:
+        raise ValueError(f"scores has shape {array.shape}; it must be (..., n) with n at least 1.")
+    checks.vector("scores", array.ravel())
+    if k is not None:
+        checks.within("k", checks.vector("k", [checks.whole("k", k, 1)]), 1, array.shape[-1])
+    return array.mean(axis=-1)
+
+
+def _whole(name: str, values: ArrayLike, least: int) -> np.ndarray:
+    """``values`` as int64 of the same shape, each at least ``least``."""
+    flat = checks.vector(name, np.ravel(values))
+    return checks.whole_vector(name, flat, flat.size, least).reshape(np.shape(values))
+
+
+def _at_most_n(name: str, values: np.ndarray, n: np.ndarray) -> None:
+    beyond = values > n
+    if beyond.any():
+        row = int(np.argmax(beyond))
+        raise ValueError(f"{name}={values.flat[row]} must be at most n={n.flat[row]}.")

@@ -1,0 +1,137 @@
+"""maj@k: how often the majority answer among k of a problem's n samples is correct (self-consistency)."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from verl_ext import checks
+
+METHODS = ("auto", "exact", "draws")
+EXACT_OPERATIONS = 20_000  # array operations of some microseconds each: about a tenth of a second per problem
+
+
+class Majority(NamedTuple):
+    """maj@k of one problem.
+
+    Attributes:
+        probability: that the majority answer is correct, in [0, 1].
+        standard_error: of ``probability``, from the Monte Carlo draws; 0 where it is exact.
+    """
+
+    probability: float
+    standard_error: float
+
+
+def majority_at_k(
+    answers: Sequence[Hashable | None],
+    correct: ArrayLike,
+    k: int,
+    *,
+    method: str = "auto",
+    draws: int = 4096,
+    seed: int = 0,
+) -> Majority:
+    """Probability that the majority answer among k samples, drawn from the n without replacement, is correct.
+
+    The majority is the answer that the most of the k gave; of several, one drawn uniformly ("self-consistency": Wang et
+    al. 2023). A sample without an answer (None) counts among the k but has no vote; where nobody votes, the outcome is
+    not correct. An answer is as correct as its samples are on average: 0 or 1 unless a verifier contradicts itself.
+
+    Exact by summing over the winner's votes v and over how many answers tie: the votes are independent binomials given
+    that they sum to k (Levin 1981 uses the like for multinomials), so the sum is a product of polynomials. Where that
+    would take long, the mean over ``draws`` multivariate hypergeometric draws, ties averaged exactly; its standard
+    error is at most 0.5 / sqrt(draws), that is 0.8 % with 4096.
+
+    Args:
+        answers: (n,) what each sample answered, compared with ``==``; None: no answer.
+        correct: (n,) in [0, 1], whether each sample is correct.
+        k: in [1, n].
+        method: ``exact``, ``draws`` (Monte Carlo), or ``auto`` for whichever suits the size.
+        draws: of the Monte Carlo, at least 2.
+        seed: of the Monte Carlo; the same seed and arguments give the same result.
+
+    Raises:
+        ValueError: naming the argument that is out of range or of the wrong shape.
+    """
+    correct = checks.within("correct", checks.vector("correct", correct), 0, 1)
+    n = correct.size
+    if isinstance(answers, str) or len(answers) != n:
+        raise ValueError(f"answers has {len(answers)} entries, but correct has {n}.")
+    k = int(checks.within("k", checks.vector("k", [checks.whole("k", k, 1)]), 1, n)[0])
+    checks.choice("method", method, METHODS)
+    draws, seed = checks.whole("draws", draws, 2), checks.whole("seed", seed)
+    votes, credit = _tally(answers, correct)
+    if votes.size == 0:
+        return Majority(0.0, 0.0)
+    silent = n - int(votes.sum())
+    if k == n:  # one outcome only
+        return Majority(float(_won(votes[None], credit)[0]), 0.0)
+    if method == "exact" or (method == "auto" and _operations(votes, k) <= EXACT_OPERATIONS):
+        return Majority(_exact(votes, credit, silent, k), 0.0)
+    # "marginals" takes time per answer, not per sample
+    drawn = np.random.default_rng(seed).multivariate_hypergeometric([*votes, silent], k, draws, method="marginals")
+    won = _won(drawn[:, :-1], credit)
+    return Majority(float(won.mean()), float(won.std(ddof=1) / np.sqrt(draws)))
+
+
+def _tally(answers: Sequence[Hashable | None], correct: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Votes for each distinct answer, and the mean correctness of those who gave it."""
+    places: dict[Hashable, int] = {}
+    given = [place for place, answer in enumerate(answers) if answer is not None]
+    of = np.array([places.setdefault(answers[place], len(places)) for place in given], dtype=np.int64)
+    votes = np.bincount(of, minlength=len(places))
+    return votes, np.bincount(of, weights=correct[given], minlength=len(places)) / votes
+
+
+def _won(drawn: np.ndarray, credit: np.ndarray) -> np.ndarray:
+    """(draws,) expected correctness of the winner of each row of (draws, answers) votes."""
+    most = drawn.max(axis=1, keepdims=True)
+    winners = (drawn == most) & (most > 0)
+    return winners @ credit / np.maximum(winners.sum(axis=1), 1)
+
+
+def _operations(votes: np.ndarray, k: int) -> float:
+    """Array operations of ``_exact``, those on large arrays counted more than once."""
+    total = 0.0
+    for v in range(1, min(k, int(votes.max())) + 1):
+        able = int((votes >= v).sum())
+        total += able * v * (1 + 2 * (min(k // v, able) + 1) * (k + 1) / 4000)
+    return total
+
+
+def _exact(votes: np.ndarray, credit: np.ndarray, silent: int, k: int) -> float:
+    """Sum over v of P(the most votes are v, won by a correct answer), with each sample drawn at rate k / n.
+
+    Every answer gets binomial(votes, k / n) draws, independently; dividing by P(k draws in all) conditions on that. All
+    terms are positive, so nothing cancels. The rows of ``state[0]`` hold, by number of answers that have v votes (none
+    more), the probability of each number of draws; ``state[1]`` the same times the summed credit of those answers.
+    """
+    n = int(votes.sum()) + silent
+    log_factorial = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, n + 1)))])
+
+    def binomial(size: int) -> np.ndarray:
+        drawn = np.arange(min(size, k) + 1)
+        ways = log_factorial[size] - log_factorial[drawn] - log_factorial[size - drawn]
+        return np.exp(ways + drawn * np.log(k / n) + (size - drawn) * np.log1p(-k / n))
+
+    total = 0.0
+    for v in range(1, min(k, int(votes.max())) + 1):
+        able = votes >= v
+        ties = min(k // v, int(able.sum()))
+        state = np.zeros((2, ties + 1, k + 1))
+        rest = binomial(n - int(votes[able].sum()))  # answers that cannot reach v, and no answer
+        state[0, 0, : rest.size] = rest
+        for size, value in zip(votes[able], credit[able], strict=True):
+            chance = binomial(int(size))
+            after = chance[0] * state
+            for below in range(1, v):
+                after[:, :, below:] += chance[below] * state[:, :, :-below]
+            after[:, 1:, v:] += chance[v] * state[:, :-1, :-v]
+            after[1, 1:, v:] += chance[v] * value * state[0, :-1, :-v]
+            state = after
+        total += float(np.sum(state[1, 1:, k] / np.arange(1, ties + 1)))
+    return min(1.0, total / float(binomial(n)[k]))
