@@ -20,17 +20,7 @@ from verl_ext.driver.tools import sandbox  # noqa: E402
 from verl_ext.driver.tools.sandbox import SandboxFailure  # noqa: E402
 from verl_ext.driver.tools.shell import ShellTool, SubmitTool  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def nothing_is_left():
-    yield
-    wait_for(lambda: not sandbox.running(), collect=True)
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
 @pytest.fixture

@@ -6,20 +6,14 @@ cost seconds. One real dry run per paper shows that the two are the same.
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from functools import cache
-from pathlib import Path
 
 import hydra
 import pytest
 import yaml
 from omegaconf import OmegaConf
-
-ROOT = Path(__file__).parents[2]
-MACHINE = ("NNODES", "GPUS_PER_NODE", "HARDWARE", "MODEL_PATH", "MODEL_SIZE")
-OURS = (*MACHINE, "DATA_DIR", "TRAIN_FILES", "VAL_FILES", "CHECKPOINT_DIR", "RECIPE", "N", "ESTIMATOR", "LENGTH")
+from support.launch_scripts import argument_printer, run_script
 
 # script: model, size of the profile, GPUs
 HORA = {
@@ -41,29 +35,14 @@ KNAPSACK = {
 ALL = HORA | VIP | KNAPSACK
 
 
-def run(script: str, python: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
-    inherited = {name: value for name, value in os.environ.items() if name not in OURS}
-    return subprocess.run(
-        ["bash", str(ROOT / "examples" / f"run_{script}.sh"), *arguments],
-        cwd=ROOT,
-        env=inherited | {"PYTHON": python, "CUDA_VISIBLE_DEVICES": ""} | environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-
-
 @pytest.fixture(scope="module", autouse=True)
 def stand_in(tmp_path_factory) -> None:
-    path = tmp_path_factory.mktemp("bin") / "python"
-    path.write_text("#!/usr/bin/env bash\nprintf '%s\\n' \"$@\"\n")
-    path.chmod(0o755)
-    compose.python = str(path)
+    compose.python = argument_printer(tmp_path_factory.mktemp("bin"))
 
 
 @cache
 def compose(script: str, *arguments: str, **environment: str) -> dict:
-    result = run(script, compose.python, *arguments, **environment)
+    result = run_script(script, compose.python, *arguments, **environment)
     assert result.returncode == 0, result.stderr
     _, module, *overrides = result.stdout.splitlines()
     recipe = module.removeprefix("recipe.")
@@ -190,7 +169,7 @@ def test_knapsack(script):
 
 @pytest.mark.parametrize("script", ["hora_qwen2_5_7b", "vip_qwen2_5_math_7b", "knapsack_r1_distill_1_5b"])
 def test_a_real_dry_run_shows_the_same(script):
-    result = run(script, sys.executable, "--cfg", "job", "--resolve")
+    result = run_script(script, sys.executable, "--cfg", "job", "--resolve")
     assert result.returncode == 0, result.stderr
     assert yaml.safe_load(result.stdout) | {"recipe": script.partition("_")[0]} == compose(script)
 
@@ -204,6 +183,6 @@ def test_another_size_or_profile_replaces_that_of_the_script():
 
 @pytest.mark.parametrize(("name", "value"), [("RECIPE", "dapo"), ("ESTIMATOR", "grpo")])
 def test_what_is_not_known_is_refused_with_what_is(name, value):
-    result = run("vip_llama3_2_3b", "false", **{name: value})
+    result = run_script("vip_llama3_2_3b", "false", **{name: value})
     assert result.returncode == 2
     assert f"{name}={value} is not valid; use " in result.stderr

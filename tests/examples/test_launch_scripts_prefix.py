@@ -6,24 +6,18 @@ each would cost seconds. One real dry run shows that the two are the same.
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from functools import cache
-from pathlib import Path
 
 import hydra
 import pandas as pd
 import pytest
 import yaml
 from omegaconf import DictConfig, OmegaConf
+from support.launch_scripts import argument_printer, run_script
 from verl.utils.import_utils import load_extern_object
 
 from verl_ext.driver.validate import validate
-
-ROOT = Path(__file__).parents[2]
-MACHINE = ("NNODES", "GPUS_PER_NODE", "HARDWARE", "MODEL_PATH", "MODEL_SIZE")
-OURS = (*MACHINE, "DATA_DIR", "TRAIN_FILES", "VAL_FILES", "CHECKPOINT_DIR", "RECIPE", "BASELINE", "TOOLS")
 
 # script: model, profile, its size, nodes of 8 GPUs, steps
 MATH = {
@@ -37,24 +31,9 @@ SWE = {
 ALL = MATH | SWE
 
 
-def run(script: str, python: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
-    inherited = {name: value for name, value in os.environ.items() if name not in OURS}
-    return subprocess.run(
-        ["bash", str(ROOT / "examples" / f"run_prefix_sampling_{script}.sh"), *arguments],
-        cwd=ROOT,
-        env=inherited | {"PYTHON": python, "CUDA_VISIBLE_DEVICES": ""} | environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-
-
 @pytest.fixture(scope="module", autouse=True)
 def stand_in(tmp_path_factory) -> None:
-    path = tmp_path_factory.mktemp("bin") / "python"
-    path.write_text("#!/usr/bin/env bash\nprintf '%s\\n' \"$@\"\n")
-    path.chmod(0o755)
-    compose.python = str(path)
+    compose.python = argument_printer(tmp_path_factory.mktemp("bin"))
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +46,7 @@ def rows(tmp_path_factory) -> str:
 
 
 def overrides(script: str, *arguments: str, **environment: str) -> list[str]:
-    result = run(script, compose.python, *arguments, **environment)
+    result = run_script(f"prefix_sampling_{script}", compose.python, *arguments, **environment)
     assert result.returncode == 0, result.stderr
     _, module, *given = result.stdout.splitlines()
     assert module == "recipe.prefix_sampling"
@@ -203,7 +182,7 @@ def test_runs_keep_their_own_checkpoints():
 
 
 def test_a_real_dry_run_shows_the_same():
-    result = run("qwen3_32b_swe", sys.executable, "--cfg", "job", "--resolve")
+    result = run_script("prefix_sampling_qwen3_32b_swe", sys.executable, "--cfg", "job", "--resolve")
     assert result.returncode == 0, result.stderr
     assert yaml.safe_load(result.stdout) == compose("qwen3_32b_swe")
 
@@ -228,6 +207,6 @@ def test_arguments_and_the_environment_win(tmp_path):
     ],
 )
 def test_what_is_not_known_is_refused_with_what_is(script, name, value, valid):
-    result = run(script, "false", **{name: value})
+    result = run_script(f"prefix_sampling_{script}", "false", **{name: value})
     assert result.returncode == 2
     assert result.stderr.strip() == f"error: {name}={value} is not valid; {valid}"

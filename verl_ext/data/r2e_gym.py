@@ -29,9 +29,9 @@ import pandas as pd
 import pyarrow.dataset
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from verl_ext.data.pytest_summary import expected_statuses
+from verl_ext.data.splits import write_splits
 
 COLUMNS = ("repo_name", "docker_image", "commit_hash", "problem_statement", "expected_output_json")
 INSTRUCTION = """\
@@ -166,11 +166,7 @@ def write(
         frames, left_out = splits(read(source), validation, seed)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    out.mkdir(parents=True, exist_ok=True)
-    summary = Table("split", "rows", "file")
-    for split, frame in frames.items():
-        frame.to_parquet(out / f"{split}.parquet")
-        summary.add_row(split, str(len(frame)), str(out / f"{split}.parquet"))
+    summary = write_splits(frames, out)
     for reason, count in left_out.items():
         summary.add_row("left out", str(count), reason)
     Console().print(summary)

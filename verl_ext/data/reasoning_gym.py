@@ -20,7 +20,8 @@ import pandas as pd
 import reasoning_gym
 import typer
 from rich.console import Console
-from rich.table import Table
+
+from verl_ext.data.splits import write_splits
 
 PREFIX = "reasoning_gym/"
 
@@ -243,12 +244,7 @@ def write(
         frames = splits(levels, {"train": train, "validation": validation}, seed, suffix)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    out.mkdir(parents=True, exist_ok=True)
-    summary = Table("split", "prompts", "file")
-    for split, frame in frames.items():
-        frame.to_parquet(out / f"{split}.parquet")
-        summary.add_row(split, str(len(frame)), str(out / f"{split}.parquet"))
-    Console().print(summary)
+    Console().print(write_splits(frames, out))
 
 
 if __name__ == "__main__":

@@ -20,9 +20,9 @@ from typing import Annotated, Any
 import pandas as pd
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from verl_ext.allocation.heuristics import proportional
+from verl_ext.data.splits import write_splits
 
 DATA_SOURCE = "sql/chain"
 OBSERVED = "?"  # ground truth of a row whose value SQLite draws: what the database said last
@@ -275,13 +275,8 @@ def write(
         frames = splits(levels, {"train": train, "validation": validation}, seed, random_share)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    out.mkdir(parents=True, exist_ok=True)
+    Console().print(write_splits(frames, out))
     (out / "tools.yaml").write_text(TOOLS)
-    summary = Table("split", "prompts", "file")
-    for split, frame in frames.items():
-        frame.to_parquet(out / f"{split}.parquet")
-        summary.add_row(split, str(len(frame)), str(out / f"{split}.parquet"))
-    Console().print(summary)
 
 
 if __name__ == "__main__":
