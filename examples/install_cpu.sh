@@ -56,7 +56,8 @@ install_torch() {
     { echo "Neither pip's sources nor PyTorch's index could be reached for a CPU build of torch for this Python." && false; }
 }
 
-uv_install() { "$VENV/bin/python" -m uv pip install --python "$VENV/bin/python" --no-deps "$@"; }
+# Compiled once here: a run starts seven processes, and where PYTHONDONTWRITEBYTECODE is set each compiles all it imports.
+uv_install() { "$VENV/bin/python" -m uv pip install --python "$VENV/bin/python" --no-deps --compile-bytecode "$@"; }
 
 if [[ -f $STAMP && $(<"$STAMP") == "$(fingerprint)" ]]; then
   echo "$VENV is up to date."

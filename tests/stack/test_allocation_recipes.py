@@ -11,18 +11,22 @@ pytestmark = pytest.mark.stack
 BATCH, ROLLOUTS, UPDATES = 4, 8, 2
 
 
-def assert_budget_is_spent(steps: dict[int, dict[str, float]]) -> None:
+def assert_budget_is_spent(steps: dict[int, dict[str, float]], batch: int = BATCH) -> None:
     assert_books_balance(steps)
     for step, metrics in steps.items():
-        assert metrics["rollouts/sampled"] == metrics["rollouts/trained"] == BATCH * ROLLOUTS, f"step {step}"
+        assert metrics["rollouts/sampled"] == metrics["rollouts/trained"] == batch * ROLLOUTS, f"step {step}"
         assert metrics["allocation/mean"] == ROLLOUTS
         assert metrics["allocation/seconds"] > 0
 
 
-def killed_and_resumed(task, recipe: str, folder, *overrides: str) -> tuple[dict, dict, TrainingRun]:
+def killed_and_resumed(
+    task, recipe: str, folder, *overrides: str, batch: int = BATCH
+) -> tuple[dict, dict, TrainingRun]:
     """Four steps with a checkpoint after the second, SIGKILL in the third or fourth, then to the end."""
     overrides = [
         f"actor_rollout_ref.rollout.n={ROLLOUTS}",
+        f"data.train_batch_size={batch}",
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={batch // UPDATES}",
         "trainer.total_training_steps=4",
         "trainer.save_freq=2",
         *overrides,
@@ -34,12 +38,13 @@ def killed_and_resumed(task, recipe: str, folder, *overrides: str) -> tuple[dict
     before, after = first.steps(), second.finish()
     assert list(after) == [3, 4]
     for steps in (before, after):
-        assert_budget_is_spent(steps)
+        assert_budget_is_spent(steps, batch)
     assert optimizer_steps(second.checkpoints, 4) == 4 * UPDATES
     return before, after, second
 
 
 def test_a_killed_hora_run_does_not_warm_up_again(task, tmp_path):
+    """With shards of six prompts, so that they do not all have the same number of successes."""
     warm_up = ["rollout_policy.warm_up_component=acc", "rollout_policy.warm_up_threshold=0"]
     before, after, _ = killed_and_resumed(
         task,
@@ -49,6 +54,7 @@ def test_a_killed_hora_run_does_not_warm_up_again(task, tmp_path):
         "rollout_policy.shards=2",
         *warm_up,
         "rollout_policy.warm_up_cycles=2",
+        batch=12,
     )
     for step in (1, 2):
         assert before[step]["allocation/min"] == before[step]["allocation/max"] == ROLLOUTS
