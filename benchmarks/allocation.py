@@ -199,6 +199,7 @@ def measure_process(kind: str, prompts: int, batch: int, width: int = 384, updat
         if kind == "ours":
             process.predict(rows)
             process.observe(rows, rates)
+            mean = process.mean  # which waits until all of it has moved
         else:
             1 / (1 + np.exp(-mean[rows]))
             latent = np.log(rates / (1 - rates))

@@ -3,7 +3,10 @@
     python benchmarks/learning.py --task outputs/quickstart_small
 
 Runs that are finished are not run again, so it can be stopped and started at any time. Each run's metrics are
-``<recipe>_<seed>.jsonl`` in ``--out``; ``python -m verl_ext.report`` and ``benchmarks/decisions.py`` read them.
+``<name>_<seed>.jsonl`` in ``--out``; ``python -m verl_ext.report`` and ``benchmarks/decisions.py`` read them.
+
+``--name prefix_ada --name prefix_fix`` is a comparison of its own: Prefix Sampling with and without its controller,
+where both very easy and very hard prompts are many.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from rich.console import Console
 
 PROMPTS, ROLLOUTS = 32, 8  # per step and per prompt: 256 rollouts a step, where a method has one wave
 TRAINING_PROMPTS = 256  # eight steps an epoch, so that what is remembered of a prompt can matter
-METHODS = {
+RECIPES = {
     "grpo": [f"actor_rollout_ref.rollout.n={ROLLOUTS}"],
     "dapo": [f"actor_rollout_ref.rollout.n={ROLLOUTS}"],
     "pilot_commit": ["rollout_policy.n_pilot=4", "rollout_policy.n_commit=4"],
@@ -30,10 +33,19 @@ METHODS = {
     "prefix_sampling": [f"actor_rollout_ref.rollout.n={ROLLOUTS}", "rollout_policy.step=0.05"],
 }
 """What each recipe is given beside its defaults: group sizes that fit the task."""
+STEERED = [
+    f"actor_rollout_ref.rollout.n={ROLLOUTS}",
+    "actor_rollout_ref.rollout.temperature=1.5",  # at 1 seven groups in ten all fail or all pass
+    "actor_rollout_ref.actor.optim.lr=3e-5",
+    "data.train_max_samples=1024",
+    "rollout_policy.step=0.05",
+    "trainer.test_freq=-1",
+]
+VARIANTS = {"prefix_ada": STEERED, "prefix_fix": [*STEERED, "rollout_policy.adaptive=false"]}
 console = Console()
 
 
-def overrides(recipe: str, seed: int, rollouts: int, task: Path) -> list[str]:
+def overrides(name: str, seed: int, rollouts: int, task: Path) -> list[str]:
     """The command line of one run."""
     return [
         "hardware=cpu",
@@ -59,15 +71,16 @@ def overrides(recipe: str, seed: int, rollouts: int, task: Path) -> list[str]:
         "trainer.test_freq=6",
         "trainer.total_training_steps=10000",
         f"rollout_driver.rollout_budget={rollouts}",
-        *METHODS[recipe],
+        *(RECIPES | VARIANTS)[name],
     ]
 
 
-def train(recipe: str, seed: int, rollouts: int, task: Path, out: Path) -> None:
+def train(name: str, seed: int, rollouts: int, task: Path, out: Path) -> None:
     """One run, unless it was finished before with the same command line; exits with 1 if it fails."""
-    name = f"{recipe}_{seed}"
+    recipe = "prefix_sampling" if name in VARIANTS else name
+    arguments = overrides(name, seed, rollouts, task)
+    name = f"{name}_{seed}"
     metrics, log, done = (out / f"{name}{ending}" for ending in (".jsonl", ".log", ".done"))
-    arguments = overrides(recipe, seed, rollouts, task)
     command_line = "\n".join(arguments)
     if done.is_file() and done.read_text() == command_line:
         console.print(f"{name}: done before ({metrics})")
@@ -88,18 +101,20 @@ def train(recipe: str, seed: int, rollouts: int, task: Path, out: Path) -> None:
 def main(
     task: Annotated[Path, typer.Option(help="Folder with model/ and data/, as the quickstart makes it.")],
     out: Annotated[Path, typer.Option(help="Folder for metrics and logs.")] = Path("outputs/benchmarks/learning"),
-    recipe: Annotated[list[str] | None, typer.Option(help="Once per recipe; all of them by default.")] = None,
+    name: Annotated[
+        list[str] | None, typer.Option(help="A recipe or variant, repeatable. Default: all recipes.")
+    ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds 1, 2, ... of data order and sampling.")] = 3,
     rollouts: Annotated[int, typer.Option(min=1, help="Rollouts of each run, pilots included.")] = 6144,
 ) -> None:
     """Train every recipe on every seed, one after the other."""
-    recipes = recipe or list(METHODS)
-    if unknown := set(recipes) - set(METHODS):
-        raise typer.BadParameter(f"--recipe {', '.join(sorted(unknown))}: use some of {', '.join(METHODS)}")
+    names = name or list(RECIPES)
+    if unknown := set(names) - set(RECIPES | VARIANTS):
+        raise typer.BadParameter(f"--name {', '.join(sorted(unknown))}: use some of {', '.join(RECIPES | VARIANTS)}")
     out.mkdir(parents=True, exist_ok=True)
     for seed in range(1, seeds + 1):
-        for name in recipes:
-            train(name, seed, rollouts, task.resolve(), out.resolve())
+        for run in names:
+            train(run, seed, rollouts, task.resolve(), out.resolve())
 
 
 if __name__ == "__main__":

@@ -96,6 +96,20 @@ def test_one_prompt_twice_in_a_batch_counts_at_its_mean():
     assert twice.predict(np.arange(6)) == pytest.approx(once.predict(np.arange(6)), abs=1e-12)
 
 
+def test_a_state_that_is_loaded_while_the_mean_still_moves_is_the_state():
+    points = np.random.default_rng(0).normal(size=(20_000, 8))
+    process = GaussianProcess(points, bandwidth=2.0)
+    process.observe(np.arange(100), np.linspace(0, 1, 100))
+    state = process.state_dict()
+    process.observe(np.arange(100, 400), np.ones(300))
+    process.load_state_dict(state)
+    process.observe([7], [0.5])
+    again = GaussianProcess(points, bandwidth=2.0)
+    again.load_state_dict(state)
+    again.observe([7], [0.5])
+    assert np.array_equal(process.mean, again.mean)
+
+
 def test_noise_keeps_near_twins_from_tilting_everything_else():
     points = np.array([[0.0], [0.01], [1.0]])
     predictions = {}

@@ -1,0 +1,121 @@
+"""What deciding costs a training step of 512 prompts, for each recipe that predicts or estimates success rates.
+
+    python benchmarks/deciding.py
+
+The policies are given rollouts that succeed with each prompt's own probability, as quickly as they ask for them. What
+is measured is what a training step waits for: ``start_step``, every ``on_group``, and ``take_batch``. Between two steps
+the benchmark sleeps, as long as ``--update`` says: shorter than any update of 512 prompts is. Beside the time on the
+clock stands the processor time of the thread that decides, which a busy machine does not change as much, and that of a
+thread that works on while the step is trained (the Gaussian process).
+"""
+
+from __future__ import annotations
+
+import platform
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from recipe.hora.policy import Hora
+from recipe.knapsack.policy import Knapsack
+from recipe.vip.policy import Vip
+from verl_ext.policy import Group, Prompt, Request, Rollout, RolloutPolicy
+
+WIDTH = 384  # of a MiniLM embedding
+
+
+def policies(batch: int, features: Path) -> dict[str, RolloutPolicy]:
+    """The recipes' defaults; VIP with given features, so that no model is needed."""
+    return {
+        "hora": Hora(train_batch_size=batch, G=32, G0=8, warm_up_component=None),
+        "vip": Vip(train_batch_size=batch, n=8, estimator_options={"features": str(features)}),
+        "knapsack": Knapsack(train_batch_size=batch, n=8),
+    }
+
+
+def clocks() -> np.ndarray:
+    """Seconds on the wall, of this thread, and of other threads of this process."""
+    thread = time.thread_time()
+    return np.array([time.perf_counter(), thread, time.process_time() - thread])
+
+
+class Stopwatch:
+    """Seconds on the wall, and of this thread, spent in the calls that go through it."""
+
+    def __init__(self) -> None:
+        self.seconds = np.zeros(2)
+
+    def __call__(self, call: Callable, *arguments):
+        start = clocks()
+        result = call(*arguments)
+        self.seconds += (clocks() - start)[:2]
+        return result
+
+
+def train_step(policy: RolloutPolicy, step: int, prompts: list[Prompt], rates: np.ndarray, rng) -> np.ndarray:
+    """(2,) seconds a step of these prompts spends in the policy, on the wall and of this thread."""
+    watch = Stopwatch()
+    actions = deque(watch(policy.start_step, step, lambda count: prompts[:count]))
+    groups: dict[str, Group] = {}
+    while actions:
+        action = actions.popleft()
+        assert isinstance(action, Request), f"{action} is no request, and every rollout here is usable"
+        prompt = action.target.prompt if isinstance(action.target, Group) else action.target
+        group = groups.setdefault(prompt.id, Group(prompt.id, prompt))
+        correct = rng.random(action.rollouts) < rates[prompt.row]
+        group.rollouts += [Rollout(float(value), bool(value), 1, step) for value in correct]
+        actions += watch(policy.on_group, group)
+    assert len(watch(policy.take_batch)) == len(prompts)
+    return watch.seconds
+
+
+def measure(policy: RolloutPolicy, size: int, batch: int, steps: int, update: float) -> tuple[np.ndarray, float]:
+    """(steps, 2) seconds as above and seconds of other threads per step; what comes before is not measured."""
+    rng = np.random.default_rng(0)
+    rates = rng.beta(0.5, 0.5, size)
+    rows = [Prompt(f"prompt {row}", row) for row in range(size)]
+    policy.start_run(None, [row.id for row in rows])
+    first_epoch = -(-size // batch) if isinstance(policy, Knapsack) else 2  # which is uniform
+    times = []
+    for step in track(range(1, first_epoch + steps + 1), type(policy).__name__, transient=True):
+        if step == first_epoch + 1:
+            beside = clocks()[2]
+        first = (step - 1) * batch
+        times.append(train_step(policy, step, [rows[row % size] for row in range(first, first + batch)], rates, rng))
+        time.sleep(update if step >= first_epoch else 0)
+    return np.array(times[first_epoch:]), (clocks()[2] - beside) / steps
+
+
+def main(
+    batch: Annotated[int, typer.Option(min=4, help="Prompts of a step.")] = 512,
+    size: Annotated[int, typer.Option(min=4, help="Prompts of the data; DAPO-Math has 17,000.")] = 17_000,
+    steps: Annotated[int, typer.Option(min=1, help="Steps that are measured.")] = 20,
+    update: Annotated[float, typer.Option(min=0.0, help="Seconds from one step's decisions to the next's.")] = 1.0,
+) -> None:
+    """Print the table."""
+    console = Console()
+    columns = ("recipe", "a step waits, median", "least to largest", "processor, median", "of another thread")
+    table = Table(*columns, title=f"milliseconds, {batch} prompts of {size:,}")
+    with tempfile.TemporaryDirectory() as folder:
+        features = Path(folder) / "features.npy"
+        np.save(features, np.random.default_rng(1).normal(size=(size, WIDTH)).astype(np.float32))
+        for name, policy in policies(batch, features).items():
+            times, beside = measure(policy, size, batch, steps, update)
+            (wall, thread), wall_times = 1000 * np.median(times, axis=0), 1000 * times[:, 0]
+            spread = f"{wall_times.min():.0f} to {wall_times.max():.0f}"
+            table.add_row(name, f"{wall:.0f}", spread, f"{thread:.0f}", f"{1000 * beside:.0f}")
+    console.print(f"machine: {platform.machine()}, Python {platform.python_version()}, numpy {np.__version__}")
+    console.print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)
