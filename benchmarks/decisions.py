@@ -2,13 +2,15 @@
 
     python benchmarks/decisions.py outputs/benchmarks/learning
 
-Every figure is a mean over steps for each seed, then mean and range (least to largest) over the seeds.
+What a folder has no runs of is left out. Every figure is a mean over steps for each seed, then mean and range (least to
+largest) over the seeds.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -73,6 +75,31 @@ def knapsack(folder: Path, uniform_steps: int) -> Table:
     return table
 
 
+def prefix_sampling(folder: Path) -> Table:
+    """Prefix Sampling's §4.3, by the parent's pass count: are re-rollouts nearer to one half with the controller?"""
+    labels = ("groups", "pass rate", "moving average at the end", "ratio at the end")
+    table = Table("", "of 8", *labels, title="re-rollouts, groups and pass rate in the second half of the run")
+    for name in ("prefix_ada", "prefix_fix"):
+        runs = read_runs(folder, name)
+        for k in sorted({int(metric[-1]) for run in runs for metric in run[-1] if "/child_pass_rate_k" in metric}):
+            cells = [over_seeds(runs, partial(second_half, k=k, counted=counted), form) for counted, form in HALF]
+            cells += [over_seeds(runs, lambda run, m=f"prefix_sampling/{m}_k{k}": run[-1][m], ".2f") for m in LAST]
+            table.add_row(f"{name}, {len(runs)} seeds", str(k), *cells)
+    return table
+
+
+HALF, LAST = ((True, ".0f"), (False, ".3f")), ("pass_rate_ema", "ratio")
+
+
+def second_half(run: list[Step], k: int, counted: bool) -> float:
+    """Re-rolled groups whose parent had ``k`` passes, or their mean pass rate; from the counts over the run so far."""
+    middle, last = run[len(run) // 2 - 1], run[-1]
+    names = {int(name.rpartition("_k")[2]): name for name in last if name.startswith(f"prefix_sampling/from_k{k}_to_k")}
+    groups = {child: last[name] - middle.get(name, 0.0) for child, name in names.items()}
+    total = sum(groups.values())
+    return total if counted else sum(child / 8 * count for child, count in groups.items()) / total
+
+
 def overhead(folder: Path) -> Table:
     """Time spent deciding."""
     table = Table("", "median, ms", "largest, ms", "median share of a step", title="deciding")
@@ -91,8 +118,16 @@ def main(
 ) -> None:
     """Print the tables."""
     console = Console()
-    for table in (hora(folder), vip(folder, epoch), knapsack(folder, epoch), overhead(folder)):
-        console.print(table)
+    tables = {
+        "hora": hora,
+        "vip": partial(vip, warm_up=epoch),
+        "knapsack": partial(knapsack, uniform_steps=epoch),
+        "prefix_ada": prefix_sampling,
+        "grpo": overhead,
+    }
+    for run, table in tables.items():
+        if any(folder.glob(f"{run}_*.jsonl")):
+            console.print(table(folder))
 
 
 if __name__ == "__main__":
