@@ -89,18 +89,31 @@ def test_a_policy_of_ones_own_with_groups_of_different_sizes(task, tmp_path):
     assert optimizer_steps(run.checkpoints, 4) == 4 * 4
 
 
-def test_pilot_commit_over_an_epoch_end_with_importance_correction(task, tmp_path):
-    run = TrainingRun(
-        task,
-        "pilot_commit",
-        tmp_path,
-        *PILOT_COMMIT,
-        "algorithm.rollout_correction.rollout_is=token",
-        "trainer.total_training_steps=12",
-        "trainer.save_freq=12",
-    )
-    steps = run.finish()
-    assert list(steps) == list(range(1, 13))
+def test_pilot_commit_over_an_epoch_end_killed_and_resumed(task, tmp_path):
+    """With importance correction. SIGKILL between two checkpoints: it goes on from the last one, as if nothing was."""
+    overrides = [*PILOT_COMMIT, "algorithm.rollout_correction.rollout_is=token"]
+    overrides += ["trainer.total_training_steps=12", "trainer.save_freq=2"]
+    first = TrainingRun(task, "pilot_commit", tmp_path, *overrides)
+    first.wait_for_step(5)
+    first.kill()
+    before = first.steps()
+    saved = max(int(path.name.split("_")[-1]) for path in first.checkpoints.glob("global_step_*"))
+    latest = int((first.checkpoints / "latest_checkpointed_iteration.txt").read_text())
+    assert latest in (4, saved)
+    state = load_state(first.checkpoints / f"global_step_{latest}")
+
+    second = TrainingRun(task, "pilot_commit", tmp_path, *overrides)
+    after = second.finish()
+    assert list(after) == list(range(latest + 1, 13))
+    resumed = after[latest + 1]
+    for name in ("rollouts/sampled", "rollouts/trained", "tokens/sampled"):
+        assert resumed[f"{name}_total"] - resumed[name] == before[latest][f"{name}_total"]
+    assert before[latest]["rollouts/buffered"] == state["ledger"]["buffered"]
+    assert len(state["policy"]["state"]["buffer"]["groups"]) == before[latest]["pilot_commit/buffer"]
+    if before[latest]["pilot_commit/buffer"] >= 4:  # the buffered pilots themselves came back and were trained
+        assert resumed["pilot_commit/rounds"] == 0 and resumed["off_policy/delay_max"] >= 1
+
+    steps = {step: metrics for step, metrics in before.items() if step <= latest} | after
     assert_books_balance(steps)
     assert steps[12]["data/epoch"] > 1
     steady = [m for step, m in steps.items() if 1 < step < 12 and m["pilot_commit/rounds"] == 0]
@@ -113,8 +126,10 @@ def test_pilot_commit_over_an_epoch_end_with_importance_correction(task, tmp_pat
         assert "rollout_corr/rollout_is_mean" in metrics
     stale = [metrics for metrics in steady if metrics["off_policy/delay_max"] >= 1]
     assert stale and all(metrics["training/rollout_probs_diff_max"] > 1e-3 for metrics in stale)
-    assert optimizer_steps(run.checkpoints, 12) == 12 * UPDATES
-    assert load_state(run.checkpoints / "global_step_12")["ledger"]["buffered"] == steps[12]["rollouts/buffered"]
+    assert optimizer_steps(second.checkpoints, 12) == 12 * UPDATES
+    last = load_state(second.checkpoints / "global_step_12")
+    assert last["ledger"]["buffered"] == steps[12]["rollouts/buffered"]
+    assert json.loads(json.dumps(last))["step"] == 12
 
 
 def test_pilot_commit_in_colocate_async(task, tmp_path):
@@ -133,30 +148,3 @@ def test_pilot_commit_in_colocate_async(task, tmp_path):
     assert_books_balance(steps)
     assert all(metrics["off_policy/delay_max"] <= 4 for metrics in steps.values())
     assert optimizer_steps(run.checkpoints, 5) == 5 * UPDATES
-
-
-def test_a_killed_run_resumes_exactly(task, tmp_path):
-    """SIGKILL between two checkpoints; the resumed run goes on from the last one and ends where it would have."""
-    overrides = [*PILOT_COMMIT, "trainer.total_training_steps=6", "trainer.save_freq=2"]
-    first = TrainingRun(task, "pilot_commit", tmp_path, *overrides)
-    first.wait_for_step(3)
-    first.kill()
-    before = first.steps()
-    saved = max(int(path.name.split("_")[-1]) for path in first.checkpoints.glob("global_step_*"))
-    latest = int((first.checkpoints / "latest_checkpointed_iteration.txt").read_text())
-    assert latest in (2, saved)
-    state = load_state(first.checkpoints / f"global_step_{latest}")
-
-    second = TrainingRun(task, "pilot_commit", tmp_path, *overrides)
-    after = second.finish()
-    assert list(after) == list(range(latest + 1, 7))
-    assert_books_balance(after)
-    resumed = after[latest + 1]
-    for name in ("rollouts/sampled", "rollouts/trained", "tokens/sampled"):
-        assert resumed[f"{name}_total"] - resumed[name] == before[latest][f"{name}_total"]
-    assert before[latest]["rollouts/buffered"] == state["ledger"]["buffered"]
-    assert len(state["policy"]["state"]["buffer"]["groups"]) == before[latest]["pilot_commit/buffer"]
-    if before[latest]["pilot_commit/buffer"] >= 4:  # the buffered pilots themselves came back and were trained
-        assert resumed["pilot_commit/rounds"] == 0 and resumed["off_policy/delay_max"] >= 1
-    assert optimizer_steps(second.checkpoints, 6) == 6 * UPDATES
-    assert json.loads(json.dumps(load_state(second.checkpoints / "global_step_6")))["step"] == 6
