@@ -10,19 +10,29 @@ import hydra
 from omegaconf import DictConfig, OmegaConf
 
 DEFAULT_HARDWARE = "cpu"
+GPUS = ("h200", "a800", "b200")
 
 
 def main(recipe: str) -> None:
     """Run ``python -m recipe.<recipe>`` with the overrides on the command line; exits with 2 on a bad configuration."""
     OmegaConf.register_new_resolver("add", lambda *terms: sum(terms), replace=True)
-    export_environment(chosen_hardware(sys.argv[1:]))
+    export_environment(chosen(sys.argv[1:], "hardware", DEFAULT_HARDWARE))
+    sys.argv += implied(sys.argv[1:])
     hydra.main(config_path=f"pkg://recipe.{recipe}.config", config_name=recipe, version_base=None)(_train)()
 
 
-def chosen_hardware(arguments: list[str]) -> str:
-    """The ``hardware=`` among the overrides. It is needed before hydra runs: composing imports verl, and verl reads
-    its platform from the environment at import."""
-    return next((a.split("=", 1)[1] for a in reversed(arguments) if a.startswith("hardware=")), DEFAULT_HARDWARE)
+def chosen(arguments: list[str], group: str, default: str) -> str:
+    """What ``arguments`` pick of a config group. ``hardware`` is needed before hydra runs: composing imports verl, and
+    verl reads its platform from the environment at import."""
+    return next((a.split("=", 1)[1] for a in reversed(arguments) if a.startswith(f"{group}=")), default)
+
+
+def implied(arguments: list[str]) -> list[str]:
+    """Overrides that follow from others: a GPU profile sets what verl's ``model_engine`` can be told."""
+    on_gpus = chosen(arguments, "hardware", DEFAULT_HARDWARE) in GPUS
+    engine = chosen(arguments, "model_engine", "dp")
+    said = any(argument.startswith("actor_engine=") for argument in arguments)
+    return [f"actor_engine={engine}"] if on_gpus and engine != "dp" and not said else []
 
 
 def export_environment(hardware: str) -> None:

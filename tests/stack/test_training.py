@@ -148,3 +148,30 @@ def test_pilot_commit_in_colocate_async(task, tmp_path):
     assert_books_balance(steps)
     assert all(metrics["off_policy/delay_max"] <= 4 for metrics in steps.values())
     assert optimizer_steps(run.checkpoints, 5) == 5 * UPDATES
+
+
+def test_pilot_commit_with_engines_of_their_own(task, tmp_path):
+    """separate_async: weights go over gloo, and the next step's pilots are generated while the actor trains."""
+    run = TrainingRun(
+        task,
+        "pilot_commit",
+        tmp_path,
+        *PILOT_COMMIT,
+        "trainer.v1.trainer_mode=separate_async",
+        "actor_rollout_ref.hybrid_engine=false",
+        "actor_rollout_ref.rollout.nnodes=1",
+        "actor_rollout_ref.rollout.checkpoint_engine.backend=gloo",
+        "trainer.total_training_steps=6",
+        "trainer.save_freq=3",
+        "trainer.test_freq=3",
+    )
+    steps = run.finish()
+    assert list(steps) == [1, 2, 3, 4, 5, 6]
+    assert_books_balance(steps)
+    assert all(metrics["off_policy/delay_max"] <= 4 for metrics in steps.values())
+    # Step 4 begins after a checkpoint: with fresh pilots, or with what an earlier step has left.
+    assert any(metrics["off_policy/delay_max"] >= 1 for metrics in steps.values())
+    assert optimizer_steps(run.checkpoints, 6) == 6 * UPDATES
+    saved = load_state(run.checkpoints / "global_step_3")
+    assert saved["step"] == 3 and saved["ledger"]["buffered"] == steps[3]["rollouts/buffered"]
+    assert any(name.startswith("val-core/") for name in steps[6])

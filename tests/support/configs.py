@@ -10,12 +10,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
 
+from verl_ext.launch import implied
+
 
 def compose(recipe: str, *overrides: str) -> DictConfig:
     """The config of ``python -m recipe.<recipe> <overrides>``."""
     OmegaConf.register_new_resolver("add", lambda *terms: sum(terms), replace=True)
     with hydra.initialize_config_module(f"recipe.{recipe}.config", version_base=None):
-        return hydra.compose(recipe, overrides=list(overrides))
+        return hydra.compose(recipe, overrides=[*overrides, *implied(list(overrides))])
 
 
 def write_rows(path: Path, count: int, columns: tuple[str, ...] = ("data_source", "prompt", "reward_model")) -> Path:

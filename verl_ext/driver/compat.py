@@ -55,6 +55,7 @@ def _signatures() -> dict[Callable, tuple[str, ...]]:
     from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
     from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+    from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 
     worker, runner = AgentLoopWorkerTQ.__ray_actor_class__, TaskRunnerV1.__ray_actor_class__
     return {
@@ -82,6 +83,8 @@ def _signatures() -> dict[Callable, tuple[str, ...]]:
         PPOTrainer._compute_metrics: ("self", "batch", "metrics", "timing_raw", "global_steps", "epoch"),
         PPOTrainer.prepare_step: ("self",),
         PPOTrainer.fit: ("self", "agent_loop_manager"),
+        PPOTrainerSeparateAsync._setup: ("self",),
+        PPOTrainerSeparateAsync.on_sample_end: ("self",),
     }
 
 

@@ -14,6 +14,7 @@ from omegaconf import open_dict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
+from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import collate_fn
@@ -31,11 +32,11 @@ logger = logging.getLogger(__name__)
 
 # The user's trainer.v1.trainer_mode -> the name our trainer is registered under. Any name but "sync" makes verl keep
 # prompts in the queue and save the queue in checkpoints, which carrying groups across steps needs.
-TRAINER_MODES = {"sync": "policy_sync", "colocate_async": "policy_colocate_async"}
+TRAINER_MODES = {mode: f"policy_{mode}" for mode in ("sync", "colocate_async", "separate_async")}
 
 
 class PolicyTrainer(PPOTrainer):
-    """What both modes share; comes before verl's trainer in the method resolution order.
+    """What all modes share; comes before verl's trainer in the method resolution order.
 
     verl's ``fit`` and ``step`` run unchanged. The policy is asked in :meth:`prepare_step` and, through the replay
     buffer, while verl waits for rollouts. It is also the controller's :class:`~verl_ext.controller.Engine`.
@@ -164,10 +165,14 @@ class PolicyTrainer(PPOTrainer):
         self, batch: KVBatchMeta, metrics: dict, timing_raw: dict, global_steps: int, epoch: int
     ) -> None:
         super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
-        metrics.update(self.controller.metrics())
+        metrics.update(self._rollout_metrics())
         self._end_within_budget(done=global_steps)
         budget = self.config.rollout_driver.rollout_budget
         logger.info(step_line(global_steps, self.total_training_steps, metrics, budget))
+
+    def _rollout_metrics(self) -> dict[str, float]:
+        """What the controller says of the step whose batch was just trained on."""
+        return self.controller.metrics()
 
     def _end_within_budget(self, done: int) -> None:
         """Make step ``done`` + 1 the last if rollout_driver.rollout_budget is nearer to its end than to another's."""
@@ -234,3 +239,51 @@ class PolicyTrainerColocateAsync(PolicyTrainer, PPOTrainerColocateAsync):
     """What is in generation when the batch is complete is interrupted and goes on under the next weights."""
 
     drain = False
+
+
+@register_trainer(TRAINER_MODES["separate_async"])
+class PolicyTrainerSeparateAsync(PolicyTrainer, PPOTrainerSeparateAsync):
+    """Engines on devices of their own generate while the actor is trained.
+
+    So the next step begins as soon as this one's batch is taken, and what it asks for first is one version old when it
+    is trained on. Before a checkpoint it does not: the state that is saved is one between two steps, and the engines
+    finish what they have.
+    """
+
+    drain = False
+
+    def __init__(self, config):
+        with open_dict(config):  # verl asserts this; here a step is always one batch, followed by one weight sync
+            updates = config.data.train_batch_size // config.actor_rollout_ref.actor.ppo_mini_batch_size
+            config.trainer.v1.separate_async.parameter_sync_step = updates
+        self._metrics: dict[str, float] = {}
+        super().__init__(config)
+
+    def _setup(self) -> None:
+        # With actor_rollout_ref.hybrid_engine=false verl 0.9.1 logs, at INFO, with an argument that only print knows.
+        verls = logging.getLogger(PPOTrainerSeparateAsync.__module__)
+        level = verls.level
+        verls.setLevel(logging.WARNING)
+        try:
+            super()._setup()
+        finally:
+            verls.setLevel(level)
+
+    def prepare_step(self) -> dict:
+        return {} if self.controller.step == self.global_steps else super().prepare_step()
+
+    def on_sample_end(self) -> None:
+        super().on_sample_end()
+        self._metrics = self.controller.metrics()
+        self._end_within_budget(done=self.global_steps)
+        if not self._saves_checkpoint():
+            self.controller.begin_step(self.global_steps + 1)
+
+    def _saves_checkpoint(self) -> bool:
+        """Whether verl saves one after this step; it also does after the last."""
+        save_freq = self.config.trainer.save_freq
+        is_last = self.global_steps >= self.total_training_steps
+        return is_last or (save_freq > 0 and self.global_steps % save_freq == 0)
+
+    def _rollout_metrics(self) -> dict[str, float]:
+        return self._metrics

@@ -22,7 +22,7 @@ GROUP_ESTIMATORS = (
     "opo",
     "gpg",
 )
-MODES = ("sync", "colocate_async")
+MODES = ("sync", "colocate_async", "separate_async")
 DISPATCHES = ("balanced", "random")
 
 
@@ -36,7 +36,7 @@ def validate(config: DictConfig) -> RolloutPolicy:
     Raises:
         BadConfig: with one sentence that names the key, the value and what would be valid.
     """
-    for check in (_trainer, _batch, _algorithm, _not_ours, _driver, _resume, _model):
+    for check in (_trainer, _engines, _pools, _batch, _algorithm, _not_ours, _driver, _resume, _model):
         check(config)
     policy = _policy(config)
     _data(config)
@@ -72,8 +72,37 @@ def _trainer(config: DictConfig) -> None:
     _refuse_if(trainer.critic_warmup != 0, config, "trainer.critic_warmup", warmup)
     cpu = config.get("hardware_name") == "cpu"
     _refuse_if(cpu and trainer.device != "cpu", config, "trainer.device", "hardware=cpu trains on cpu; pick hardware=")
-    hybrid = "actor_rollout_ref.hybrid_engine"
-    _refuse_if(not config.actor_rollout_ref.hybrid_engine, config, hybrid, "both modes share devices, use true")
+
+
+def _engines(config: DictConfig) -> None:
+    """What trains, and what generates."""
+    engine, key = config.model_engine, "model_engine"
+    cpu = config.get("hardware_name") == "cpu"
+    _refuse_if(cpu and engine != "dp", config, key, "hardware=cpu trains with FSDP2, use dp or another hardware=")
+    profile = config.get("actor_engine", engine)
+    _refuse_if(profile != engine, config, "actor_engine", f"model_engine={engine}, use {engine} or hardware=verl")
+    rollout = config.actor_rollout_ref.rollout
+    if OmegaConf.is_missing(rollout, "name"):
+        raise BadConfig("actor_rollout_ref.rollout.name is not set: use vllm or sglang")
+
+
+def _pools(config: DictConfig) -> None:
+    """Which devices generate: the actor's, or a pool of their own."""
+    rollout, mode = config.actor_rollout_ref.rollout, config.trainer.v1.trainer_mode
+    key = "actor_rollout_ref.hybrid_engine"
+    if mode != "separate_async":
+        shared = f"trainer.v1.trainer_mode={mode} shares devices, use true"
+        _refuse_if(not config.actor_rollout_ref.hybrid_engine, config, key, shared)
+        return
+    for key in ("actor_rollout_ref.rollout.nnodes", "actor_rollout_ref.rollout.n_gpus_per_node"):
+        valid = f"trainer.v1.trainer_mode={mode} generates on a pool of its own, use an integer of at least 1"
+        _refuse_if(not _is_count(OmegaConf.select(config, key)), config, key, valid)
+    key = "actor_rollout_ref.rollout.checkpoint_engine.backend"
+    backend = "gloo on CPUs; nccl, nixl, mooncake or another of verl's on GPUs"
+    _refuse_if(rollout.checkpoint_engine.backend == "naive", config, key, f"weights go to other devices, use {backend}")
+    key = "trainer.v1.separate_async.hybrid_rollout.enable_switch"
+    switch = "lending the actor's devices to generation asks verl's own sampler how much it has, use false"
+    _refuse_if(bool(OmegaConf.select(config, key)), config, key, switch)
 
 
 def _batch(config: DictConfig) -> None:

@@ -1,0 +1,106 @@
+"""Weights from the actor to engines in other processes, on CPUs: verl's ``nccl`` for machines without a GPU.
+
+verl imports this module because ``hardware=cpu`` names it as ``checkpoint_engine.custom_backend_module``.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import AsyncGenerator, Generator
+from datetime import timedelta
+from typing import Any
+
+import ray
+import torch
+from torch.distributed import ProcessGroupGloo, TCPStore
+from verl.checkpoint_engine.base import (
+    CheckpointEngine,
+    CheckpointEngineRegistry,
+    TensorMeta,
+    merge_weight_chunks,
+    split_weight_chunks,
+)
+from verl.utils.net_utils import get_free_port
+
+TIMEOUT = timedelta(minutes=10)
+
+
+@CheckpointEngineRegistry.register("gloo")
+class GlooCheckpointEngine(CheckpointEngine):
+    """Broadcasts each weight, in chunks, from the actor's first worker to every worker of the engines.
+
+    The process group lives for one update. The actor's other workers have nothing to send; they only take part in
+    gathering the weights.
+
+    Args:
+        bucket_size: bytes of a chunk at most.
+        is_master: whether this is the actor's first worker.
+    """
+
+    def __init__(self, bucket_size: int, is_master: bool = False):
+        self.bucket_size, self.is_master = bucket_size, is_master
+        self.rank = -1
+        self.group: ProcessGroupGloo | None = None
+
+    def prepare(self) -> tuple[str, int] | None:
+        """Where the group meets: a host and a free port of the master's; None from everybody else."""
+        if not self.is_master:
+            return None
+        host = ray.util.get_node_ip_address()
+        port, _ = get_free_port(host)
+        return host, port
+
+    @classmethod
+    def build_topology(
+        cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[Any]
+    ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
+        """Rank 0 is the actor's first worker, then come the engines' workers; -1: not in the group."""
+        size = 1 + rollout_world_size
+        actor_ranks = [0] + [-1] * (actor_wg_world_size - 1)
+        return tuple(
+            {"rank": ranks, "world_size": [size] * len(ranks), "meeting_point": [metadata[0]] * len(ranks)}
+            for ranks in (actor_ranks, list(range(1, size)))
+        )
+
+    def init_process_group(self, rank: int, world_size: int, meeting_point: tuple[str, int]) -> None:
+        self.rank = rank
+        if rank >= 0:
+            host, port = meeting_point
+            store = TCPStore(host, port, world_size, is_master=rank == 0, timeout=TIMEOUT)
+            self.group = ProcessGroupGloo(store, rank, world_size, TIMEOUT)
+
+    def finalize(self) -> None:
+        self.group = None
+
+    @torch.no_grad()
+    async def send_weights(
+        self, weights: Generator[tuple[str, torch.Tensor], None, None], global_steps: int | None = None
+    ) -> None:
+        async for meta, chunk in split_weight_chunks(weights, self.bucket_size):
+            if self.rank == 0:
+                self._send_meta(meta)
+                self._broadcast(chunk.contiguous())
+        if self.rank == 0:
+            self._send_meta(None)
+
+    @torch.no_grad()
+    async def receive_weights(self, global_steps: int | None = None) -> AsyncGenerator[tuple[str, torch.Tensor], None]:
+        async for name, weight in merge_weight_chunks(self._chunks(), self.bucket_size):
+            yield name, weight
+
+    async def _chunks(self) -> AsyncGenerator[tuple[TensorMeta, torch.Tensor], None]:
+        while (meta := self._receive_meta()) is not None:
+            yield meta, self._broadcast(torch.empty(meta.chunk_size, dtype=torch.uint8))
+
+    def _send_meta(self, meta: TensorMeta | None) -> None:
+        content = torch.frombuffer(bytearray(pickle.dumps(meta)), dtype=torch.uint8)
+        self._broadcast(torch.tensor([content.numel()]))
+        self._broadcast(content)
+
+    def _receive_meta(self) -> TensorMeta | None:
+        length = int(self._broadcast(torch.empty(1, dtype=torch.int64)))
+        return pickle.loads(self._broadcast(torch.empty(length, dtype=torch.uint8)).numpy().tobytes())
+
+    def _broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.group.broadcast(tensor, 0).wait()
+        return tensor
