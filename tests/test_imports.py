@@ -20,6 +20,7 @@ WITHOUT_VERL = [
     "allocation",
     "estimation",
     "composition",
+    "replay",
     "report",
     "evaluation",
 ]
