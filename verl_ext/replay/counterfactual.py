@@ -127,7 +127,7 @@ def replay(
     engine = RecordedEngine(recorded, recorded.draw(rng), rng, outcome)
     prompts = [Prompt(name, row) for row, name in enumerate(log.prompt_ids)]
     policy.start_run(None, log.texts if log.texts is not None else log.prompt_ids)
-    run = RolloutController(policy, _drawn(log, prompts), len(log.prompt), engine)
+    run = RolloutController(policy, _drawn(log, prompts), len(prompts), engine)
     try:
         for place in range(len(log.batches)):
             engine.begin_batch(place)
