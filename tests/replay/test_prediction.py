@@ -27,6 +27,19 @@ def test_the_posterior():
     assert predict(LOG, "beta_posterior").predicted == pytest.approx([0.5, 0.5, 0.9, 0.1, 13 / 18, 3 / 18])
 
 
+def test_what_predicts_from_features(tmp_path):
+    """Success rates that follow from the features are foretold for prompts never seen; one mean does not."""
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(400, 3))
+    np.save(tmp_path / "features.npy", features)
+    correct = np.round(16 / (1 + np.exp(-2 * features[:, 0]))).astype(int)
+    log = log_of([(1 + prompt // 50, prompt, count, 16) for prompt, count in enumerate(correct)])
+    file = tmp_path / "features.npy"
+    assert predict(log, "gaussian_process", features=file, noise=0.1).mae[-1] < 0.1  # without noise it overshoots
+    assert predict(log, "ridge_regression", features=file).mae[-1] < 0.1
+    assert predict(log, "moving_average").mae[-1] > 0.2
+
+
 def test_a_prompt_is_not_seen_before_by_its_own_step():
     log = log_of([(1, 0, 1, 2), (1, 0, 0, 2), (2, 0, 1, 2), (2, 1, 1, 2)])
     assert seen_before(log).tolist() == [False, False, True, False]

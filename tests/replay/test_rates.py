@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import beta as beta_distribution
 from scipy.stats import betabinom
 from support.rollout_logs import log_of
 
@@ -58,3 +59,12 @@ def test_posteriors():
     assert recorded.mean == pytest.approx([0.25, 0.85]) and recorded.band.tolist() == [1, 4]
     draws = np.array([recorded.draw(np.random.default_rng(seed)) for seed in range(4000)])
     assert draws.mean(axis=0) == pytest.approx(recorded.mean, abs=0.01)
+    assert draws.std(axis=0) == pytest.approx(
+        [beta_distribution(*each).std() for each in ((2.5, 7.5), (8.5, 1.5))], rel=0.05
+    )
+
+
+def test_a_prompt_without_news_stays_where_it_is():
+    """Equal counts at every visit: one rate per prompt, and another prompt has another."""
+    rates = RecordedRates(log_of([(1, 0, 2, 8), (1, 1, 2, 8), (2, 0, 2, 8)]), (1.0, 1.0)).draw(np.random.default_rng(0))
+    assert rates[0] == rates[2] != rates[1]

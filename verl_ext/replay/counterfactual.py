@@ -16,8 +16,9 @@ from verl_ext.replay.rates import BAND_NAMES, RecordedRates
 ASSUMPTION = (
     "Assumption: recorded success rates stand for the true ones, whatever the method. A prompt's rate at a step is "
     "that of its recorded group nearest in time, drawn from the Beta posterior of that group's counts under a prior "
-    "fitted to the whole log; rollouts succeed independently. So the model learns as it did in the log, also where a "
-    "method would have taught it something else: this compares how budgets are spent, not what is learned from them."
+    "fitted to the whole log, at one quantile for all groups of a prompt; rollouts succeed independently. So the model "
+    "learns as it did in the log, also where a method would have taught it something else: this compares how budgets "
+    "are spent, not what is learned from them."
 )
 
 

@@ -6,7 +6,7 @@ from bisect import bisect_left
 
 import numpy as np
 from scipy.optimize import minimize
-from scipy.special import betaln
+from scipy.special import betaincinv, betaln
 
 from verl_ext.replay.log import RolloutLog
 
@@ -51,6 +51,7 @@ class RecordedRates:
     """
 
     def __init__(self, log: RolloutLog, prior: tuple[float, float]):
+        self._prompt, self._prompts = log.prompt, len(log.prompt_ids)
         self.alpha = prior[0] + log.correct
         self.beta = prior[1] + log.rollouts - log.correct
         self.mean = self.alpha / (self.alpha + self.beta)
@@ -62,8 +63,13 @@ class RecordedRates:
             self._groups[prompt].append(group)
 
     def draw(self, rng: np.random.Generator) -> np.ndarray:
-        """(G,) rates that may have been behind the groups, from their posteriors."""
-        return rng.beta(self.alpha, self.beta)
+        """(G,) rates that may have been behind the groups, from their posteriors.
+
+        All groups of a prompt are at the same quantile: drawn one by one, its rate would jump about by as much as its
+        few rollouts leave open, and whatever remembers the last group would look worse than it is.
+        """
+        quantile = rng.random(self._prompts)[self._prompt]
+        return betaincinv(self.alpha, self.beta, quantile)
 
     def nearest(self, prompt: int, batch: int) -> int:
         """The recorded group of a prompt nearest to a step, the earlier one of two.
