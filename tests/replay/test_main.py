@@ -104,7 +104,7 @@ def test_the_budget_of_the_metrics(small_log, tmp_path, invoke):
         for step in range(1, 7)
     }
     metrics = write_metrics(tmp_path / "metrics.jsonl", steps)
-    result = invoke(small_log, "--out", tmp_path / "out", "--metrics", metrics)
+    result = invoke(small_log, "--out", tmp_path / "out", "--metrics", metrics, "--repeats", 1)
     assert result.exit_code == 0, result.output
     summary = json.loads((tmp_path / "out" / "replay.json").read_text())
     assert summary["budget"] == {
@@ -114,7 +114,7 @@ def test_the_budget_of_the_metrics(small_log, tmp_path, invoke):
         "discarded": {"too_hard": 3808},
     }
     assert summary["counterfactual"]["methods"]["the log"]["sampled"] == 12_000
-    assert "The budget includes what was sampled" in FLAT.sub(" ", result.output)
+    assert "as the metrics say, 20 tokens in all; discarded: 3,808 too_hard." in FLAT.sub(" ", result.output)
 
 
 def test_malformed_lines_are_shown_and_not_fatal(tmp_path, invoke):
@@ -136,6 +136,13 @@ def test_a_method_that_refuses_the_log_is_named(tmp_path, invoke):
     assert "vip was not replayed: rollout_policy.L=3 is not valid" in FLAT.sub(" ", result.output)
 
 
+@pytest.mark.parametrize("score", [0.0, 1.0])
+def test_one_line_is_a_log(tmp_path, invoke, score):
+    result = invoke(write_lines(tmp_path / "1.jsonl", [line(score=score)]), "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "1 rollouts in 1 groups of 1 prompts, 1 steps; 1 of them (100.0%)" in result.output
+
+
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
@@ -143,6 +150,7 @@ def test_a_method_that_refuses_the_log_is_named(tmp_path, invoke):
         (["{}/metrics.jsonl"], "not one line is a rollout"),
         (["{}/1.jsonl", "--metrics", "{}/none.jsonl"], "there is no such file"),
         (["{}/1.jsonl", "--metrics", "{}"], "holds 2 runs"),
+        (["{}/1.jsonl", "--correct-above", "nan"], "correct_above[0]=nan is not finite"),
     ],
 )
 def test_what_cannot_be_read_is_refused_in_one_sentence(tmp_path, invoke, arguments, why):

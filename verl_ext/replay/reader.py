@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from verl_ext import checks
 from verl_ext.replay.log import RolloutLog
 
 KEYS = ("input", "output", "gts", "score", "step")
@@ -72,8 +73,10 @@ def read_rollouts(
         progress: called with the number of bytes read since the last call.
 
     Raises:
-        ValueError: a file cannot be read, or no line of any can be used.
+        ValueError: a file cannot be read, no line of any can be used, or ``correct_above`` is not finite.
     """
+    if correct_above is not None:
+        checks.number("correct_above", correct_above)
     columns = _Columns(keep_texts)
     skipped: Counter[str] = Counter()
     examples: dict[str, str] = {}

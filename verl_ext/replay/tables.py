@@ -37,7 +37,12 @@ def notes(summary: dict[str, Any]) -> list[str]:
         "prefix_sampling is not replayed: no log of whole rollouts says how often they succeed from a prefix.",
     ]
     if budget["from_metrics"]:
-        found.append("The budget includes what was sampled and not trained on, as the metrics say.")
+        tokens = "" if budget["tokens"] is None else f", {budget['tokens']:,} tokens in all"
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in budget["discarded"].items())
+        found.append(
+            f"The budget includes what was sampled and not trained on, as the metrics say{tokens}"
+            f"{f'; discarded: {reasons}' if reasons else ''}."
+        )
     else:
         found.append(
             "verl logs the rollouts that are trained on. What a method samples and discards is not in the log, and "
