@@ -30,20 +30,21 @@ class Ledger:
 
     def sampled(self, rollouts: Iterable[Rollout]) -> None:
         """A wave has finished."""
-        for rollout in rollouts:
-            self._count("rollouts/sampled", 1)
-            self._count("tokens/sampled", rollout.tokens)
-            for name, count in (
-                ("tokens/replayed", rollout.prefix_tokens),
-                ("rollouts/truncated", rollout.truncated),
-                ("rollouts/diverged", rollout.diverged),
-            ):
-                if count:  # a name appears once there is something to count
-                    self._count(name, int(count))
-            if rollout.failed:
-                self._count("rollouts/failed", 1)
-            else:
-                self.buffered += 1
+        rollouts = list(rollouts)
+        if not rollouts:
+            return
+        failed = sum([rollout.failed for rollout in rollouts])
+        self._count("rollouts/sampled", len(rollouts))
+        self._count("tokens/sampled", sum([rollout.tokens for rollout in rollouts]))
+        for name, count in (
+            ("tokens/replayed", sum([rollout.prefix_tokens for rollout in rollouts])),
+            ("rollouts/truncated", sum([rollout.truncated for rollout in rollouts])),
+            ("rollouts/diverged", sum([rollout.diverged for rollout in rollouts])),
+            ("rollouts/failed", failed),
+        ):
+            if count:  # a name appears once there is something to count
+                self._count(name, count)
+        self.buffered += len(rollouts) - failed
 
     def trained(self, group: Group) -> None:
         """A group goes into the update."""

@@ -71,7 +71,7 @@ def main(
         logging.getLogger(package).setLevel(logging.ERROR)
     with Progress(
         TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
-        console=Console(stderr=True), transient=True,
+        console=Console(stderr=True), transient=True, refresh_per_second=4,
     ) as bars:  # fmt: skip
 
         def progress(name: str, total: int) -> Callable[[int], None]:
