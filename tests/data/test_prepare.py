@@ -1,0 +1,323 @@
+"""Data sets from small files in their own formats; the hub is a server on this machine that answers as the hub does."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from pyarrow import Table, parquet
+from typer.testing import CliRunner
+
+from verl_ext.data import prepare as command
+from verl_ext.data.catalog import CATALOG, markdown
+from verl_ext.data.schema import PROMPTS
+
+typer = pytest.importorskip("typer")
+
+DAPO = PROMPTS["answer_line"]
+ROWS = {
+    "polaris": [{"problem": "1+1?", "answer": "2", "difficulty": "3/8"}, {"problem": "x?", "answer": "\\frac{1}{2}"}],
+    "deepmath": [{"question": f"{n}+1?", "final_answer": str(n + 1), "difficulty": 5.0} for n in range(504)]
+    + [{"question": f"Is {n} odd?", "final_answer": answer} for n, answer in enumerate(("Yes", "\\text{No}", "no."))],
+    "dapo_math": [
+        {
+            "data_source": "math_dapo",
+            "prompt": [{"content": DAPO.format(question=f"{n} {{x}}?"), "role": "user"}],
+            "ability": "MATH",
+            "reward_model": {"ground_truth": str(n), "style": "rule-lighteval/MATH_v2"},
+            "extra_info": {"index": f"uuid-{n}"},
+        }
+        for n in range(3)
+    ]
+    * 100,
+    "math12k": [{"problem": "a?", "answer": "3\\sqrt{13}"}, {"problem": "b?", "answer": "\\left(3, 4\\right)"}],
+    "ace_reason_math": [{"problem": "a?", "answer": "7"}, {"problem": "b?", "answer": ""}],
+    "deepscaler": [{"problem": "a?", "answer": "7", "solution": "so"}, {"problem": " a?\n", "answer": "8"}],
+    "aime24": [{"id": 60, "problem": "a?", "solution": "s", "answer": "204", "url": "u", "year": "2024"}],
+    "aime25": [{"problem": "a?", "answer": "70", "id": "0"}],
+    "amc23": [{"id": 0, "question": "a?", "answer": 27.0, "url": "u"}],
+    "math500": [{"problem": "a?", "solution": "s", "answer": "p - q", "level": 3, "unique_id": "test/algebra/1.json"}],
+    "minerva": [{"question": "a?", "answer": "4.5e33"}],
+    "olympiadbench": [
+        {"id": 1, "question": "a?", "final_answer": ["$2$"]},
+        {"id": 2, "question": "b?", "final_answer": ["$1$", "$-1$"]},
+        {"id": 3, "question": "c?", "final_answer": None},
+    ],
+    "gpqa": [
+        {
+            "Record ID": f"rec{n}",
+            "Question": f"Which, {n}?",
+            "Correct Answer": "right\n",
+            **{f"Incorrect Answer {k}": f"wrong {k}" for k in (1, 2, 3)},
+            "Explanation": "long",
+        }
+        for n in range(8)
+    ],
+}
+WRITTEN = {name: len(rows) for name, rows in ROWS.items()} | {
+    "deepmath": 4,
+    "dapo_math": 3,
+    "ace_reason_math": 1,
+    "deepscaler": 1,
+    "olympiadbench": 2,
+}
+
+
+def store(name: str, folder: Path) -> Path:
+    """The rows in the format that the data set has on the hub."""
+    suffix = Path(CATALOG[name].files[0]).suffix
+    path = folder / f"{name}{suffix}"
+    if suffix == ".parquet":
+        parquet.write_table(Table.from_pylist(ROWS[name]), path)
+    elif suffix == ".csv":
+        with open(path, "w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, ROWS[name][0])
+            writer.writeheader()
+            writer.writerows(ROWS[name])
+    else:
+        lines = "\n".join(json.dumps(row) for row in ROWS[name])
+        path.write_text(lines if suffix == ".jsonl" else json.dumps(ROWS[name]))
+    return path
+
+
+def run(*arguments: object):
+    app = typer.Typer()
+    app.command()(command.main)
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
+
+
+def prepared(name: str, folder: Path, *arguments: object) -> list[dict]:
+    result = run(name, "--out", folder / "out", "--local", store(name, folder), *arguments)
+    assert result.exit_code == 0, result.output
+    return parquet.read_table(folder / "out" / f"{CATALOG[name].file}.parquet").to_pylist()
+
+
+@pytest.mark.parametrize("name", CATALOG)
+def test_every_data_set_becomes_verls_schema(name, tmp_path):
+    rows = prepared(name, tmp_path)
+    assert len(rows) == WRITTEN[name]
+    assert [row["extra_info"]["index"] for row in rows] == list(range(len(rows)))
+    assert {row["extra_info"]["split"] for row in rows} == {CATALOG[name].split}
+    assert len({row["extra_info"]["id"] for row in rows}) == len(rows)
+    for row in rows:
+        assert row["data_source"] == name and row["reward_model"]["style"] == "rule"
+        assert row["prompt"][0]["role"] == "user" and row["prompt"][0]["content"].endswith("within \\boxed{}.")
+    written = tmp_path / "out" / f"{CATALOG[name].file}.parquet"
+    assert run("--check", written).exit_code == 0
+    account = json.loads(written.with_suffix(".json").read_text())
+    assert account["sha256"] == hashlib.sha256(written.read_bytes()).hexdigest()
+    (file,) = account["read"]["files"]
+    assert file["sha256"] == hashlib.sha256((tmp_path / file["file"]).read_bytes()).hexdigest()
+    assert account["read"]["rows"] == file["rows_read"] == len(ROWS[name])
+    held_out = 500 if name == "deepmath" else 0
+    assert account["rows"] + held_out + sum(account["left_out"].values()) == len(ROWS[name])
+
+
+def test_what_was_left_out_is_counted_by_reason(tmp_path):
+    for name, left_out in {
+        "deepmath": {"yes/no question": 3},
+        "dapo_math": {"repeated question": 297},
+        "ace_reason_math": {"no answer": 1},
+        "deepscaler": {"repeated question, with another answer": 1},
+    }.items():
+        prepared(name, tmp_path)
+        account = json.loads((tmp_path / "out" / f"{CATALOG[name].file}.json").read_text())
+        assert account["left_out"] == left_out
+
+
+def test_answers_and_questions_are_taken_as_math_verify_and_the_paper_want_them(tmp_path):
+    assert [row["reward_model"]["ground_truth"] for row in prepared("olympiadbench", tmp_path)] == ["2", "1, -1"]
+    rows = prepared("dapo_math", tmp_path, "--prompt", "boxed")
+    assert rows[2]["prompt"][0]["content"].startswith("2 {x}?\n\nPlease reason")
+    assert prepared("math500", tmp_path)[0]["extra_info"]["original_id"] == "test/algebra/1.json"
+
+
+def test_another_prompt_gets_a_file_of_its_own_and_keeps_the_ids(tmp_path):
+    rows = prepared("math12k", tmp_path)
+    path = tmp_path / "math12k.parquet"
+    assert run("math12k", "--local", path, "--out", tmp_path / "out", "--prompt", "think_answer").exit_code == 0
+    other = parquet.read_table(tmp_path / "out" / "math12k_think_answer.parquet").to_pylist()
+    assert [row["extra_info"]["id"] for row in other] == [row["extra_info"]["id"] for row in rows]
+    assert "<think>" in other[0]["prompt"][0]["content"]
+
+
+def test_dapos_own_prompt_is_the_one_that_was_taken_off(tmp_path):
+    path = store("dapo_math", tmp_path)
+    assert run("dapo_math", "--local", path, "--out", tmp_path / "out", "--prompt", "answer_line").exit_code == 0
+    rows = parquet.read_table(tmp_path / "out" / "dapo_math_17k_answer_line.parquet").to_pylist()
+    assert [row["prompt"][0]["content"] for row in rows] == [
+        row["prompt"][0]["content"] for row in ROWS["dapo_math"][:3]
+    ]
+
+
+def test_options_are_in_a_seeded_order_and_the_letter_names_the_right_one(tmp_path):
+    rows = prepared("gpqa", tmp_path)
+    for row in rows:
+        letter = row["reward_model"]["ground_truth"]
+        assert f"\n{letter}) right\n" in row["prompt"][0]["content"]
+    assert len({row["reward_model"]["ground_truth"] for row in rows}) > 1
+    assert prepared("gpqa", tmp_path) == rows
+    other = prepared("gpqa", tmp_path, "--seed", 1)
+    assert other != rows
+    assert [row["extra_info"]["id"] for row in other] == [row["extra_info"]["id"] for row in rows]
+
+
+def test_held_out_problems_are_a_validation_set_and_in_no_training(tmp_path):
+    rows = prepared("deepmath", tmp_path)
+    test = parquet.read_table(tmp_path / "out" / "deepmath_103k_test.parquet").to_pylist()
+    assert (len(rows), len(test)) == (4, 500)
+    assert {row["extra_info"]["split"] for row in test} == {"validation"}
+    assert not {row["extra_info"]["id"] for row in rows} & {row["extra_info"]["id"] for row in test}
+
+
+def test_the_same_files_give_the_same_bytes_and_a_limit_is_noted(tmp_path):
+    prepared("polaris", tmp_path)
+    first = (tmp_path / "out" / "polaris_53k.parquet").read_bytes()
+    prepared("polaris", tmp_path)
+    assert (tmp_path / "out" / "polaris_53k.parquet").read_bytes() == first
+    assert len(prepared("polaris", tmp_path, "--limit", 1)) == 1
+    assert json.loads((tmp_path / "out" / "polaris_53k.json").read_text())["limit"] == 1
+
+
+def test_a_dry_run_says_what_it_would_do_and_does_nothing(tmp_path):
+    result = run("deepmath", "--out", tmp_path / "out", "--dry-run")
+    assert result.exit_code == 0
+    assert "zwhe99/DeepMath-103K at main: data/train-*.parquet" in result.output
+    assert f"{tmp_path / 'out' / 'deepmath_103k_test.parquet'} and .json" in result.output
+    assert "train.parquet" in run("r2e_gym", "--out", tmp_path, "--dry-run").output
+    assert not list(tmp_path.iterdir())
+
+
+def test_r2e_gym_is_written_where_the_launch_scripts_look_for_it(tmp_path):
+    row = {"repo_name": "sympy", "docker_image": "own/sympy", "expected_output_json": '{"test_one": "PASSED"}'}
+    rows = [row | {"commit_hash": f"{number:040x}", "problem_statement": f"{number}"} for number in range(101)]
+    parquet.write_table(Table.from_pylist(rows), tmp_path / "source.parquet")
+    assert run("r2e_gym", "--local", tmp_path / "source.parquet", "--out", tmp_path).exit_code == 0
+    for split, count in {"train": 1, "validation": 100}.items():
+        written = tmp_path / "r2e_gym" / f"{split}.parquet"
+        assert parquet.read_table(written).num_rows == count
+        assert run("--check", written).exit_code == 0
+
+
+def test_without_a_name_all_are_listed():
+    assert all(name in run().output for name in CATALOG)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["polaris_53k"], "NAME='polaris_53k' must be one of polaris, deepmath"),
+        (["polaris", "--prompt", "poem"], "prompt='poem' must be one of boxed"),
+        (["polaris", "--local", "/nowhere.jsonl"], "local=/nowhere.jsonl must be a file that ends in .parquet"),
+        (["r2e_gym", "--local", "/a", "--local", "/b"], "r2e_gym takes one parquet file"),
+        (["--check", "/nowhere.parquet"], "check=/nowhere.parquet is no parquet file"),
+    ],
+)
+def test_bad_input_is_refused_in_one_sentence(arguments, message):
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"problem": "a?"}', "lacks the columns ['answer']; it has ['problem']"),
+        ("[1]", "line 1 is no object"),
+        ("{", "cannot be read"),
+    ],
+)
+def test_a_file_in_another_format_is_refused_with_the_reason(content, message, tmp_path):
+    path = tmp_path / "polaris.jsonl"
+    path.write_text(content)
+    result = run("polaris", "--local", path, "--out", tmp_path / "out")
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.replace("│", " ").split())
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_check_names_every_fault(tmp_path):
+    good = prepared("polaris", tmp_path)
+    faulty = [
+        good[0],
+        good[0],
+        good[1] | {"reward_model": {"style": "rule", "ground_truth": " "}, "extra_info": {"index": 1, "id": "x"}},
+        good[1] | {"prompt": [{"role": "user", "content": " "}], "extra_info": {"index": 1, "id": "y"}},
+    ]
+    parquet.write_table(Table.from_pylist(faulty), tmp_path / "faulty.parquet")
+    result = run("--check", tmp_path / "faulty.parquet", "--check", tmp_path / "out" / "polaris_53k.parquet")
+    assert result.exit_code == 1
+    assert "an id that another row has, in 1 rows" in result.output
+    assert "no reward_model.ground_truth, in 1 rows" in result.output
+    assert "an empty prompt, in 1 rows" in result.output
+    assert "polaris_53k.parquet: no fault" in result.output
+
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class Hub(BaseHTTPRequestHandler):
+    """One data set with one file, as the hub serves it."""
+
+    content = "\n".join(json.dumps(row) for row in ROWS["polaris"]).encode()
+
+    def do_HEAD(self):
+        self.do_GET()
+
+    def do_GET(self):
+        repository = "/datasets/POLARIS-Project/Polaris-Dataset-53K"
+        if self.path.startswith(f"/api{repository}/revision/main"):
+            names = ("README.md", "polaris-data-53K.jsonl")
+            body = json.dumps({"id": "x", "sha": COMMIT, "siblings": [{"rfilename": name} for name in names]}).encode()
+            self.send_response(200)
+        elif self.path == f"{repository}/resolve/{COMMIT}/polaris-data-53K.jsonl":
+            body = self.content
+            self.send_response(200)
+            self.send_header("ETag", '"abc"')
+            self.send_header("X-Repo-Commit", COMMIT)
+        else:
+            body = b"{}"
+            self.send_response(404)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+def test_from_a_hub_every_file_is_of_one_commit_which_is_noted(tmp_path):
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        environment = os.environ | {
+            "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
+            "HF_HOME": str(tmp_path / "cache"),
+            "HF_HUB_OFFLINE": "0",
+            "NO_PROXY": "127.0.0.1",
+        }
+
+        def fetch(*arguments: str) -> subprocess.CompletedProcess:
+            command = [sys.executable, "-m", "verl_ext.data.prepare", "polaris", "--out", str(tmp_path), *arguments]
+            return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+
+        fetched, missing = fetch(), fetch("--revision", "gone")
+        server.shutdown()
+    assert fetched.returncode == 0, fetched.stderr
+    account = json.loads((tmp_path / "polaris_53k.json").read_text())
+    assert (account["commit"], account["rows"]) == (COMMIT, 2)
+    assert account["read"]["files"][0]["sha256"] == hashlib.sha256(Hub.content).hexdigest()
+    assert missing.returncode == 2 and "--local" in missing.stderr and "Traceback" not in missing.stderr
+
+
+def test_the_documentation_has_the_catalog():
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    assert markdown() in page

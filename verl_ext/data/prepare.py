@@ -1,0 +1,217 @@
+"""``python -m verl_ext.data.prepare NAME --out DIR``: a data set of the papers as a parquet file in verl's schema.
+
+From the hub, or with ``--local`` from its files, in their own format. Beside ``<file>.parquet`` comes
+``<file>.json``: what was read and written, with checksums, and what was left out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from verl_ext.checks import choice
+from verl_ext.data import r2e_gym, sources
+from verl_ext.data.catalog import CATALOG, DataSet
+from verl_ext.data.schema import PROMPTS, faults, is_readable, to_row, write_checked
+
+R2E_GYM = "R2E-Gym/R2E-Gym-Subset"  # for agents: two files, and no answer to compare with
+
+
+@dataclass
+class Prepared:
+    """Rows in verl's schema, and the account of all that were read: read = rows + left out."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    read: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)
+    files: list[dict[str, Any]] = field(default_factory=list)
+
+
+def prepare(
+    name: str, source: sources.Source, *, prompt: str = "boxed", seed: int = 0, limit: int | None = None
+) -> Prepared:
+    """The problems of a data set, each question once, in the order of the files.
+
+    Args:
+        name: in :data:`~verl_ext.data.catalog.CATALOG`.
+        source: its files.
+        prompt: a name in :data:`~verl_ext.data.schema.PROMPTS`.
+        seed: of the order of options.
+        limit: stop after so many problems; None: never.
+
+    Raises:
+        ValueError: a file cannot be read, or a row is not in the data set's format.
+    """
+    data, done = CATALOG[name], Prepared()
+    answers: dict[str, str] = {}
+    for path in source.paths:
+        before = done.read
+        for row in sources.rows(path, data.columns):
+            if limit is not None and len(done.rows) >= limit:
+                break
+            done.read += 1
+            problem = data.problem(row, seed)
+            content = problem.identity or (problem.question, problem.answer)
+            question = " ".join(content[0].split())
+            if reason := _unusable(data, problem) or _repeated(answers, question, content[1]):
+                done.left_out[reason] += 1
+                continue
+            answers[question] = content[1]
+            done.rows.append(to_row(name, data, problem, prompt, row))
+        entry = {"file": path.name, "bytes": path.stat().st_size, "sha256": sources.sha256(path)}
+        done.files.append(entry | {"rows_read": done.read - before})
+    return done
+
+
+def _unusable(data: DataSet, problem: Any) -> str | None:
+    if not problem.question:
+        return "no question"
+    if not problem.answer:
+        return "no answer"
+    return data.unwanted(problem) or (None if is_readable(problem.answer) else "an answer math-verify cannot read")
+
+
+def _repeated(answers: dict[str, str], question: str, answer: str) -> str | None:
+    if question not in answers:
+        return None
+    return "repeated question" if answers[question] == answer else "repeated question, with another answer"
+
+
+def splits(name: str, rows: Sequence[dict[str, Any]], seed: int, suffix: str = "") -> dict[str, list[dict[str, Any]]]:
+    """Rows by the stem of the file that they are for, numbered within it; held-out rows are drawn with the seed.
+
+    Raises:
+        ValueError: there are no more rows than are to be held out.
+    """
+    data = CATALOG[name]
+    if len(rows) <= data.held_out:
+        raise ValueError(f"{name}: {len(rows)} problems are left, and more than {data.held_out} are needed.")
+    held_out = set(Random(seed).sample(range(len(rows)), data.held_out))
+    parts = {f"{data.file}{suffix}": [row for place, row in enumerate(rows) if place not in held_out]}
+    if held_out:
+        parts[f"{data.file}_test{suffix}"] = [rows[place] for place in sorted(held_out)]
+    for stem, part in parts.items():
+        for index, row in enumerate(part):
+            row["extra_info"] |= {"index": index, "split": "validation" if "_test" in stem else data.split}
+    return parts
+
+
+def main(
+    name: Annotated[str | None, typer.Argument(help="A data set; without it, all are listed.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the parquet files, DATA_DIR of the launch scripts.")] = Path(),
+    local: Annotated[
+        list[Path] | None, typer.Option(help="A file of the data set, or a folder of them, instead of the hub.")
+    ] = None,
+    revision: Annotated[str | None, typer.Option(help="Of the repository: a branch, a tag or a commit.")] = None,
+    prompt: Annotated[str, typer.Option(help=f"How to ask: {', '.join(PROMPTS)}.")] = "boxed",
+    seed: Annotated[int, typer.Option(help="Of held-out problems and of the order of options.")] = 0,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only so many problems.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be fetched and written.")] = False,
+    check: Annotated[list[Path] | None, typer.Option(help="Check a parquet file instead, in verl's schema.")] = None,
+) -> None:
+    """Write a data set of the papers as a parquet file in verl's schema."""
+    console = Console()
+    try:
+        if check:
+            _check(check, console)
+        elif name is None:
+            console.print(_listing())
+        elif choice("NAME", name, (*CATALOG, "r2e_gym")) == "r2e_gym":
+            _prepare_r2e_gym(out, local, seed, dry_run, console)
+        else:
+            choice("prompt", prompt, tuple(PROMPTS))
+            data, wanted = CATALOG[name], revision or CATALOG[name].revision
+            if dry_run:
+                _plan(data, out, local, wanted, prompt, console)
+            else:
+                source = sources.from_files(local) if local else sources.from_hub(data.repository, data.files, wanted)
+                _prepare(name, out, source, prompt, seed, limit, console)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _prepare(
+    name: str, out: Path, source: sources.Source, prompt: str, seed: int, limit: int | None, console: Console
+) -> None:
+    done = prepare(name, source, prompt=prompt, seed=seed, limit=limit)
+    account = {
+        "name": name,
+        "repository": None if source.commit is None else CATALOG[name].repository,
+        "commit": source.commit,
+        "license": CATALOG[name].license,
+        "prompt": prompt,
+        "seed": seed,
+        "limit": limit,
+        "read": {"rows": done.read, "files": done.files},
+        "left_out": dict(done.left_out),
+    }
+    summary = Table("file", "problems", "left out")
+    wrong: Counter[str] = Counter()
+    for stem, rows in splits(name, done.rows, seed, _suffix(prompt)).items():
+        path = out / f"{stem}.parquet"
+        wrong += write_checked(path, rows, dict(account))
+        summary.add_row(str(path), str(len(rows)), "")
+    for reason, count in done.left_out.items():
+        summary.add_row("", "", f"{count} x {reason}")
+    console.print(summary)
+    _report(wrong, console)
+
+
+def _suffix(prompt: str) -> str:
+    return "" if prompt == "boxed" else f"_{prompt}"
+
+
+def _plan(data: DataSet, out: Path, local: list[Path] | None, revision: str, prompt: str, console: Console) -> None:
+    read = ", ".join(map(str, local)) if local else f"{data.repository} at {revision}: {', '.join(data.files)}"
+    console.print(f"would read   {read}", soft_wrap=True, highlight=False)
+    for stem in (data.file, f"{data.file}_test")[: 2 if data.held_out else 1]:
+        path = out / f"{stem}{_suffix(prompt)}.parquet"
+        console.print(f"would write  {path} and .json", soft_wrap=True, highlight=False)
+
+
+def _prepare_r2e_gym(out: Path, local: list[Path] | None, seed: int, dry_run: bool, console: Console) -> None:
+    if local and len(local) > 1:
+        raise ValueError("local: r2e_gym takes one parquet file or one folder of them.")
+    origin, folder = (str(local[0]) if local else R2E_GYM), out / "r2e_gym"
+    if dry_run:
+        console.print(
+            f"would read   {origin}\nwould write  {folder}/train.parquet and validation.parquet", soft_wrap=True
+        )
+    else:
+        r2e_gym.write(source=origin, out=folder, seed=seed)
+
+
+def _check(paths: Sequence[Path], console: Console) -> None:
+    wrong: Counter[str] = Counter()
+    for path in paths:
+        found = faults(path)
+        console.print(f"{path}: {'no fault' if not found else 'faulty'}", soft_wrap=True, highlight=False)
+        wrong += found
+    _report(wrong, console)
+
+
+def _report(wrong: Counter[str], console: Console) -> None:
+    for fault, count in wrong.items():
+        console.print(f"error: {fault}, in {count} rows", style="red", highlight=False)
+    if wrong:
+        raise typer.Exit(1)
+
+
+def _listing() -> Table:
+    table = Table("name", "repository", "split", "rows, as published", "used by")
+    for name, data in CATALOG.items():
+        table.add_row(name, data.repository, data.split, data.published, data.used_by)
+    table.add_row("r2e_gym", R2E_GYM, "both", "4,578", "Prefix Sampling §3.1")
+    return table
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,139 @@
+"""Rows of data sets, from files on this machine or from the hub, with what is needed to know later what was read."""
+
+from __future__ import annotations
+
+import csv
+import fnmatch
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FORMATS = (".parquet", ".jsonl", ".json", ".csv")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Files to read.
+
+    Attributes:
+        paths: on this machine.
+        commit: of the repository they are from; None: they were here already.
+    """
+
+    paths: tuple[Path, ...]
+    commit: str | None = None
+
+
+def from_hub(repository: str, patterns: Sequence[str], revision: str) -> Source:
+    """The files of a data set that match any of the patterns, fetched into huggingface_hub's cache.
+
+    ``revision`` is resolved to a commit first, and every file is of that commit. ``HF_ENDPOINT``, ``HF_TOKEN`` and
+    ``HF_HOME`` are honoured.
+
+    Raises:
+        ValueError: the hub cannot be reached or refuses, or no file matches.
+    """
+    import httpx
+    from huggingface_hub import HfApi, hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        found = HfApi().dataset_info(repository, revision=revision)
+        names = sorted(
+            file.rfilename
+            for file in found.siblings or ()
+            if any(fnmatch.fnmatchcase(file.rfilename, pattern) for pattern in patterns)
+        )
+        if not names:
+            raise ValueError(f"{repository} at {found.sha} has no file that matches {', '.join(patterns)}.")
+        paths = [hf_hub_download(repository, name, repo_type="dataset", revision=found.sha) for name in names]
+    except (OSError, httpx.HTTPError, HfHubHTTPError) as error:
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise ValueError(
+            f"{repository} cannot be fetched ({reason}); fetch it where the hub can be reached and give its files with "
+            "--local, or set HF_TOKEN if its page asks for consent."
+        ) from error
+    return Source(tuple(map(Path, paths)), found.sha)
+
+
+def from_files(paths: Sequence[Path]) -> Source:
+    """Files of this machine; of a folder, all that are in one of ``FORMATS``.
+
+    Raises:
+        ValueError: one of them is not there, or has another format, or a folder has none.
+    """
+    files: list[Path] = []
+    for path in paths:
+        inside = sorted(file for file in path.rglob("*") if file.suffix in FORMATS) if path.is_dir() else [path]
+        if not inside or not all(file.is_file() and file.suffix in FORMATS for file in inside):
+            raise ValueError(f"local={path} must be a file that ends in {', '.join(FORMATS)}, or a folder of such.")
+        files += inside
+    return Source(tuple(files))
+
+
+def rows(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The rows of a file in order, with these columns; never more than one batch of a parquet file is in memory.
+
+    Raises:
+        ValueError: the file is not what its name says, or lacks a column.
+    """
+    import pyarrow
+
+    read = {".parquet": _parquet, ".jsonl": _json_lines, ".json": _json, ".csv": _csv}[path.suffix]
+    try:
+        for row in read(path, columns):
+            if missing := [name for name in columns if name not in row]:
+                raise ValueError(f"it lacks the columns {missing}; it has {sorted(row)}")
+            yield {name: row[name] for name in columns}
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
+        raise ValueError(f"{path} cannot be read: {str(error).strip().partition(chr(10))[0]}") from error
+
+
+def sha256(path: Path) -> str:
+    """The checksum of a file."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _parquet(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+    from pyarrow import parquet
+
+    file = parquet.ParquetFile(path)
+    there = [name for name in columns if name in file.schema_arrow.names]
+    if len(there) < len(columns):
+        missing = [name for name in columns if name not in there]
+        raise ValueError(f"it lacks the columns {missing}; it has {sorted(file.schema_arrow.names)}")
+    for batch in file.iter_batches(4096, columns=there):
+        yield from batch.to_pylist()
+
+
+def _json_lines(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+    with open(path, encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                yield _object(json.loads(line), f"line {number}")
+
+
+def _json(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(content, list):
+        raise ValueError("a .json file must hold one list of objects")
+    for number, entry in enumerate(content, 1):
+        yield _object(entry, f"entry {number}")
+
+
+def _csv(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+    with open(path, encoding="utf-8", newline="") as file:
+        yield from csv.DictReader(file)
+
+
+def _object(entry: Any, where: str) -> dict[str, Any]:
+    if not isinstance(entry, dict):
+        raise ValueError(f"{where} is no object")
+    return entry
