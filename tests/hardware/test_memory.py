@@ -1,0 +1,149 @@
+"""The arithmetic of memory: against models that transformers builds, and against what must hold under any settings."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from verl_ext.hardware import GPU_MEMORY, SHAPES, Settings, Shape, settings, use
+from verl_ext.hardware.memory import SEQUENCES, TRAINING_SHARE, USABLE, WEIGHTS_SHARE, kv_cache_per_token
+from verl_ext.hardware.shapes import read
+
+typer = pytest.importorskip("typer")
+ROOT = Path(__file__).parents[2]
+QWEN3_8B = SHAPES["Qwen/Qwen3-8B-Base"]
+
+
+@pytest.mark.parametrize(
+    "model", ["Qwen/Qwen2.5-Math-1.5B", "Qwen/Qwen2.5-7B", "meta-llama/Llama-3.2-3B-Instruct", "Qwen/Qwen3-32B"]
+)
+def test_parameters_are_those_of_the_model_that_transformers_builds(model):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    shape = SHAPES[model]
+    config = transformers.AutoConfig.for_model(
+        shape.family,
+        num_hidden_layers=shape.layers,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.key_value_heads,
+        head_dim=shape.head_dim,
+        vocab_size=shape.vocabulary,
+        tie_word_embeddings=shape.tied,
+    )
+    with torch.device("meta"):
+        built = transformers.AutoModelForCausalLM.from_config(config)
+    built.tie_weights()
+    assert shape.parameters == sum(parameter.numel() for parameter in built.parameters())
+
+
+@pytest.mark.parametrize(
+    ("model", "billions"),
+    {
+        "Qwen/Qwen2.5-Math-1.5B": 1.54,
+        "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": 1.78,
+        "Qwen/Qwen2.5-3B": 3.09,
+        "meta-llama/Llama-3.2-3B-Instruct": 3.21,
+        "Qwen/Qwen3-4B-Base": 4.02,
+        "Qwen/Qwen2.5-7B": 7.62,
+        "meta-llama/Llama-3.1-8B-Instruct": 8.03,
+        "Qwen/Qwen3-8B": 8.19,
+        "Qwen/Qwen3-14B": 14.77,
+        "Qwen/Qwen3-32B": 32.76,
+    }.items(),
+)
+def test_parameters_are_as_published(model, billions):
+    assert round(SHAPES[model].parameters / 1e9, 2) == billions
+
+
+def test_what_a_gpu_holds_worked_out_by_hand():
+    chosen = Settings(2, 0.5, 4096, 8192, 1, False)
+    held = use(QWEN3_8B, 100e9, 16, 5120, chosen)
+    assert kv_cache_per_token(QWEN3_8B) == 147456  # 2 x 36 x 8 x 128 x 2
+    assert held.weights == pytest.approx(8.19e9, rel=1e-3)
+    assert held.training_state == pytest.approx(8.19e9, rel=1e-3)  # 16 bytes over 16 GPUs
+    assert held.engine == 50e9
+    assert held.kv_cache == pytest.approx(38.81e9, rel=1e-3)
+    assert held.sequences == 102  # 2 x 38.81e9 / (147456 x 5120)
+    assert held.update == 4096 * (1519360 + 294912 + 278528)
+    assert held.log_probs == 8192 * 1519360
+    assert held.fullest == pytest.approx(58.19e9, rel=1e-3)
+    assert use(QWEN3_8B, 100e9, 16, 5120, Settings(2, 0.5, 4096, 8192, 1, True)).fullest == 50e9
+
+
+@given(
+    st.sampled_from(sorted(SHAPES)),
+    st.floats(24e9, 300e9),
+    st.sampled_from([1, 2, 3, 4, 6, 8, 16, 32, 64, 256]),
+    st.integers(1, 140_000),
+)
+def test_settings_fit_or_are_refused(model, memory, gpus, longest):
+    shape = SHAPES[model]
+    try:
+        chosen = settings(shape, memory, gpus, longest)
+    except ValueError as error:
+        assert str(error).startswith(("gpus=", "longest="))
+        return
+    held = use(shape, memory, gpus, longest, chosen)
+    assert held.fullest <= USABLE * memory
+    assert max(held.update, held.log_probs) + held.training_state <= TRAINING_SHARE * memory
+    assert held.weights <= WEIGHTS_SHARE * held.engine
+    assert held.sequences >= SEQUENCES
+    assert longest <= chosen.ppo_max_token_len_per_gpu * chosen.sequence_parallel
+    assert chosen.ppo_max_token_len_per_gpu <= chosen.log_prob_max_token_len_per_gpu
+    assert gpus % chosen.tensor_parallel == gpus % chosen.sequence_parallel == 0
+
+
+def test_what_does_not_fit_is_refused_with_what_to_change():
+    with pytest.raises(ValueError, match=r"gpus=1 leave no room for the update: .* use more than 2\."):
+        settings(QWEN3_8B, 80e9, 1, 5120)
+    with pytest.raises(ValueError, match="longest=1000000"):
+        settings(QWEN3_8B, 80e9, 8, 1_000_000)
+    with pytest.raises(ValueError, match="gpus=0"):
+        settings(QWEN3_8B, 80e9, 0, 5120)
+
+
+def test_profiles_and_documentation_are_what_is_computed():
+    written = runpy.run_path(str(ROOT / "docs" / "write_hardware.py"))["written"]
+    for path, text in written().items():
+        assert path.read_text() == text, f"{path.name} is out of date: run python docs/write_hardware.py"
+
+
+def test_a_shape_is_read_from_a_models_folder(tmp_path):
+    config = {
+        "num_hidden_layers": 36,
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 151936,
+        "tie_word_embeddings": False,
+        "max_position_embeddings": 32768,
+        "model_type": "qwen3",
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read(tmp_path) == QWEN3_8B and isinstance(read(tmp_path), Shape)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match="has no usable 'num_hidden_layers'"):
+        read(tmp_path)
+
+
+def test_the_command_prints_overrides_and_refuses_in_one_sentence():
+    from verl_ext.hardware.__main__ import main
+
+    app = typer.Typer()
+    app.command()(main)
+    run = CliRunner()
+    printed = run.invoke(app, ["Qwen/Qwen3-8B", "--gpu", "a800", "--gpus", "32", "--longest", "18432"])
+    assert printed.exit_code == 0
+    chosen = settings(SHAPES["Qwen/Qwen3-8B"], GPU_MEMORY["a800"], 32, 18432)
+    assert f"actor.ppo_max_token_len_per_gpu={chosen.ppo_max_token_len_per_gpu}\n" in printed.output
+    refused = run.invoke(app, ["Qwen/Qwen9", "--gpu", "h200"], env={"COLUMNS": "400"})
+    assert refused.exit_code == 2 and "model=Qwen/Qwen9 must be one of" in refused.output
