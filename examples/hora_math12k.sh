@@ -3,13 +3,23 @@
 source "$(dirname "${BASH_SOURCE[0]}")/launch.sh"
 
 # From the environment, with these defaults; the scripts add MODEL_PATH and GPUS_PER_NODE:
+ESTIMATOR=${ESTIMATOR:-grpo}                     # grpo, or rloo (section 4.1 and table 6)
 NNODES=${NNODES:-1}
 HARDWARE=${HARDWARE:-a800}                       # the paper has A100s and does not say of which size
-# The prompts have to ask for <think>...</think><answer>...</answer>, which the reward checks.
-TRAIN_FILES=${TRAIN_FILES:-$DATA_DIR/math12k.parquet}
-VAL_FILES=${VAL_FILES:-[$DATA_DIR/math500.parquet,$DATA_DIR/amc23.parquet,$DATA_DIR/aime24.parquet,$DATA_DIR/aime25.parquet]}
+# The prompts have to ask for <think>...</think><answer>...</answer>, which the reward checks: docs/data.md.
+TRAIN_FILES=${TRAIN_FILES:-$DATA_DIR/math12k_think_answer.parquet}
+if [[ -z ${VAL_FILES:-} ]]; then
+  printf -v VAL_FILES ",$DATA_DIR/%s_think_answer.parquet" math500 amc23 aime24 aime25
+  VAL_FILES=[${VAL_FILES#,}]
+fi
+
+case $ESTIMATOR in
+  grpo | rloo) ;;
+  *) echo "error: ESTIMATOR=$ESTIMATOR is not valid; use grpo or rloo" >&2; exit 2 ;;
+esac
 
 NAME=${MODEL_NAME}_math12k
+if [[ $ESTIMATOR != grpo ]]; then NAME+=_$ESTIMATOR; fi
 SETTINGS=(
   data.train_batch_size=60
   data.max_prompt_length=2048
@@ -28,6 +38,7 @@ SETTINGS=(
   actor_rollout_ref.actor.entropy_coeff=0
   actor_rollout_ref.actor.use_kl_loss=false
   algorithm.use_kl_in_reward=false
+  algorithm.adv_estimator="$ESTIMATOR"
   # Loss type Dr. GRPO: its length normalisation. Advantages are divided by the deviation as in section 3.1 and TRL.
   actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm
   actor_rollout_ref.actor.loss_scale_factor=2048                # the longest response

@@ -1,9 +1,9 @@
-# Sourced by the files of settings (qwen3_8b.sh, hora_math12k.sh, vip_dapo_math.sh, knapsack_dapo_math.sh, prefix_*.sh): how a run is
-# started, without a setting of any paper. They set, with defaults of their own:
+# Sourced by the files of settings (pilot_commit_math.sh, hora_math12k.sh, vip_dapo_math.sh, knapsack_math.sh, prefix_*.sh):
+# how a run is started, without a setting of any paper. They set, with defaults of their own:
 #   NAME                                of the setting; runs and their checkpoints are called <recipe>_$NAME
 #   NNODES, GPUS_PER_NODE, HARDWARE     HARDWARE is h200, a800 or b200: docs/hardware.md
 #   MODEL_PATH                          a folder, or a model's name on the hub
-#   MODEL_SIZE                          1_5b, 4b, 8b or 14b, the nearest that is not smaller; without it 8b
+#   MODEL_SIZE                          1_5b, 4b, 8b, 14b or 32b, the nearest that is not smaller; without it 8b
 #   TRAIN_FILES, VAL_FILES              parquet files in verl's format
 #   SETTINGS                            overrides that every method shares
 #   METHOD                              overrides that one method alone knows, for train_method

@@ -4,13 +4,14 @@
 # BASELINE=1: the same without prefixes.
 # Arguments are passed on and win: `bash examples/run_prefix_sampling_qwen3_14b_swe.sh --cfg job` shows the whole
 # configuration.
+# Written by examples/write_scripts.py from settings.yaml: change that.
 set -euo pipefail
 MODEL_NAME=qwen3_14b_swe
 MODEL_SIZE=14b
 MODEL_PATH=${MODEL_PATH:-Qwen/Qwen3-14B}
 RESPONSE=32768
 TURNS=50
-STEPS=300                                        # ours: the paper's baseline peaks here
+STEPS=300
 source "$(dirname "${BASH_SOURCE[0]}")/prefix_swe.sh"
 
 train_prefix_sampling "$@"

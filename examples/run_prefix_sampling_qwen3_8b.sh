@@ -3,16 +3,15 @@
 # skewed ones are rolled out again in the next step from a prefix of their own. BASELINE=1: the same without prefixes.
 # Arguments are passed on and win: `bash examples/run_prefix_sampling_qwen3_8b.sh --cfg job` shows the whole
 # configuration.
+# Written by examples/write_scripts.py from settings.yaml: change that.
 set -euo pipefail
 MODEL_NAME=qwen3_8b
 MODEL_SIZE=8b
 MODEL_PATH=${MODEL_PATH:-Qwen/Qwen3-8B}
-NNODES=${NNODES:-4}                              # 32 GPUs; as 4 nodes: ours
+NNODES=${NNODES:-4}
 source "$(dirname "${BASH_SOURCE[0]}")/prefix_ace_reason_math.sh"
 SETTINGS+=(
   +data.apply_chat_template_kwargs.enable_thinking=false
-  # The profile's 16,384 do not hold the longest sequence; 20,480 need 43 GB by docs/hardware.md.
-  actor_rollout_ref.actor.ppo_max_token_len_per_gpu=20480
 )
 
 train_prefix_sampling "$@"

@@ -2,58 +2,52 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from functools import cache
-from pathlib import Path
 
-import hydra
 import pytest
 import yaml
 from omegaconf import DictConfig, OmegaConf
+from support import launch_scripts
+from support.launch_scripts import argument_printer, run_script
 
-ROOT = Path(__file__).parents[2]
+from verl_ext.hardware import GPU_MEMORY
+
 RECIPES = ("grpo", "dapo", "pilot_commit")
-PARAMETERS = {"1_5b": 1.54e9, "4b": 4.02e9, "8b": 8.19e9, "14b": 14.77e9}
-MEMORY = {"h200": 141e9, "a800": 80e9, "b200": 180e9}
 LONGEST = {"1_5b": 1024 + 8192, "4b": 1024 + 4096, "8b": 1024 + 4096, "14b": 1024 + 4096}
+# model of the scripts: its name, size of the profile, rollouts of a prompt, response, steps
+MODELS = {
+    "qwen2_5_math_1_5b": ("Qwen/Qwen2.5-Math-1.5B", "1_5b", 128, 8192, 1000),
+    "qwen3_4b": ("Qwen/Qwen3-4B-Base", "4b", 64, 4096, 500),
+    "qwen3_8b": ("Qwen/Qwen3-8B-Base", "8b", 64, 4096, 500),
+    "qwen3_14b": ("Qwen/Qwen3-14B-Base", "14b", 64, 4096, 500),
+}
 
 
-def run(recipe: str, *arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess:
-    inherited = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ("NNODES", "GPUS_PER_NODE", "MODEL_PATH", "TRAIN_FILES", "VAL_FILES", "HARDWARE", "DATA_DIR")
-    }
-    return subprocess.run(
-        ["bash", str(ROOT / "examples" / f"run_{recipe}_qwen3_8b.sh"), *arguments],
-        cwd=cwd or ROOT,
-        env=inherited | {"PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": ""} | environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+@pytest.fixture(scope="module", autouse=True)
+def stand_in(tmp_path_factory) -> None:
+    dry_run.python = argument_printer(tmp_path_factory.mktemp("bin"))
 
 
 @cache
-def dry_run(recipe: str, *arguments: str, **environment: str) -> dict:
-    result = run(recipe, "--cfg", "job", "--resolve", *arguments, **environment)
-    assert result.returncode == 0, result.stderr
-    return yaml.safe_load(result.stdout)
+def dry_run(recipe: str, *arguments: str, model: str = "qwen3_8b", **environment: str) -> dict:
+    asked, overrides = launch_scripts.asked(f"{recipe}_{model}", dry_run.python, *arguments, **environment)
+    assert asked == recipe
+    return OmegaConf.to_container(launch_scripts.compose(recipe, overrides), resolve=True)
 
 
 @cache
 def compose(*overrides: str) -> DictConfig:
-    with hydra.initialize_config_module("recipe.grpo.config", version_base=None):
-        config = hydra.compose("grpo", list(overrides))
+    config = launch_scripts.compose("grpo", list(overrides))
     OmegaConf.resolve(config)
     return config
 
 
+@pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_settings_are_those_of_the_paper(recipe):
-    config = dry_run(recipe)
+def test_settings_are_those_of_the_paper(recipe, model):
+    config = dry_run(recipe, model=model)
+    path, size, n, response, steps = MODELS[model]
     actor, rollout = config["actor_rollout_ref"]["actor"], config["actor_rollout_ref"]["rollout"]
     assert config["data"]["train_batch_size"] == 128
     assert actor["ppo_mini_batch_size"] == 32
@@ -62,16 +56,16 @@ def test_settings_are_those_of_the_paper(recipe):
     assert (actor["clip_ratio_low"], actor["clip_ratio_high"]) == (0.2, 0.28)
     assert actor["use_kl_loss"] is False and config["algorithm"]["use_kl_in_reward"] is False
     assert actor["loss_agg_mode"] == "seq-mean-token-mean"
-    assert rollout["n"] == 64
-    assert rollout["response_length"] == 4096
+    assert rollout["n"] == n
+    assert rollout["response_length"] == response
     assert (rollout["temperature"], rollout["top_p"]) == (1.0, 1.0)
     assert (rollout["val_kwargs"]["temperature"], rollout["val_kwargs"]["n"]) == (0.7, 32)
     assert rollout["val_kwargs"]["do_sample"] is True
     assert config["trainer"]["test_freq"] == 5
-    assert config["trainer"]["total_training_steps"] == 500
+    assert config["trainer"]["total_training_steps"] == steps
     assert (config["trainer"]["nnodes"], config["trainer"]["n_gpus_per_node"]) == (8, 8)
-    assert config["actor_rollout_ref"]["model"]["path"] == "Qwen/Qwen3-8B-Base"
-    assert (config["hardware_name"], config["model_size"]) == ("h200", "8b")
+    assert config["actor_rollout_ref"]["model"]["path"] == path
+    assert (config["hardware_name"], config["model_size"]) == ("h200", size)
 
 
 def test_pilot_commit_splits_64_rollouts_as_the_paper_does():
@@ -87,6 +81,22 @@ def test_pilot_commit_splits_64_rollouts_as_the_paper_does():
     }
     assert {name: policy[name] for name in expected} == expected
     assert policy["train_batch_size"] == 128
+
+
+@pytest.mark.parametrize(
+    ("model", "n", "split"),
+    [("qwen2_5_math_1_5b", None, (32, 96)), ("qwen3_14b", None, (16, 48)), ("qwen3_4b", "16", (8, 8))],
+)
+def test_pilot_commit_splits_other_budgets_as_the_paper_does(model, n, split):
+    config = dry_run("pilot_commit", model=model, **({"N": n} if n else {}))
+    assert (config["rollout_policy"]["n_pilot"], config["rollout_policy"]["n_commit"]) == split
+    assert config["actor_rollout_ref"]["rollout"]["n"] == sum(split)
+    assert config["trainer"]["experiment_name"] == f"pilot_commit_{model}" + (f"_n{n}" if n else "")
+
+
+def test_a_budget_that_the_paper_does_not_have_is_refused():
+    result = run_script("grpo_qwen3_8b", "false", N="32")
+    assert (result.returncode, result.stderr) == (2, "error: N=32 is not valid; use 128, 64 or 16, the paper's\n")
 
 
 def test_dapo_samples_as_many_prompts_as_pilot_commit():
@@ -109,8 +119,9 @@ def test_each_method_keeps_its_own_checkpoints():
 
 
 def test_arguments_win_on_either_side_of_the_flags():
-    result = run(
-        "pilot_commit",
+    result = run_script(
+        "pilot_commit_qwen3_8b",
+        sys.executable,
         "trainer.nnodes=2",
         "hardware=b200",
         "--cfg",
@@ -128,7 +139,7 @@ def test_arguments_win_on_either_side_of_the_flags():
     assert config["actor_rollout_ref"]["rollout"]["n"] == 8 + 48
 
 
-def test_the_environment_is_honoured_from_any_folder(tmp_path):
+def test_the_environment_is_honoured_from_any_folder(tmp_path, monkeypatch):
     environment = {
         "NNODES": "1",
         "GPUS_PER_NODE": "4",
@@ -138,9 +149,8 @@ def test_the_environment_is_honoured_from_any_folder(tmp_path):
         "VAL_FILES": "/data/val.parquet",
         "CHECKPOINT_DIR": "/checkpoints",
     }
-    result = run("grpo", "--cfg", "job", "--resolve", cwd=tmp_path, **environment)
-    assert result.returncode == 0, result.stderr
-    config = yaml.safe_load(result.stdout)
+    monkeypatch.setattr(launch_scripts, "FOLDER", tmp_path)
+    config = dry_run("grpo", **environment)
     assert (config["trainer"]["nnodes"], config["trainer"]["n_gpus_per_node"]) == (1, 4)
     assert config["hardware_name"] == "a800"
     assert config["actor_rollout_ref"]["model"]["path"] == "/models/own"
@@ -150,15 +160,15 @@ def test_the_environment_is_honoured_from_any_folder(tmp_path):
 
 
 def test_an_unknown_model_size_is_answered_with_those_there_are():
-    result = run("grpo", "--cfg", "job", "model_size=7b")
+    result = run_script("grpo_qwen3_8b", sys.executable, "--cfg", "job", "model_size=7b")
     assert result.returncode != 0
     assert "Could not find 'model_size/7b'" in result.stderr
-    assert all(size in result.stderr for size in PARAMETERS)
+    assert all(size in result.stderr for size in (*LONGEST, "32b"))
     assert "Traceback" not in result.stderr
 
 
-@pytest.mark.parametrize("size", PARAMETERS)
-@pytest.mark.parametrize("hardware", MEMORY)
+@pytest.mark.parametrize("size", LONGEST)
+@pytest.mark.parametrize("hardware", GPU_MEMORY)
 def test_profiles_compose_and_their_numbers_fit(hardware, size):
     config = compose(f"hardware={hardware}", f"model_size={size}")
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
@@ -168,14 +178,10 @@ def test_profiles_compose_and_their_numbers_fit(hardware, size):
     assert rollout.gpu_memory_utilization == table.gpu_memory_utilization
     assert actor.ppo_max_token_len_per_gpu == table.ppo_max_token_len_per_gpu
     assert rollout.log_prob_max_token_len_per_gpu == table.log_prob_max_token_len_per_gpu
+    assert actor.fsdp_config.ulysses_sequence_parallel_size == table.sequence_parallel
     assert actor.fsdp_config.param_offload == actor.fsdp_config.optimizer_offload == table.offload
     assert actor.strategy == actor.fsdp_config.strategy == "fsdp2" and rollout.name == "vllm"
     assert config.actor_rollout_ref.model.use_remove_padding and rollout.dtype == "bfloat16"
 
     assert 8 % rollout.tensor_model_parallel_size == 0
     assert LONGEST[size] <= actor.ppo_max_token_len_per_gpu <= rollout.log_prob_max_token_len_per_gpu
-    share = rollout.gpu_memory_utilization * MEMORY[hardware]
-    weights = 2 * PARAMETERS[size] / rollout.tensor_model_parallel_size
-    training_state = 0 if table.offload else 16 * PARAMETERS[size] / 8
-    assert weights < share / 2, "less than half of vLLM's share is left for the KV cache"
-    assert share + training_state < 0.95 * MEMORY[hardware], "does not fit on one node of 8 GPUs"

@@ -9,11 +9,11 @@ from __future__ import annotations
 import sys
 from functools import cache
 
-import hydra
 import pandas as pd
 import pytest
 import yaml
 from omegaconf import DictConfig, OmegaConf
+from support import launch_scripts
 from support.launch_scripts import argument_printer, run_script
 from verl.utils.import_utils import load_extern_object
 
@@ -26,7 +26,7 @@ MATH = {
 }
 SWE = {
     "qwen3_14b_swe": ("Qwen/Qwen3-14B", "b200", "14b", 4, 300),
-    "qwen3_32b_swe": ("Qwen/Qwen3-32B", "b200", "14b", 4, 420),
+    "qwen3_32b_swe": ("Qwen/Qwen3-32B", "b200", "32b", 4, 420),
 }
 ALL = MATH | SWE
 
@@ -46,16 +46,13 @@ def rows(tmp_path_factory) -> str:
 
 
 def overrides(script: str, *arguments: str, **environment: str) -> list[str]:
-    result = run_script(f"prefix_sampling_{script}", compose.python, *arguments, **environment)
-    assert result.returncode == 0, result.stderr
-    _, module, *given = result.stdout.splitlines()
-    assert module == "recipe.prefix_sampling"
+    recipe, given = launch_scripts.asked(f"prefix_sampling_{script}", compose.python, *arguments, **environment)
+    assert recipe == "prefix_sampling"
     return given
 
 
 def composed(given: list[str]) -> DictConfig:
-    with hydra.initialize_config_module("recipe.prefix_sampling.config", version_base=None):
-        return hydra.compose("prefix_sampling", given)
+    return launch_scripts.compose("prefix_sampling", given)
 
 
 @cache

@@ -1,12 +1,23 @@
-"""Launch scripts, run dry: with a stand-in for Python that notes what it is asked to do."""
+"""Launch scripts, run dry: with a stand-in for Python that notes what it is asked to do, composed in this process.
+
+A real dry run of one script takes as long as importing verl; so does that of all of them here.
+"""
 
 from __future__ import annotations
 
+import copy
 import os
 import subprocess
+from functools import cache
 from pathlib import Path
 
+import hydra
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, OmegaConf
+
 ROOT = Path(__file__).parents[2]
+FOLDER = ROOT  # where scripts are run
 MACHINE = ("NNODES", "GPUS_PER_NODE", "HARDWARE", "MODEL_PATH", "MODEL_SIZE")
 CHOICES = ("RECIPE", "N", "ESTIMATOR", "LENGTH", "BASELINE", "TOOLS")
 OURS = (*MACHINE, "DATA_DIR", "TRAIN_FILES", "VAL_FILES", "CHECKPOINT_DIR", *CHOICES)
@@ -17,7 +28,7 @@ def run_script(script: str, python: str, *arguments: str, **environment: str) ->
     inherited = {name: value for name, value in os.environ.items() if name not in OURS}
     return subprocess.run(
         ["bash", str(ROOT / "examples" / f"run_{script}.sh"), *arguments],
-        cwd=ROOT,
+        cwd=FOLDER,
         env=inherited | {"PYTHON": python, "CUDA_VISIBLE_DEVICES": ""} | environment,
         capture_output=True,
         text=True,
@@ -31,3 +42,28 @@ def argument_printer(folder: Path) -> str:
     path.write_text("#!/usr/bin/env bash\nprintf '%s\\n' \"$@\"\n")
     path.chmod(0o755)
     return str(path)
+
+
+def asked(script: str, python: str, *arguments: str, **environment: str) -> tuple[str, list[str]]:
+    """The recipe that a script starts, and with which overrides."""
+    result = run_script(script, python, *arguments, **environment)
+    assert result.returncode == 0, result.stderr
+    _, module, *overrides = result.stdout.splitlines()
+    return module.removeprefix("recipe."), overrides
+
+
+def compose(recipe: str, overrides: list[str]) -> DictConfig:
+    """What hydra composes. Its files are read once for each choice of profile and size; the other overrides are applied
+    to a copy, by hydra's own hand. Some tests compare it with a real dry run."""
+    groups = tuple(override for override in overrides if override.startswith(("hardware=", "model_size=")))
+    config = copy.deepcopy(_files(recipe, groups))
+    others = OverridesParser.create().parse_overrides([override for override in overrides if override not in groups])
+    ConfigLoaderImpl._apply_overrides_to_config(others, config)
+    return config
+
+
+@cache
+def _files(recipe: str, groups: tuple[str, ...]) -> DictConfig:
+    OmegaConf.register_new_resolver("add", lambda *terms: sum(terms), replace=True)
+    with hydra.initialize_config_module(f"recipe.{recipe}.config", version_base=None):
+        return hydra.compose(recipe, list(groups))
