@@ -185,6 +185,7 @@ def test_the_same_files_give_the_same_bytes_and_a_limit_is_noted(tmp_path):
     assert (tmp_path / "out" / "polaris_53k.parquet").read_bytes() == first
     assert len(prepared("polaris", tmp_path, "--limit", 1)) == 1
     assert json.loads((tmp_path / "out" / "polaris_53k.json").read_text())["limit"] == 1
+    assert len(prepared("deepmath", tmp_path, "--limit", 3)) == 3
 
 
 def test_a_dry_run_says_what_it_would_do_and_does_nothing(tmp_path):
@@ -217,6 +218,7 @@ def test_without_a_name_all_are_listed():
         (["polaris_53k"], "NAME='polaris_53k' must be one of polaris, deepmath"),
         (["polaris", "--prompt", "poem"], "prompt='poem' must be one of boxed"),
         (["polaris", "--local", "/nowhere.jsonl"], "local=/nowhere.jsonl must be a file that ends in .parquet"),
+        (["r2e_gym", "--limit", "5"], "NAME=r2e_gym takes --out, --local, --seed and --dry-run, and no other option."),
         (["r2e_gym", "--local", "/a", "--local", "/b"], "r2e_gym takes one parquet file"),
         (["--check", "/nowhere.parquet"], "check=/nowhere.parquet is no parquet file"),
     ],

@@ -89,6 +89,14 @@ def test_it_is_valid_and_fits(script, choice, rows):
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
+def test_answers_are_judged_by_math_verify(script):
+    """By math_reward, by HORA's reward, which calls it, or, for agents, by the task's own tests."""
+    module = {"hora": "think_answer_reward", "swe": "swe_reward"}
+    expected = next((reward for word, reward in module.items() if word in script), "math_reward")
+    assert f"reward.custom_reward_function.path=pkg://verl_ext.data.{expected}" in overrides(script, ())[1]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
 def test_its_data_are_files_that_are_prepared_under_that_name(script):
     recipe, given = overrides(script, ())
     named = {key: value for key, _, value in (override.partition("=") for override in given)}

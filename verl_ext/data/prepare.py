@@ -45,17 +45,18 @@ def prepare(
         source: its files.
         prompt: a name in :data:`~verl_ext.data.schema.PROMPTS`.
         seed: of the order of options.
-        limit: stop after so many problems; None: never.
+        limit: stop after so many problems, beside those that are to be held out; None: never.
 
     Raises:
         ValueError: a file cannot be read, or a row is not in the data set's format.
     """
     data, done = CATALOG[name], Prepared()
+    enough = None if limit is None else limit + data.held_out
     answers: dict[str, str] = {}
     for path in source.paths:
         before = done.read
         for row in sources.rows(path, data.columns):
-            if limit is not None and len(done.rows) >= limit:
+            if enough is not None and len(done.rows) >= enough:
                 break
             done.read += 1
             problem = data.problem(row, seed)
@@ -95,13 +96,13 @@ def splits(name: str, rows: Sequence[dict[str, Any]], seed: int, suffix: str = "
     if len(rows) <= data.held_out:
         raise ValueError(f"{name}: {len(rows)} problems are left, and more than {data.held_out} are needed.")
     held_out = set(Random(seed).sample(range(len(rows)), data.held_out))
-    parts = {f"{data.file}{suffix}": [row for place, row in enumerate(rows) if place not in held_out]}
+    parts = {f"{data.file}{suffix}": (data.split, [row for place, row in enumerate(rows) if place not in held_out])}
     if held_out:
-        parts[f"{data.file}_test{suffix}"] = [rows[place] for place in sorted(held_out)]
-    for stem, part in parts.items():
+        parts[f"{data.file}_test{suffix}"] = ("validation", [rows[place] for place in sorted(held_out)])
+    for split, part in parts.values():
         for index, row in enumerate(part):
-            row["extra_info"] |= {"index": index, "split": "validation" if "_test" in stem else data.split}
-    return parts
+            row["extra_info"] |= {"index": index, "split": split}
+    return {stem: part for stem, (_, part) in parts.items()}
 
 
 def main(
@@ -125,6 +126,8 @@ def main(
         elif name is None:
             console.print(_listing())
         elif choice("NAME", name, (*CATALOG, "r2e_gym")) == "r2e_gym":
+            if revision or limit or prompt != "boxed":
+                raise ValueError("NAME=r2e_gym takes --out, --local, --seed and --dry-run, and no other option.")
             _prepare_r2e_gym(out, local, seed, dry_run, console)
         else:
             choice("prompt", prompt, tuple(PROMPTS))
