@@ -9,13 +9,15 @@ from importlib import resources
 import hydra
 from omegaconf import DictConfig, OmegaConf
 
+from verl_ext.resolvers import register_resolvers
+
 DEFAULT_HARDWARE = "cpu"
 GPUS = ("h200", "a800", "b200")
 
 
 def main(recipe: str) -> None:
     """Run ``python -m recipe.<recipe>`` with the overrides on the command line; exits with 2 on a bad configuration."""
-    OmegaConf.register_new_resolver("add", lambda *terms: sum(terms), replace=True)
+    register_resolvers()
     export_environment(chosen(sys.argv[1:], "hardware", DEFAULT_HARDWARE))
     sys.argv += implied(sys.argv[1:])
     hydra.main(config_path=f"pkg://recipe.{recipe}.config", config_name=recipe, version_base=None)(_train)()

@@ -10,6 +10,8 @@ import numpy as np
 
 from recipe.prefix_sampling.prefix_control import PrefixControl
 from verl_ext import checks
+from verl_ext.simulation.population import sigmoid
+from verl_ext.simulation.prefix_effect import PrefixEffect
 
 LOGITS = np.linspace(-8, 8, 161)
 QUANTILES = [NormalDist().inv_cdf((i + 0.5) / 15) for i in range(15)]
@@ -23,20 +25,20 @@ class Children:
         logits: (...) of success without a prefix.
         gains: (...) by how much a whole parent trajectory would move the logit; negative for failing ones.
         luck: (..., n) uniform; a rollout succeeds where it is below the success rate.
-        curvature: see :class:`Population`.
+        effect: of prefixes.
     """
 
     logits: np.ndarray
     gains: np.ndarray
     luck: np.ndarray
-    curvature: float
+    effect: PrefixEffect
 
     def __getitem__(self, index: int) -> Children:
-        return Children(self.logits[index], self.gains[index], self.luck[index], self.curvature)
+        return Children(self.logits[index], self.gains[index], self.luck[index], self.effect)
 
     def pass_rates(self, ratio: float, shift: float = 0.0) -> np.ndarray:
         """(...) observed with a prefix of ``ratio``; ``shift`` is added to the logits."""
-        rates = _sigmoid(self.logits + self.gains * ratio**self.curvature + shift)
+        rates = sigmoid(self.effect.moved(self.logits, self.gains, ratio) + shift)
         return (self.luck < rates[..., None]).mean(axis=-1)
 
 
@@ -51,11 +53,8 @@ class Population:
         theta + gain rho^curvature + shift    from a success, for buckets k < n/2
         theta - gain rho^curvature + shift    from a failure, for buckets k > n/2
 
-    with gain ~ LogNormal(ln ``median_gain``, ``gain_spread``^2), one per prompt. Above a ``curvature`` of 1 the end of
-    a trajectory says more than its beginning. ``shift`` is drift: whatever makes children easier or harder in the
-    course of training at the same k and the same ratio.
-
-    Assumed, for want of data: the effect is monotone in the ratio, of this form, and of the same size on both sides.
+    with one gain per prompt, see :class:`~verl_ext.simulation.prefix_effect.PrefixEffect`. ``shift`` is drift: whatever
+    makes children easier or harder in the course of training at the same k and the same ratio.
     """
 
     n: int = 8
@@ -68,17 +67,22 @@ class Population:
         """Prompts of a bucket, drawn at random."""
         logits = rng.choice(LOGITS, shape, p=self._posterior(bucket))
         gains = self._gains(bucket, rng.normal(size=shape))
-        return Children(logits, gains, rng.random((*shape, self.n)), self.curvature)
+        return Children(logits, gains, rng.random((*shape, self.n)), self.effect)
 
     def pass_rate(self, bucket: int, ratio: float, shift: float = 0.0) -> float:
         """Mean over prompts, gains and rollouts, without noise."""
         gains = self._gains(bucket, np.array(QUANTILES))
-        rates = _sigmoid(LOGITS[:, None] + gains * ratio**self.curvature + shift)
+        rates = sigmoid(self.effect.moved(LOGITS[:, None], gains, ratio) + shift)
         return float(self._posterior(bucket) @ rates.mean(axis=1))
+
+    @property
+    def effect(self) -> PrefixEffect:
+        """What prefixes do."""
+        return PrefixEffect(self.median_gain, self.gain_spread, self.curvature)
 
     def _gains(self, bucket: int, normal: np.ndarray) -> np.ndarray:
         side = 1 if 2 * bucket < self.n else -1
-        return side * self.median_gain * np.exp(self.gain_spread * normal)
+        return side * self.effect.gains(normal)
 
     def _posterior(self, bucket: int) -> np.ndarray:
         """Weight of each of ``LOGITS``, given k of n."""
@@ -111,7 +115,3 @@ def steer(
             for pass_rate in observed.tolist():
                 control.observe(bucket, pass_rate)
     return ratios, pass_rates
-
-
-def _sigmoid(logits: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-logits))

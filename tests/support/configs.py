@@ -8,14 +8,16 @@ from pathlib import Path
 import hydra
 import pyarrow as pa
 import pyarrow.parquet as pq
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
+
+from verl_ext.resolvers import register_resolvers
 
 from verl_ext.launch import implied
 
 
 def compose(recipe: str, *overrides: str) -> DictConfig:
     """The config of ``python -m recipe.<recipe> <overrides>``."""
-    OmegaConf.register_new_resolver("add", lambda *terms: sum(terms), replace=True)
+    register_resolvers()
     with hydra.initialize_config_module(f"recipe.{recipe}.config", version_base=None):
         return hydra.compose(recipe, overrides=[*overrides, *implied(list(overrides))])
 

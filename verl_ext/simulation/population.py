@@ -1,0 +1,158 @@
+"""Prompts that differ in difficulty: drawn from a mixture of Beta distributions, or recorded."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from verl_ext import checks
+
+LEAST = 1e-6  # success rates are kept this far from 0 and 1, so that logits stay finite
+COLUMNS = ("success_rate",), ("successes", "trials")
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Success rates p ~ sum_c weight_c Beta(alpha_c, beta_c); ``parts`` are (weight, alpha, beta), weights sum to 1.
+
+    Raises:
+        ValueError: a part that is no distribution.
+    """
+
+    parts: tuple[tuple[float, float, float], ...]
+
+    def __post_init__(self):
+        for part in self.parts:
+            for name, value in zip(("weight", "alpha", "beta"), part, strict=True):
+                checks.positive_number(f"population: {name}", value)
+        total = math.fsum(weight for weight, _, _ in self.parts)
+        if not self.parts or not math.isclose(total, 1, abs_tol=1e-6):
+            raise ValueError(f"population: the weights of its {len(self.parts)} parts sum to {total:g}, not to 1.")
+
+    @classmethod
+    def parse(cls, text: str) -> Mixture:
+        """From ``weight:alpha:beta`` for each part, with commas between them."""
+        try:
+            parts = [tuple(float(number) for number in part.split(":")) for part in text.split(",")]
+            return cls(tuple((weight, alpha, beta) for weight, alpha, beta in parts))
+        except ValueError as error:
+            names = ", ".join(PRESETS)
+            raise ValueError(
+                f"population={text!r} is not valid ({error}): use one of {names}, a .parquet or .jsonl file, or "
+                "weight:alpha:beta for each Beta distribution of a mixture, such as 0.5:0.3:3,0.5:2:1."
+            ) from error
+
+    def draw(self, prompts: int, rng: np.random.Generator) -> np.ndarray:
+        """(prompts,) logits."""
+        weights, alphas, betas = np.array(self.parts).T
+        part = rng.choice(len(weights), prompts, p=weights / weights.sum())
+        return logit(rng.beta(alphas[part], betas[part]))
+
+
+# What the papers state fixes two numbers of a single Beta; where they state less, the rest is said to be assumed.
+PRESETS = {
+    # HORA §4.1, Figure 3 (Qwen2.5-7B, MATH12k, mean over training): of 8 rollouts, none is right for 15 % of the
+    # prompts and all are for 51 %.
+    "math12k_7b": Mixture(((1.0, 0.3227, 0.1433),)),
+    # Knapsack-RL §3, "Late Training" (Qwen2.5-Math-7B, DAPO-Math-17K, 8 rollouts): 20 % all wrong, 40 % all right.
+    "dapo_math_7b_late": Mixture(((1.0, 0.3080, 0.1978),)),
+    # Pilot-Commit §4.1 and Table 3 (Qwen2.5-Math-1.5B, DeepMath-103K): no distribution is stated. The mean of 0.45 is
+    # assumed; the concentration is such that without eviction about a third of the steps need a second round of
+    # pilots, as there; see docs/simulation.md.
+    "deepmath_1_5b": Mixture(((1.0, 0.3, 0.36),)),
+    # Pilot-Commit §4.1 (Qwen3, Polaris-53K): harder, and that is all. Assumed: a mean of 0.3, the same concentration.
+    "polaris_8b": Mixture(((1.0, 0.2, 0.46),)),
+    # Prefix Sampling §3.1 (AceReason-Math-Subset): nothing passes 75 % or more. Assumed: Beta(0.5, 1.7), which leaves
+    # 4 % above that.
+    "ace_reason_4b": Mixture(((1.0, 0.5, 1.7),)),
+}
+
+
+def logit(rates: np.ndarray) -> np.ndarray:
+    """log p/(1 - p) of rates in [0, 1], kept off the ends."""
+    rates = np.clip(rates, LEAST, 1 - LEAST)
+    return np.log(rates) - np.log1p(-rates)
+
+
+def sigmoid(logits: np.ndarray) -> np.ndarray:
+    """1/(1 + exp(-x)) without overflow."""
+    return 0.5 * (1 + np.tanh(0.5 * logits))
+
+
+def draw_logits(population: str, prompts: int | None, rng: np.random.Generator) -> np.ndarray:
+    """(Q,) logits of success before training.
+
+    Args:
+        population: a key of :data:`PRESETS`, a mixture (:meth:`Mixture.parse`), or a file, see :func:`read_logits`.
+        prompts: Q; None: 10,000, or as many as the file holds. Fewer than the file holds are a random part of it.
+        rng: of the draw.
+
+    Raises:
+        ValueError: what cannot be read, or more prompts than the file holds.
+    """
+    if Path(population).suffix not in (".parquet", ".jsonl"):
+        mixture = PRESETS.get(population) or Mixture.parse(population)
+        return mixture.draw(checks.whole("prompts", 10_000 if prompts is None else prompts, 1), rng)
+    logits = read_logits(Path(population), rng)
+    prompts = checks.whole("prompts", len(logits) if prompts is None else prompts, 1)
+    if prompts > len(logits):
+        raise ValueError(f"prompts={prompts}: {population} holds {len(logits)}.")
+    return logits if prompts == len(logits) else rng.choice(logits, prompts, replace=False)
+
+
+def read_logits(path: Path, rng: np.random.Generator) -> np.ndarray:
+    """Recorded prompts, one a row: ``success_rate``, or ``successes`` of ``trials``.
+
+    From k of n, each prompt's rate is drawn from Beta(k + 1/2, n - k + 1/2), the posterior under Jeffreys' prior: the
+    shares k/n themselves would be spread too far, with prompts at 0 and 1 that no training could move.
+
+    Raises:
+        ValueError: no such file, neither set of columns, or values out of range.
+    """
+    if not path.is_file():
+        raise ValueError(f"population={path}: there is no such file.")
+    columns = _read_columns(path)
+    if "success_rate" in columns:
+        rates = checks.vector("success_rate", columns["success_rate"])
+        return logit(checks.within("success_rate", rates, 0, 1))
+    successes = checks.vector("successes", columns["successes"])
+    trials = checks.whole_vector("trials", columns["trials"], successes.size, 1)
+    failures = checks.within("trials minus successes", trials - successes, 0, np.inf)
+    return logit(rng.beta(checks.within("successes", successes, 0, np.inf) + 0.5, failures + 0.5))
+
+
+def _read_columns(path: Path) -> dict[str, list]:
+    if path.suffix == ".parquet":
+        import pyarrow
+        import pyarrow.parquet
+
+        try:
+            table = pyarrow.parquet.read_table(path)
+        except pyarrow.ArrowInvalid as error:
+            raise ValueError(f"population={path}: is no parquet file ({error}).") from error
+        found = set(table.column_names)
+        rows = table.to_pydict() if found else {}
+    else:
+        rows = _read_lines(path)
+        found = set(rows)
+    for wanted in COLUMNS:
+        if found.issuperset(wanted):
+            return {name: rows[name] for name in wanted}
+    raise ValueError(
+        f"population={path}: needs success_rate, or successes and trials, for each prompt; it has {sorted(found)}."
+    )
+
+
+def _read_lines(path: Path) -> dict[str, list]:
+    rows: list[dict] = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            rows.append(dict(json.loads(line)))
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"population={path}: line {number} is no JSON object.") from error
+    common = set(rows[0]).intersection(*rows) if rows else set()
+    return {name: [row[name] for row in rows] for name in common}
