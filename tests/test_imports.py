@@ -23,6 +23,8 @@ WITHOUT_VERL = [
     "replay",
     "report",
     "evaluation",
+    "recorder.py",
+    "simulation",
 ]
 
 
@@ -45,7 +47,15 @@ def test_no_heavy_import_at_module_level(path):
 
 
 @pytest.mark.parametrize(
-    "package", ["verl_ext.allocation", "verl_ext.estimation", "verl_ext.report.__main__", "verl_ext.evaluation"]
+    "package",
+    [
+        "verl_ext.allocation",
+        "verl_ext.estimation",
+        "verl_ext.report.__main__",
+        "verl_ext.evaluation",
+        "verl_ext.simulation.__main__",
+        "verl_ext.simulation.recording",
+    ],
 )
 def test_a_package_for_use_outside_of_verl_loads_nothing_heavy(package):
     code = f"import sys, {package}; print(' '.join(sorted(name for name in sys.modules if '.' not in name)))"

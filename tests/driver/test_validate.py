@@ -84,6 +84,7 @@ REFUSED = [
     ("knapsack", ["rollout_policy.N_up=4"], "rollout_policy.N_up=4", "n=8"),
     ("knapsack", ["+rollout_policy.allocator_options.fast=1"], "rollout_policy.allocator_options={'fast': 1}", "suit"),
     ("knapsack", ["rollout_driver.advantage_clip=0"], "rollout_driver.advantage_clip=0", "null"),
+    ("grpo", ["rollout_driver.record=7"], "rollout_driver.record=7", "path of a file"),
     ("grpo", ["rollout_driver.dispatch=greedy"], "rollout_driver.dispatch=greedy", "balanced"),
     ("pilot_commit", ["rollout_policy.n_pilot=0"], "rollout_policy.n_pilot=0", "at least 1"),
     ("pilot_commit", ["rollout_policy.n_commit=0"], "rollout_policy.n_commit=0", "at least 1"),

@@ -80,9 +80,16 @@ def controller(
     return RolloutController(policy, epochs(rows), len(rows), bernoulli)
 
 
-def run_step(run: RolloutController, step: int, *, drain: bool = True, at_once: int | None = 3) -> list[Group]:
-    """One training step as the driver does it; returns the batch."""
-    engine: BernoulliEngine = run.engine
+def run_step(
+    run: RolloutController,
+    step: int,
+    *,
+    drain: bool = True,
+    at_once: int | None = 3,
+    engine: BernoulliEngine | None = None,
+) -> list[Group]:
+    """One training step as the driver does it; returns the batch. ``engine``: where it is not the controller's own."""
+    engine = run.engine if engine is None else engine
     engine.version = step - 1
     run.begin_step(step)
     batch: list[Group] = []

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import hydra
 import numpy as np
 import torch
 import transfer_queue as tq
-from omegaconf import open_dict
+from omegaconf import OmegaConf, open_dict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
@@ -26,7 +27,8 @@ from verl_ext.driver.prompt_data import PromptDataset, PromptTexts, endless_rows
 from verl_ext.driver.prompt_weight import advantage_factors, are_of_one_size, mini_batch_of_rows
 from verl_ext.driver.replay_buffer import PARTITION, GroupReplayBuffer
 from verl_ext.driver.step_line import step_line
-from verl_ext.policy import Group, RolloutPolicy
+from verl_ext.policy import Group, Prompt, RolloutPolicy
+from verl_ext.recorder import RecordingController
 
 logger = logging.getLogger(__name__)
 
@@ -79,8 +81,15 @@ class PolicyTrainer(PPOTrainer):
         self.train_dataloader = prompt_loader(prompts, self.train_dataloader.sampler)
         self.policy.start_run(self.total_training_steps, PromptTexts(self.train_dataset))
         rows = endless_rows(self.train_dataloader)
-        self.controller = RolloutController(self.policy, rows, len(prompts), engine=self)
+        self.controller = self._make_controller(rows, len(prompts))
         self.replay_buffer.controller = self.controller
+
+    def _make_controller(self, rows: Iterator[Prompt], rows_per_epoch: int) -> RolloutController:
+        record = self.config.rollout_driver.record
+        if record is None:
+            return RolloutController(self.policy, rows, rows_per_epoch, engine=self)
+        config = OmegaConf.to_container(self.config.rollout_policy, resolve=True)
+        return RecordingController(self.policy, rows, rows_per_epoch, self, path=record, config=config)
 
     # ---- what the controller calls ----
 

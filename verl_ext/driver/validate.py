@@ -168,6 +168,10 @@ def _driver(config: DictConfig) -> None:
     key = "rollout_driver.advantage_clip"
     clip = OmegaConf.select(config, key)
     _refuse_if(clip is not None and not _is_positive(clip), config, key, "use a positive number, or null")
+    key = "rollout_driver.record"
+    record = config.rollout_driver.record
+    file = record is None or (isinstance(record, str) and record != "" and not Path(record).expanduser().is_dir())
+    _refuse_if(not file, config, key, "use the path of a file, or null")
     key = "rollout_driver.dispatch"
     _refuse_if(config.rollout_driver.dispatch not in DISPATCHES, config, key, f"use one of {', '.join(DISPATCHES)}")
     key = "rollout_driver.rollout_budget"
