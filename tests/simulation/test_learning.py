@@ -26,6 +26,15 @@ def test_a_step_by_hand():
     assert update.own == pytest.approx([0.5 * np.sqrt(3 / 16), 0])
 
 
+def test_an_update_of_fixed_length_is_not_shortened_by_groups_without_a_gradient():
+    model = LearningModel(shared=0.1, noise=0, optimizer="adam")
+    for groups in ([group(0, 1, 4)], [group(0, 1, 4), group(1, 4, 4)]):
+        assert model.update_of(groups, 1, "equal").shared == pytest.approx(0.1)
+    signal, noise = 0.5, 1 / 4
+    noisy = LearningModel(shared=0.1, noise=3.0, optimizer="adam").update_of([group(0, 2, 4)], 1, "equal")
+    assert noisy.shared == pytest.approx(0.1 * signal / np.sqrt(signal**2 + 3 * noise))
+
+
 def test_weights_in_proportion_to_rollouts():
     model = LearningModel(own=1.0, noise=0.0, shared=1.0)
     update = model.update_of([group(0, 1, 2), group(1, 3, 6)], 1, "rollouts")
@@ -84,6 +93,7 @@ def test_every_prompt_gains_the_shared_component_and_the_trained_ones_their_own(
         ({"noise": np.nan}, "noise"),
         ({"staleness": 1.5}, "staleness"),
         ({"advantage": "gae"}, "grpo, rloo"),
+        ({"optimizer": "lion"}, "sgd, adam"),
         ({"prefix_transfer": -0.1}, "prefix_transfer"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from verl_ext.policy import Group
 from verl_ext.simulation.population import sigmoid
 
 ADVANTAGES = ("grpo", "rloo")
+OPTIMIZERS = ("sgd", "adam")
 
 
 @dataclass(frozen=True)
@@ -32,15 +34,18 @@ class LearningModel:
 
     and, with B groups, the step moves logits by
 
-        shared component, every prompt:           shared G · G^2 / (G^2 + noise V)
+        shared component, every prompt:           shared G · G^2 / (G^2 + noise V)    optimizer = "sgd"
+                                                  shared G / sqrt(G^2 + noise V)      optimizer = "adam"
         own component, each prompt i trained:     own B w_i u_i.
 
-    The fraction is the share of the update's squared length that is signal, i.e. what averaging over more rollouts is
-    worth (McCandlish et al. 2018, *An Empirical Model of Large-Batch Training*, §2.2). A group without spread has
-    u = a = 0, whatever its prompt's true success rate.
+    The first fraction is the share of the update's squared length that is signal, i.e. what averaging over more
+    rollouts is worth (McCandlish et al. 2018, *An Empirical Model of Large-Batch Training*, §2.2); the update is as
+    long as the gradient, so groups without one (u = a = 0, whatever the true success rate) shorten it. The second is an
+    update of fixed length and its cosine with the signal: such groups then cost rollouts, but no speed. What is done in
+    practice lies between, as Adam normalises by an average over steps.
 
     Not modelled: transfer that depends on how alike prompts are (the shared component lifts all logits alike),
-    forgetting, collapse of entropy, clipping and the optimizer's state, a response's length as part of what is learned,
+    forgetting, collapse of entropy, clipping, the optimizer's state, a response's length as part of what is learned,
     and instability. Success rates only rise; so where a method is said to avoid harm, this cannot show it.
 
     Args:
@@ -50,6 +55,7 @@ class LearningModel:
             critical batch of about 2,000 rollouts; docs/simulation.md derives it from Pilot-Commit's Table 1.
         staleness: share of a group's effect that is lost with every version of delay, in [0, 1].
         advantage: ``grpo`` or ``rloo``.
+        optimizer: ``sgd`` or ``adam``, as above; ``shared`` has another unit with each.
         prefix_transfer: what the signal of a group that starts from a prefix counts, in [0, 1]; 1 is assumed by
             Prefix Sampling.
 
@@ -63,6 +69,7 @@ class LearningModel:
     staleness: float = 0.0
     advantage: str = "grpo"
     prefix_transfer: float = 1.0
+    optimizer: str = "sgd"
 
     def __post_init__(self):
         for name in ("shared", "own", "noise"):
@@ -70,11 +77,14 @@ class LearningModel:
         for name in ("staleness", "prefix_transfer"):
             checks.number(name, getattr(self, name), 0, 1)
         checks.choice("advantage", self.advantage, ADVANTAGES)
+        checks.choice("optimizer", self.optimizer, OPTIMIZERS)
 
     def shared_gain(self, signal: float, noise: float) -> float:
         """By how much a step with signal G and noise V lifts every logit."""
-        square = signal * signal
-        return self.shared * signal * square / (square + self.noise * noise) if square else 0.0
+        if not signal:
+            return 0.0
+        share = signal * signal / (signal * signal + self.noise * noise)
+        return self.shared * (signal * share if self.optimizer == "sgd" else math.sqrt(share))
 
     def update_of(self, groups: Sequence[Group], step: int, prompt_weight: str) -> Update:
         """What training on ``groups`` at ``step`` does."""

@@ -1,0 +1,234 @@
+"""Pilot-Commit's tables and figures, and where each recipe wins, in simulation.
+
+    python benchmarks/simulation.py table1
+    python benchmarks/simulation.py table2
+    python benchmarks/simulation.py table3
+    python benchmarks/simulation.py figure4
+    python benchmarks/simulation.py conditions
+    python benchmarks/simulation.py speed
+
+The papers' runs are scaled down: an eighth of the batch (16 prompts), 125 steps for their 500 or 1,000, and as many
+prompts as leave the number of epochs as it is. The noise scale is an eighth too, since the noise of a batch is its
+reciprocal. The shared component is such that GRPO with the larger n gains about one logit in the run. Figures are means
+and standard deviations over seeds.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from verl_ext.simulation import LearningModel, Method, Simulated, World, simulate
+from verl_ext.simulation.hardware import Hardware
+from verl_ext.simulation.outcomes import Outcome, outcomes, spread
+from verl_ext.simulation.run import ACCURACY
+
+BATCH, NOISE = 16, 200.0 / 8
+LEARNING = LearningModel(shared=0.04, noise=NOISE)
+ADAM = LearningModel(shared=0.01, noise=NOISE, optimizer="adam")
+DEEPMATH = World(
+    "deepmath_1_5b", 85_000 // 8 // 8, steps=125, test_freq=1, learning=LEARNING
+)  # 1,000 steps of 128 prompts there
+POLARIS = World("polaris_8b", 53_000 // 8 // 4, steps=125, test_freq=1, learning=LEARNING)  # 500 steps
+Seeds = Annotated[int, typer.Option(min=2, help="Repetitions.")]
+console = Console(width=150)
+app = typer.Typer(add_completion=False)
+
+
+def pilot_commit(pilot: int, commit: int, **overrides: object) -> str:
+    """Its command-line form."""
+    return " ".join(
+        ["pilot_commit", f"n_pilot={pilot}", f"n_commit={commit}", *(f"{k}={v}" for k, v in overrides.items())]
+    )
+
+
+def run(methods: Sequence[str], world: World, seeds: int, batch: int = BATCH) -> dict[str, list[Simulated]]:
+    """Each method with every seed."""
+    chosen = [Method.parse(text, batch) for text in methods]
+    jobs = list(itertools.product(chosen, range(seeds)))
+    runs: dict[str, list[Simulated]] = {method.name: [] for method in chosen}
+    for method, seed in track(jobs, "runs", console=console, transient=True):
+        runs[method.name].append(simulate(method, world, seed))
+    return runs
+
+
+def ratio(one: Outcome, other: Outcome) -> str:
+    """Rollouts to target, one over the other, seed by seed."""
+    pairs = list(zip(one.rollouts, other.rollouts, strict=True))
+    if any(value is None for pair in pairs for value in pair):
+        return "-"
+    return spread([first / second for first, second in pairs], ".2f")
+
+
+@app.command()
+def table1(seeds: Seeds = 3, optimizer: str = "sgd") -> None:
+    """Rollouts to GRPO's accuracy at the end, and at half of what it gains; the paper's ratios beside them."""
+    title = f"Table 1, optimizer={optimizer}"
+    shown = Table("population", "n", "target", "GRPO/PC", "DAPO/PC", "paper GRPO/PC", "paper DAPO/PC", title=title)
+    settings = (
+        (DEEPMATH, 128, (32, 96), "1.5 (1.5B)", "4.0 (1.5B)"),
+        (POLARIS, 64, (16, 48), "1.5, 1.5, 1.9 (4B, 8B, 14B)", "never, 2.6, 2.3"),
+        (DEEPMATH, 16, (8, 8), "1.0 (1.5B)", "2.3 (1.5B)"),
+        (POLARIS, 16, (8, 8), "1.4, 1.3, 1.0 (4B, 8B, 14B)", "3.3, 2.7, never"),
+    )
+    for world, n, split, *paper in settings:
+        world = replace(world, learning=ADAM if optimizer == "adam" else LEARNING)
+        runs = run([f"grpo n={n}"], world, seeds)
+        curves = [member.records for member in next(iter(runs.values()))]
+        start = curves[0][0][ACCURACY]
+        end = min(records[world.steps][ACCURACY] for records in curves)  # that each of GRPO's seeds reaches
+        runs |= run([f"dapo n={n}", pilot_commit(*split)], replace(world, until=end), seeds)
+        for share in (0.5, 1.0):
+            _, (grpo, dapo, pilot) = outcomes(runs, start + share * (end - start))
+            target = f"{start:.1%} to {start + share * (end - start):.1%}"
+            cells = (target, ratio(grpo, pilot), ratio(dapo, pilot))
+            shown.add_row(world.population, str(n), *cells, *(paper if share == 1 else ("", "")))
+    console.print(shown)
+
+
+@app.command()
+def table2(seeds: Seeds = 3) -> None:
+    """Seconds of a step: Pilot-Commit's Table 2, and what barriers, binding and shards do to it."""
+    # 64 engines. Places and seconds per token are set by GRPO's 106 s and the 174 s that DAPO's 16,384 more rollouts
+    # take in the paper (they would behave like 12 places of 6.5 ms a token); Pilot-Commit's time is a prediction.
+    world = World("polaris_8b", 8_000, steps=5, hardware=Hardware(64, 12, 0.0065, 90.0, 1.3e-6))
+    methods = {
+        "grpo n=64": "106",
+        pilot_commit(16, 48): "138",
+        "dapo n=64": "280",
+        pilot_commit(16, 48, bind="false", max_delay=0): "",
+        "dapo n=64 s=1": "",
+        "hora G=64 G0=16 shards=1": "",
+        "hora G=64 G0=16 shards=4": "",
+        "hora G=64 G0=16 shards=16": "",
+    }
+    runs = run(list(methods), world, seeds, batch=128)
+    shown = Table(
+        "method",
+        "rollouts",
+        "generation, s",
+        "to GRPO's",
+        "paper, s",
+        title="Table 2: a step, neither the first nor the last",
+    )
+    first: float | None = None
+    for (name, members), paper in zip(runs.items(), methods.values(), strict=True):
+        steps = [[record for step, record in member.records.items() if 1 < step < world.steps] for member in members]
+        seconds = [float(np.mean([record["timing_s/gen"] for record in seed])) for seed in steps]
+        rollouts = [float(np.mean([record["rollouts/sampled"] for record in seed])) for seed in steps]
+        first = first or float(np.mean(seconds))
+        shown.add_row(name, spread(rollouts), spread(seconds, ".0f"), f"{np.mean(seconds) / first:.2f}", paper)
+    console.print(shown)
+
+
+@app.command()
+def table3(seeds: Seeds = 3) -> None:
+    """Pilot-Commit with and without eviction; rollouts are an eighth of the paper's."""
+    names = {pilot_commit(32, 96, p_solve="null"): ("33,379", "35.8 %"), pilot_commit(32, 96): ("25,676", "4.5 %")}
+    runs = run(list(names), DEEPMATH, seeds)
+    columns = (
+        "method",
+        "rollouts/step x 8",
+        "steps with a second round",
+        "best accuracy",
+        "evicted",
+        "paper",
+        "second round",
+    )
+    shown = Table(*columns, title="Table 3")
+    _, found = outcomes(runs)
+    for outcome, members, paper in zip(found, runs.values(), names.values(), strict=True):
+        steps = [[record for step, record in member.records.items() if step] for member in members]
+        # A bound step tops up in a round of its own; the first step has to.
+        again = [float(np.mean([record["pilot_commit/rounds"] >= 1 for record in seed[1:]])) for seed in steps]
+        evicted = [seed[-1]["data/evicted_total"] / DEEPMATH.prompts for seed in steps]
+        cells = (spread(outcome.rollouts_per_step, ",.0f", 8), spread(again, ".1f", 100, " %"))
+        cells += (spread(outcome.accuracy, ".1f", 100, " %"), spread(evicted, ".0f", 100, " %"))
+        shown.add_row(outcome.name, *cells, *paper)
+    console.print(shown)
+
+
+@app.command()
+def figure4(seeds: Seeds = 3) -> None:
+    """The split between pilots and commits, at equal rollouts trained (a) and at equal rollouts sampled (b)."""
+    splits = [(4, 60), (8, 56), (16, 48), (32, 32), (48, 16)]
+    world = replace(DEEPMATH, steps=100)
+    runs = run(["grpo n=64", *(pilot_commit(*split) for split in splits)], world, seeds)
+    target, found = outcomes(runs)
+    shown = Table("method", "rollouts", "GRPO's over it", "steps", title=f"Figure 4a: to {target:.1%}")
+    for outcome in found:
+        shown.add_row(outcome.name, spread(outcome.rollouts), ratio(found[0], outcome), spread(outcome.steps))
+    console.print(shown)
+    splits = [(4, 84), (8, 72), (16, 48), (24, 24), (28, 12)]
+    _, found = outcomes(run([pilot_commit(*split) for split in splits], world, seeds))
+    shown = Table("method", "accuracy at the end", "rollouts/step", title=f"Figure 4b: after {world.steps} steps")
+    for outcome in found:
+        shown.add_row(outcome.name, spread(outcome.accuracy, ".1f", 100, " %"), spread(outcome.rollouts_per_step))
+    console.print(shown)
+
+
+@app.command()
+def conditions(seeds: Seeds = 3) -> None:
+    """Every recipe against GRPO at n = 16 (rollouts to its accuracy), on populations and models that suit it or not."""
+    methods = [
+        "grpo n=16",
+        "dapo n=16",
+        pilot_commit(8, 8),
+        "hora G=16 G0=4",
+        "vip n=16",
+        "knapsack n=16",
+        "prefix_sampling n=16",
+    ]
+    base = replace(POLARIS, prompts=800)
+    learning = base.learning
+    worlds = {
+        "polaris_8b": base,
+        "mostly solved (math12k_7b)": replace(base, population="math12k_7b"),
+        "mostly hopeless (1:0.08:1.2)": replace(base, population="1:0.08:1.2"),
+        "all medium (1:5:5)": replace(base, population="1:5:5"),
+        "no noise": replace(base, learning=replace(learning, noise=0)),
+        "noise x 10": replace(base, learning=replace(learning, noise=10 * NOISE)),
+        "own x 10, shared / 4": replace(base, learning=replace(learning, own=1.0, shared=0.01)),
+        "staleness 0.2": replace(base, learning=replace(learning, staleness=0.2)),
+        "prefix_transfer 0.5": replace(base, learning=replace(learning, prefix_transfer=0.5)),
+        "rloo": replace(base, learning=replace(learning, advantage="rloo", shared=0.08)),
+        "adam": replace(base, learning=ADAM),
+    }
+    shown = Table("world", "GRPO gains", *(method.split()[0] for method in methods[1:]))
+    shown.title = "GRPO's rollouts to its final accuracy over the method's: above 1, the method needs fewer"
+    for name, world in worlds.items():
+        runs = run(methods, world, seeds)
+        curves = [member.records for member in next(iter(runs.values()))]
+        target = min(records[world.steps][ACCURACY] for records in curves)
+        _, found = outcomes(runs, target)
+        gain = f"{curves[0][0][ACCURACY]:.1%} to {target:.1%}"
+        shown.add_row(name, gain, *(ratio(found[0], outcome) for outcome in found[1:]))
+    console.print(shown)
+
+
+@app.command()
+def speed(prompts: int = 100_000, steps: int = 30, batch: int = 512) -> None:
+    """Rollouts per second of the simulator itself, on one core."""
+    world = World("polaris_8b", prompts, steps=steps)
+    shown = Table("method", "rollouts", "CPU seconds", "rollouts/s", title=f"{prompts:,} prompts, {batch} a step")
+    for text in ("grpo n=8", "dapo n=8", pilot_commit(2, 6), "hora G=8 G0=2", "knapsack n=8", "prefix_sampling n=8"):
+        started = time.process_time()
+        simulated = simulate(Method.parse(text, batch), world, 0)
+        seconds = time.process_time() - started
+        shown.add_row(text, f"{simulated.rollouts:,}", f"{seconds:.1f}", f"{simulated.rollouts / seconds:,.0f}")
+    console.print(shown)
+
+
+if __name__ == "__main__":
+    logging.getLogger("recipe").setLevel(logging.ERROR)
+    app()
