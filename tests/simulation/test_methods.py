@@ -33,6 +33,18 @@ def test_names_tell_what_was_overridden_or_are_given():
     assert Method.parse("small:grpo n=8", 4).name == "small"
 
 
+def test_a_policy_of_ones_own_is_named_by_its_file(tmp_path):
+    file = tmp_path / "mine.yaml"
+    target = "_target_: recipe.grpo.policy.Uniform"
+    file.write_text(f"rollout_policy:\n  {target}\n  train_batch_size: ${{data.train_batch_size}}\n  n: 4\n")
+    method = Method.parse(f"{file} n=6", 8)
+    assert method.name == "mine-n=6"
+    assert (method.policy(seed=0).n, method.train_batch_size) == (6, 8)
+    file.write_text("policy: {}")
+    with pytest.raises(ValueError, match="a .yaml file that has rollout_policy"):
+        Method.parse(str(file), 8)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [("", "begins with one of"), ("ppo", "begins with one of dapo, grpo"), ("grpo n", "n is no key=value")],

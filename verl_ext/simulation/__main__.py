@@ -11,12 +11,12 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import numpy as np
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from verl_ext.report.runs import find_runs, read_run
@@ -40,8 +40,9 @@ def main(
         list[str],
         typer.Argument(
             metavar="METHOD...",
-            help='Recipes, the first of them the one to compare with; with overrides in quotes: "grpo n=16". A key '
-            'without dots is one of rollout_policy. A name of its own: "mine:grpo n=16".',
+            help="Recipes, or .yaml files with a rollout_policy, the first of them the one to compare with; with "
+            'overrides in quotes: "grpo n=16". A key without dots is one of rollout_policy. A name of its own: '
+            '"mine:grpo n=16".',
         ),
     ],
     population: Annotated[
@@ -145,7 +146,7 @@ def run_all(methods: list[Method], world: World, seeds: int, out: Path, console:
     return runs
 
 
-def _logger(log, progress: Progress, task) -> Callable[[int, dict[str, float]], None]:
+def _logger(log: TextIO, progress: Progress, task: TaskID) -> Callable[[int, dict[str, float]], None]:
     """Writes a line per step."""
 
     def on_step(step: int, data: dict[str, float]) -> None:

@@ -45,26 +45,27 @@ class Method:
     def parse(cls, text: str, train_batch_size: int) -> Method:
         """From ``recipe key=value ...``, or ``name:recipe key=value ...``.
 
-        A key without dots is one of the recipe's ``rollout_policy``; others are whole, such as
-        ``actor_rollout_ref.rollout.n=16`` or ``rollout_policy.estimator_options.size=32``.
+        Instead of a recipe, the ``.yaml`` file of a policy of one's own (see docs/your_own_policy.md). A key without
+        dots is one of ``rollout_policy``; others are whole, such as ``actor_rollout_ref.rollout.n=16`` or
+        ``rollout_policy.estimator_options.size=32``.
 
         Raises:
             ValueError: no such recipe, or what is no override.
         """
         words = shlex.split(text)
         label, _, recipe = words[0].rpartition(":") if words else ("", "", "")
-        if recipe not in recipes():
-            raise ValueError(f"method={text!r} is not valid: it begins with one of {', '.join(recipes())}.")
+        own = _own_config(recipe)
+        if own is None:
+            valid = f"it begins with one of {', '.join(recipes())}, or with a .yaml file that has rollout_policy"
+            raise ValueError(f"method={text!r} is not valid: {valid}.")
         bad = next((word for word in words[1:] if "=" not in word), None)
         if bad is not None:
             raise ValueError(f"method={text!r} is not valid: {bad} is no key=value.")
         overrides = [word if "." in word.split("=")[0] else f"rollout_policy.{word}" for word in words[1:]]
-        file = resources.files("recipe") / recipe / "config" / f"{recipe}.yaml"
-        own = OmegaConf.create(file.read_text())
         base = OmegaConf.create(OURS)
         base.data.train_batch_size = train_batch_size
         config = OmegaConf.merge(base, own, OmegaConf.from_dotlist(overrides))
-        name = label or "-".join([recipe, *(word.rpartition("rollout_policy.")[2] for word in words[1:])])
+        name = label or "-".join([Path(recipe).stem, *(word.rpartition("rollout_policy.")[2] for word in words[1:])])
         return cls(re.sub(r"[^\w=.,+-]", "", name), config)
 
     def policy(self, seed: int, features: Path | None = None) -> RolloutPolicy:
@@ -95,6 +96,15 @@ class Method:
     def train_batch_size(self) -> int:
         """Prompts of a full batch."""
         return int(self.config.rollout_policy.train_batch_size)
+
+
+def _own_config(recipe: str) -> DictConfig | None:
+    """What the recipe's own file says, without what it builds on; None where there is no such file."""
+    if recipe in recipes():
+        return OmegaConf.create((resources.files("recipe") / recipe / "config" / f"{recipe}.yaml").read_text())
+    file = Path(recipe).expanduser()
+    found = OmegaConf.load(file) if file.suffix == ".yaml" and file.is_file() else None
+    return found if isinstance(found, DictConfig) and "rollout_policy" in found else None
 
 
 def instantiate(config: DictConfig | dict[str, Any]) -> RolloutPolicy:
