@@ -102,7 +102,8 @@ def table2(seeds: Seeds = 3) -> None:
     """Seconds of a step: Pilot-Commit's Table 2, and what barriers, binding and shards do to it."""
     # 64 engines. Places and seconds per token are set by GRPO's 106 s and the 174 s that DAPO's 16,384 more rollouts
     # take in the paper (they would behave like 12 places of 6.5 ms a token); Pilot-Commit's time is a prediction.
-    world = World("polaris_8b", 8_000, steps=5, hardware=Hardware(64, 12, 0.0065, 90.0, 1.3e-6))
+    scarce, ample = Hardware(64, 12, 0.0065, 90.0, 1.3e-6), Hardware(64, 96, 0.0147, 90.0, 1.3e-6)
+    world = World("polaris_8b", 8_000, steps=5)
     methods = {
         "grpo n=64": "106",
         pilot_commit(16, 48): "138",
@@ -113,23 +114,24 @@ def table2(seeds: Seeds = 3) -> None:
         "hora G=64 G0=16 shards=4": "",
         "hora G=64 G0=16 shards=16": "",
     }
-    runs = run(list(methods), world, seeds, batch=128)
-    shown = Table(
-        "method",
-        "rollouts",
-        "generation, s",
-        "to GRPO's",
-        "paper, s",
-        title="Table 2: a step, neither the first nor the last",
-    )
-    first: float | None = None
-    for (name, members), paper in zip(runs.items(), methods.values(), strict=True):
-        steps = [[record for step, record in member.records.items() if 1 < step < world.steps] for member in members]
-        seconds = [float(np.mean([record["timing_s/gen"] for record in seed])) for seed in steps]
-        rollouts = [float(np.mean([record["rollouts/sampled"] for record in seed])) for seed in steps]
-        first = first or float(np.mean(seconds))
-        shown.add_row(name, spread(rollouts), spread(seconds, ".0f"), f"{np.mean(seconds) / first:.2f}", paper)
+    columns = ("method", "rollouts", "generation, s", "to GRPO's", "paper, s", "6,144 places, s", "to GRPO's")
+    shown = Table(*columns, title="Table 2: a step, neither the first nor the last")
+    found = [run(list(methods), replace(world, hardware=hardware), seeds, batch=128) for hardware in (scarce, ample)]
+    firsts = [per_step(members["grpo-n=64"], "timing_s/gen", world) for members in found]
+    for name, paper in zip(found[0], methods.values(), strict=True):
+        times = [per_step(members[name], "timing_s/gen", world) for members in found]
+        cells = [
+            [spread(t, ".0f"), f"{np.mean(t) / np.mean(first):.2f}"] for t, first in zip(times, firsts, strict=True)
+        ]
+        rollouts = spread(per_step(found[0][name], "rollouts/sampled", world))
+        shown.add_row(name, rollouts, *cells[0], paper, *cells[1])
     console.print(shown)
+
+
+def per_step(members: Sequence[Simulated], metric: str, world: World) -> list[float]:
+    """Mean over the steps between the first and the last, for each seed."""
+    middle = range(2, world.steps)
+    return [float(np.mean([member.records[step][metric] for step in middle])) for member in members]
 
 
 @app.command()
