@@ -10,9 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from omegaconf import DictConfig
 
-from verl_ext.resolvers import register_resolvers
-
 from verl_ext.launch import implied
+from verl_ext.resolvers import register_resolvers
 
 
 def compose(recipe: str, *overrides: str) -> DictConfig:
