@@ -40,6 +40,7 @@ def killed_and_resumed(
     for steps in (before, after):
         assert_budget_is_spent(steps, batch)
     assert optimizer_steps(second.checkpoints, 4) == 4 * UPDATES
+    second.assert_requests_replay()
     return before, after, second
 
 
@@ -104,6 +105,7 @@ def test_a_killed_knapsack_run_remembers(task, tmp_path):
     transitions = sum(map(sum, last["transitions"]))
     assert transitions == 6 * BATCH - 8  # every prompt but for its first time, across the restart
     assert optimizer_steps(second.checkpoints, 6) == 6 * UPDATES
+    second.assert_requests_replay()
 
 
 def test_an_unusual_pair_in_colocate_async(task, tmp_path):
@@ -124,3 +126,4 @@ def test_an_unusual_pair_in_colocate_async(task, tmp_path):
     assert list(steps) == [1, 2, 3]
     assert_budget_is_spent(steps)
     assert optimizer_steps(run.checkpoints, 3) == 3 * UPDATES
+    run.assert_requests_replay()

@@ -47,6 +47,7 @@ def test_a_killed_run_goes_on_with_its_prefixes_and_controllers(task, tmp_path):
     seen = sum(value for name, value in last.items() if name.startswith("prefix_sampling/from_k"))
     assert seen == sum(metrics["prefix_sampling/replayed"] for metrics in steps.values())  # over the restart
     assert optimizer_steps(second.checkpoints, STEPS) == STEPS * UPDATES
+    second.assert_requests_replay()
 
 
 def test_an_agent_replays_its_interactions_and_divergence_is_dropped(agent_task, tmp_path):

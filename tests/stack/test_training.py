@@ -60,6 +60,7 @@ def test_dapo(task, tmp_path):
         assert metrics["rollouts/sampled"] == metrics["dapo/rounds"] * 2 * 4 * 4
         assert metrics["actor/grad_norm"] > 0
     assert optimizer_steps(run.checkpoints, 3) == 3 * UPDATES
+    run.assert_requests_replay()
 
 
 def test_a_policy_of_ones_own_with_groups_of_different_sizes(task, tmp_path):
@@ -130,6 +131,7 @@ def test_pilot_commit_over_an_epoch_end_killed_and_resumed(task, tmp_path):
     last = load_state(second.checkpoints / "global_step_12")
     assert last["ledger"]["buffered"] == steps[12]["rollouts/buffered"]
     assert json.loads(json.dumps(last))["step"] == 12
+    second.assert_requests_replay()
 
 
 def test_pilot_commit_in_colocate_async(task, tmp_path):
@@ -175,3 +177,4 @@ def test_pilot_commit_with_engines_of_their_own(task, tmp_path):
     saved = load_state(run.checkpoints / "global_step_3")
     assert saved["step"] == 3 and saved["ledger"]["buffered"] == steps[3]["rollouts/buffered"]
     assert any(name.startswith("val-core/") for name in steps[6])
+    run.assert_requests_replay()

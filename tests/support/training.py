@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+import pyarrow.parquet as pq
+
+from verl_ext.simulation.recording import replay
 
 TIMEOUT = 900  # seconds; a run takes two or three minutes, and a broken weight sync would block for ever
 
@@ -46,9 +49,10 @@ class TrainingRun:
     def __init__(self, task: Task, recipe: str, folder: Path, *overrides: str, python_path: str = ""):
         folder.mkdir(parents=True, exist_ok=True)
         self.checkpoints, self.log_file = folder / "checkpoints", folder / "run.log"
+        self.task, self.record = task, folder / "record.jsonl"
         self.metrics_file = folder / f"metrics_{len(list(folder.glob('metrics_*')))}.jsonl"
         command = [sys.executable, "-m", f"recipe.{recipe}", *task.overrides()]
-        command += [f"trainer.default_local_dir={self.checkpoints}", *overrides]
+        command += [f"trainer.default_local_dir={self.checkpoints}", f"rollout_driver.record={self.record}", *overrides]
         environment = {**os.environ, "VERL_FILE_LOGGER_PATH": str(self.metrics_file), "PYTHONPATH": python_path}
         with open(self.log_file, "a") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment, cwd=folder)
@@ -81,6 +85,12 @@ class TrainingRun:
             assert self.process.poll() is None, f"the run ended before step {step}:\n{self.log[-6000:]}"
             assert time.monotonic() < self.deadline, f"no step {step} within {TIMEOUT} s:\n{self.log[-3000:]}"
             time.sleep(0.1)
+
+    def assert_requests_replay(self) -> None:
+        """A fresh policy in the simulator, given the results that this one was given, asks for the same."""
+        rows = pq.read_table(self.task.folder / "data/train.parquet", columns=["prompt"]).to_pylist()
+        replayed = replay(self.record, texts=[row["prompt"][0]["content"] for row in rows])
+        assert replayed.steps >= len(self.steps()) and replayed.rollouts > 0
 
     def kill(self) -> None:
         """SIGKILL for the driver and everything Ray started for it."""
