@@ -80,6 +80,9 @@ def _signatures() -> dict[Callable, tuple[str, ...]]:
         PPOTrainer._compute_advantage: ("self", "batch", "metrics"),
         PPOTrainer._update_actor: ("self", "batch", "metrics"),
         PPOTrainer._compute_metrics: ("self", "batch", "metrics", "timing_raw", "global_steps", "epoch"),
+        PPOTrainer.on_init_end: ("self",),
+        PPOTrainer.on_train_begin: ("self",),
+        PPOTrainer.on_step_end: ("self",),
         PPOTrainer.prepare_step: ("self",),
         PPOTrainer.fit: ("self", "agent_loop_manager"),
     }
@@ -97,6 +100,7 @@ def _constants() -> dict[Callable, tuple[str, ...]]:
         worker._agent_loop_postprocess: ('f"{uid}_{session_id}_{i}"', '"min_global_steps"', '"response_len"'),
         AgentLoopWorker._run_agent_loop: ("server_manager=self.llm_client", "tools=ToolListWrap(self.tools)"),
         ToolAgentLoop._handle_generating_state: ("self.server_manager.generate(", "if not agent_data.extra_fields"),
+        PPOTrainer.fit: ("self.global_steps <= self.total_training_steps", "self.config.trainer.test_freq > 0"),
         PPOTrainer._submit_batch_to_rollout: ('"is_prompt"', '"pending"', 'partition_id="train"'),
         PPOTrainer._update_actor: ("ppo_mini_batch_size", "rollout.n"),
         PPOTrainer._save_checkpoint: ('f"global_step_{self.global_steps}"', "latest_checkpointed_iteration.txt"),

@@ -14,6 +14,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from verl_ext.controller import RolloutController
+from verl_ext.driver.nodes import Nodes
 from verl_ext.driver.outcome import DIVERGED, GENERATED, TRUNCATED
 from verl_ext.policy import Group, Rollout
 from verl_ext.trajectory import Trajectory
@@ -50,6 +51,7 @@ class GroupReplayBuffer(ReplayBuffer):
     """
 
     controller: RolloutController  # set once the data is loaded
+    nodes: Nodes | None = None  # set once the workers are placed
 
     def __init__(self, *, poll_interval: float, stall_timeout: float, drain: bool, **kwargs):
         super().__init__(poll_interval=poll_interval, **kwargs)
@@ -65,6 +67,8 @@ class GroupReplayBuffer(ReplayBuffer):
         last_debug = last_progress = time.time()
         rows_seen = -1
         while True:
+            if self.nodes is not None:
+                self.nodes.check()
             started = time.perf_counter()
             self._sync_metadata_from_transfer_queue()
             self.controller.finish_waves(self.finished_waves())

@@ -12,7 +12,7 @@ import torch
 import transfer_queue as tq
 from omegaconf import open_dict
 from transfer_queue import KVBatchMeta
-from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
+from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
@@ -21,10 +21,13 @@ from verl.utils.dataset.rl_dataset import collate_fn
 from verl_ext.controller import RolloutController
 from verl_ext.driver.agent_loop import PREFIX, ROLLOUTS, SESSION_OFFSET
 from verl_ext.driver.checkpoint import load_state, save_state
+from verl_ext.driver.nodes import Nodes
 from verl_ext.driver.prompt_data import PromptDataset, PromptTexts, endless_rows, prompt_loader
 from verl_ext.driver.prompt_weight import advantage_factors, are_of_one_size, mini_batch_of_rows
 from verl_ext.driver.replay_buffer import PARTITION, GroupReplayBuffer
 from verl_ext.driver.step_line import step_line
+from verl_ext.driver.stop import stop_requested
+from verl_ext.driver.stoppable import StoppableTrainer
 from verl_ext.policy import Group, RolloutPolicy
 
 logger = logging.getLogger(__name__)
@@ -34,7 +37,7 @@ logger = logging.getLogger(__name__)
 TRAINER_MODES = {"sync": "policy_sync", "colocate_async": "policy_colocate_async"}
 
 
-class PolicyTrainer(PPOTrainer):
+class PolicyTrainer(StoppableTrainer):
     """What both modes share; comes before verl's trainer in the method resolution order.
 
     verl's ``fit`` and ``step`` run unchanged. The policy is asked in :meth:`prepare_step` and, through the replay
@@ -42,6 +45,7 @@ class PolicyTrainer(PPOTrainer):
     """
 
     drain: bool  # nothing may be in generation when the engines go to sleep
+    nodes: Nodes | None = None  # known once the workers are placed
 
     def __init__(self, config):
         self.policy: RolloutPolicy = hydra.utils.instantiate(config.rollout_policy)
@@ -81,6 +85,12 @@ class PolicyTrainer(PPOTrainer):
         self.controller = RolloutController(self.policy, rows, len(prompts), engine=self)
         self.replay_buffer.controller = self.controller
 
+    def on_init_end(self) -> None:
+        pools = self.resource_pool_manager.resource_pool_dict.values()
+        self.nodes = Nodes(group for pool in pools for group in pool.get_placement_groups())
+        self.replay_buffer.nodes = self.nodes
+        super().on_init_end()
+
     # ---- what the controller calls ----
 
     def submit(self, wave: list[tuple[Group, int]]) -> None:
@@ -111,6 +121,8 @@ class PolicyTrainer(PPOTrainer):
                 self.global_steps - 1,
                 self.total_training_steps,
             )
+        elif stop_requested():
+            self.stop(after=self.global_steps - 1)
 
     def prepare_step(self) -> dict:
         self.replay_buffer._sync_metadata_from_transfer_queue()
@@ -167,7 +179,7 @@ class PolicyTrainer(PPOTrainer):
         metrics.update(self.controller.metrics())
         self._end_within_budget(done=global_steps)
         budget = self.config.rollout_driver.rollout_budget
-        logger.info(step_line(global_steps, self.total_training_steps, metrics, budget))
+        logger.info(step_line(global_steps, self.policy.total_steps, metrics, budget))
 
     def _end_within_budget(self, done: int) -> None:
         """Make step ``done`` + 1 the last if rollout_driver.rollout_budget is nearer to its end than to another's."""
