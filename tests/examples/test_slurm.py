@@ -54,14 +54,15 @@ def test_a_program_runs_on_all_nodes_and_ray_is_gone_after_it(slurm, tmp_path):
 
 
 @needs_slurm
-def test_a_job_that_is_told_to_stop_goes_back_into_the_queue_and_on(slurm, tmp_path):
+def test_a_pre_empted_job_goes_back_into_the_queue_and_on(slurm, tmp_path):
     job = submit(slurm, tmp_path, sys.executable, str(PROGRAM), "ticks", "1000000")
     slurm.wait((tmp_path / "ticks").exists, "first tick", 300)
-    slurm.run("scancel", "--batch", "--signal=USR1", job)
-    slurm.wait(lambda: slurm.job(job)["JobState"] == "PENDING", "requeued job", 120)
+    urgent = slurm.submit("--partition=urgent", "--nodes=2", "--exclusive", "--wrap=true", cwd=tmp_path)
+    slurm.wait(lambda: slurm.job(urgent)["JobState"] == "COMPLETED", "end of the urgent job", 120)
+    assert slurm.job(job)["JobState"] == "PENDING", output(tmp_path, job)
     done = len((tmp_path / "ticks").read_text().split())
-    assert done < 1000000 and not ray_processes(job)
-    slurm.run("scontrol", "update", f"jobid={job}", "starttime=now")  # Slurm waits two minutes after a requeue
+    assert not ray_processes(job) and not Path(f"/tmp/ray_{job}").exists()
+    slurm.start_now(job)
     slurm.wait(lambda: len((tmp_path / "ticks").read_text().split()) > done, "tick after the restart", 300)
     slurm.run("scancel", job)
     slurm.wait(lambda: slurm.job(job)["JobState"] == "CANCELLED", "end of the job", 120)

@@ -43,8 +43,12 @@ SelectTypeParameters=CR_Core
 SlurmdParameters=config_overrides
 GresTypes=gpu
 KillWait=10
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+SlurmctldParameters=preempt_send_user_signal
 {nodes}
-PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+PartitionName=main Nodes=ALL Default=YES PriorityTier=1 GraceTime=600
+PartitionName=urgent Nodes=ALL PriorityTier=2 PreemptMode=OFF
 """
 
 
@@ -64,7 +68,7 @@ class Slurm:
         self.folder = folder
         self._daemons: dict[str, subprocess.Popen] = {}
         host = socket.gethostname().split(".")[0]
-        ports = _free_ports(1 + nodes)
+        ports = free_ports(1 + nodes)
         names = [f"node{i + 1}" for i in range(nodes)]
         lines = [
             f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={cpus} RealMemory=4096 "
@@ -92,7 +96,7 @@ class Slurm:
             self._start("slurmctld", "-D", "-i")
             for name in self.names:
                 self.start_node(name)
-            self._wait(lambda: self.run("sinfo", "-ho", "%t", check=False).split() == ["idle"], "idle nodes")
+            self._wait(lambda: self.node_states() == ["idle"] * len(self.names), "idle nodes")
         except BaseException:
             self.__exit__()
             raise
@@ -122,6 +126,9 @@ class Slurm:
         assert result.returncode == 0 or not check, f"{' '.join(command)}: {result.stderr}"
         return result.stdout.strip()
 
+    def node_states(self) -> list[str]:
+        return self.run("sinfo", "--Node", "--noheader", "--partition=main", "--format=%t", check=False).split()
+
     def submit(self, *arguments: str, cwd: Path, **environment: str) -> str:
         """``sbatch <arguments>``; returns the job's id."""
         return self.run("sbatch", "--parsable", *arguments, cwd=cwd, **environment)
@@ -130,6 +137,10 @@ class Slurm:
         """What ``scontrol show job`` says: JobState, ExitCode, Restarts, ..."""
         words = self.run("scontrol", "show", "job", identifier).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
+
+    def start_now(self, identifier: str) -> None:
+        """Start a requeued job as soon as there is room; Slurm waits two minutes before."""
+        self.run("scontrol", "update", f"jobid={identifier}", "starttime=now")
 
     def wait(self, condition: Callable[[], bool], what: str, timeout: float) -> None:
         self._wait(condition, what, timeout)
@@ -152,7 +163,8 @@ class Slurm:
         (self.folder / name).write_text(text)
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for listener in sockets:

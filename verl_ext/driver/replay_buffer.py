@@ -67,8 +67,6 @@ class GroupReplayBuffer(ReplayBuffer):
         last_debug = last_progress = time.time()
         rows_seen = -1
         while True:
-            if self.nodes is not None:
-                self.nodes.check()
             started = time.perf_counter()
             self._sync_metadata_from_transfer_queue()
             self.controller.finish_waves(self.finished_waves())
@@ -89,6 +87,12 @@ class GroupReplayBuffer(ReplayBuffer):
                 )
             self.poll_interval = max(self._shortest_interval, POLL_SHARE * (time.perf_counter() - started))
             last_debug = self._wait_for_next_poll(PARTITION, last_debug)
+
+    def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
+        # Validation waits here too, and has no stall_timeout.
+        if self.nodes is not None:
+            self.nodes.check()
+        return super()._wait_for_next_poll(partition_id, last_debug_time)
 
     def finished_waves(self) -> list[tuple[str, list[Rollout]]]:
         """(group id, its new rollouts) of every wave that has ended since the last look."""
