@@ -46,7 +46,7 @@ def test_a_node_dies_while_pilots_and_commits_are_generated(nodes, task, tmp_pat
     code = job.wait(timeout=180)
     output = (tmp_path / "first.log").read_text()
     assert code == 1, output[-6000:]
-    assert "NodeLost: the run has lost 1 of its 2 nodes: worker (" in output[-3000:]
+    assert "\nerror: the run has lost 1 of its 2 nodes: worker (" in output[-3000:]
     before = metrics_of(logs[0])
     latest = int((checkpoints / "latest_checkpointed_iteration.txt").read_text())
     assert latest == max(before)

@@ -68,7 +68,6 @@ def _signatures() -> dict[Callable, tuple[str, ...]]:
         ReplayBuffer.sample: ("self", "global_steps", "partition_id", "batch_size"),
         ReplayBuffer._materialize_batch: ("self", "partition_id", "selected_prompt_uids", "partition_snapshot"),
         ReplayBuffer._sync_metadata_from_transfer_queue: ("self",),
-        ReplayBuffer._wait_for_next_poll: ("self", "partition_id", "last_debug_time"),
         ReplayBuffer._clear_groups: ("self", "partition_id", "uids"),
         PPOTrainer._build_replay_buffer: ("self",),
         PPOTrainer._init_dataloader: ("self",),

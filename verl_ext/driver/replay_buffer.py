@@ -14,7 +14,6 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from verl_ext.controller import RolloutController
-from verl_ext.driver.nodes import Nodes
 from verl_ext.driver.outcome import DIVERGED, GENERATED, TRUNCATED
 from verl_ext.policy import Group, Rollout
 from verl_ext.trajectory import Trajectory
@@ -51,7 +50,6 @@ class GroupReplayBuffer(ReplayBuffer):
     """
 
     controller: RolloutController  # set once the data is loaded
-    nodes: Nodes | None = None  # set once the workers are placed
 
     def __init__(self, *, poll_interval: float, stall_timeout: float, drain: bool, **kwargs):
         super().__init__(poll_interval=poll_interval, **kwargs)
@@ -87,12 +85,6 @@ class GroupReplayBuffer(ReplayBuffer):
                 )
             self.poll_interval = max(self._shortest_interval, POLL_SHARE * (time.perf_counter() - started))
             last_debug = self._wait_for_next_poll(PARTITION, last_debug)
-
-    def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
-        # Validation waits here too, and has no stall_timeout.
-        if self.nodes is not None:
-            self.nodes.check()
-        return super()._wait_for_next_poll(partition_id, last_debug_time)
 
     def finished_waves(self) -> list[tuple[str, list[Rollout]]]:
         """(group id, its new rollouts) of every wave that has ended since the last look."""

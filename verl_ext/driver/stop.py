@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import ray
-from ray.experimental import internal_kv
+
+from verl_ext.driver import job_notes
 
 EXIT_STOPPED = 75  # sysexits.h: "temporary failure; the user is invited to try again later"
 _POLL = 0.5  # seconds
@@ -48,14 +49,9 @@ def stop_on_signal() -> Iterator[None]:
 
 def request_stop() -> None:
     """Ask the training of this Ray job to save after the current step and stop."""
-    internal_kv._internal_kv_put(_key(), b"1")
+    job_notes.write("stop", "requested")
 
 
 def stop_requested() -> bool:
     """Whether :func:`request_stop` was called, in any process of this Ray job."""
-    return internal_kv._internal_kv_exists(_key())
-
-
-def _key() -> bytes:
-    # In the cluster's own store rather than an actor: no process of its own, and no node of its own that could die.
-    return f"verl_ext/stop/{ray.get_runtime_context().get_job_id()}".encode()
+    return job_notes.read("stop") is not None

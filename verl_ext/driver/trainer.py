@@ -21,7 +21,7 @@ from verl.utils.dataset.rl_dataset import collate_fn
 from verl_ext.controller import RolloutController
 from verl_ext.driver.agent_loop import PREFIX, ROLLOUTS, SESSION_OFFSET
 from verl_ext.driver.checkpoint import load_state, save_state
-from verl_ext.driver.nodes import Nodes
+from verl_ext.driver.nodes import note_nodes
 from verl_ext.driver.prompt_data import PromptDataset, PromptTexts, endless_rows, prompt_loader
 from verl_ext.driver.prompt_weight import advantage_factors, are_of_one_size, mini_batch_of_rows
 from verl_ext.driver.replay_buffer import PARTITION, GroupReplayBuffer
@@ -45,7 +45,6 @@ class PolicyTrainer(StoppableTrainer):
     """
 
     drain: bool  # nothing may be in generation when the engines go to sleep
-    nodes: Nodes | None = None  # known once the workers are placed
 
     def __init__(self, config):
         self.policy: RolloutPolicy = hydra.utils.instantiate(config.rollout_policy)
@@ -87,8 +86,7 @@ class PolicyTrainer(StoppableTrainer):
 
     def on_init_end(self) -> None:
         pools = self.resource_pool_manager.resource_pool_dict.values()
-        self.nodes = Nodes(group for pool in pools for group in pool.get_placement_groups())
-        self.replay_buffer.nodes = self.nodes
+        note_nodes(group for pool in pools for group in pool.get_placement_groups())
         super().on_init_end()
 
     # ---- what the controller calls ----
