@@ -12,7 +12,7 @@ DATA_DIR=${DATA_DIR:-$HOME/data}
 CHECKPOINT_DIR=${CHECKPOINT_DIR:-checkpoints}    # each run gets a folder of its own in it
 PYTHON=${PYTHON:-python}
 #
-# On several nodes, start Ray on all of them first (ray start ...) and run the script on one.
+# On several nodes: docs/cluster.md.
 
 # This checkout, whichever one happens to be installed.
 PYTHONPATH="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)${PYTHONPATH:+:$PYTHONPATH}"

@@ -3,17 +3,16 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# The report's pages are tested in a browser: Debian's chromium is installed where it is missing and this runs as root.
-# Without it those tests are skipped, and say so.
-install_chromium() {
-    if command -v chromium > /dev/null || [[ $EUID -ne 0 ]] || ! command -v apt-get > /dev/null; then return; fi
-    echo "Installing chromium with apt-get, for the tests of the report's pages."
-    export DEBIAN_FRONTEND=noninteractive
-    { apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium; } > /dev/null ||
-        echo "chromium could not be installed: the tests of the report's pages will be skipped." >&2
+# install_packages <command> <what for> <package>...: with Debian's apt-get, where it is missing and this runs as root
+install_packages() {
+  if command -v "$1" >/dev/null || [[ $EUID -ne 0 ]] || ! command -v apt-get >/dev/null; then return; fi
+  echo "Installing ${*:3} with apt-get, for $2."
+  { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "${@:3}"; } \
+    >/dev/null 2>&1 || echo "$1 could not be installed: the tests that need it will be skipped, and say so." >&2
 }
 
-install_chromium
+install_packages chromium "the tests of the report's pages" chromium
+install_packages sbatch "the tests of examples/slurm" munge slurm-client slurmctld slurmd
 bash examples/install_cpu.sh
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .

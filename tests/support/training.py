@@ -64,10 +64,7 @@ class TrainingRun:
 
     def steps(self) -> dict[int, dict[str, float]]:
         """Metrics of each training step so far."""
-        if not self.metrics_file.exists():
-            return {}
-        lines = [json.loads(line) for line in self.metrics_file.read_text().splitlines() if line.endswith("}")]
-        return {line["step"]: line["data"] for line in lines if "rollouts/sampled" in line["data"]}
+        return metrics_of(self.metrics_file)
 
     def finish(self) -> dict[int, dict[str, float]]:
         """Wait for a good end; returns the metrics of each step."""
@@ -99,6 +96,24 @@ class TrainingRun:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         self.process.wait()
+
+
+def metrics_of(file: Path) -> dict[int, dict[str, float]]:
+    """Metrics of each training step in a file that is perhaps still being written, or not there yet."""
+    if not file.exists():
+        return {}
+    lines = [json.loads(line) for line in file.read_text().splitlines() if line.endswith("}")]
+    return {line["step"]: line["data"] for line in lines if "rollouts/sampled" in line["data"]}
+
+
+def assert_nothing_lost(before: dict[int, dict[str, float]], after: dict[int, dict[str, float]]) -> None:
+    """A run resumed from the last step of ``before`` counts on from there, and the books of both balance."""
+    last, first = max(before), min(after)
+    assert list(before) == list(range(1, last + 1)) and list(after) == list(range(last + 1, max(after) + 1))
+    assert_books_balance(before)
+    assert_books_balance(after)
+    for name in ("rollouts/sampled", "rollouts/trained", "tokens/sampled"):
+        assert after[first][f"{name}_total"] - after[first][name] == before[last][f"{name}_total"], name
 
 
 def assert_books_balance(steps: dict[int, dict[str, float]]) -> None:

@@ -10,8 +10,13 @@ from omegaconf import DictConfig
 from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
 
 from verl_ext.driver.agent_loop import WaveManager
+from verl_ext.driver.cluster import join_cluster
 from verl_ext.driver.compat import check_verl
+from verl_ext.driver.nodes import NodeLost, NodeWatch
+from verl_ext.driver.stop import EXIT_STOPPED, Stopped, stop_on_signal
 from verl_ext.driver.trainer import TRAINER_MODES
+
+logger = logging.getLogger(__name__)
 
 
 class PolicyTaskRunner(TaskRunnerV1.__ray_actor_class__):
@@ -32,12 +37,28 @@ class PolicyTaskRunner(TaskRunnerV1.__ray_actor_class__):
         _configure_logging()
         config.trainer.v1.trainer_mode = TRAINER_MODES[config.trainer.v1.trainer_mode]
         super().run(config)
+        if (step := self.trainer.stopped_after) is not None:
+            raise Stopped(f"stopped after step {step}, as asked; the same command goes on from there")
 
 
 def train(config: DictConfig) -> None:
-    """Start Ray, or join the cluster there is, and train to the end."""
+    """Start Ray, or join the cluster there is, and train to the end, or until asked to stop: see :mod:`.stop`."""
     check_verl()
-    run_ppo(config, task_runner_class=ray.remote(num_cpus=1)(PolicyTaskRunner))
+    join_cluster(config)
+    try:
+        with stop_on_signal(), NodeWatch() as watch:
+            try:
+                run_ppo(config, task_runner_class=ray.remote(num_cpus=1)(PolicyTaskRunner))
+            except Exception as error:
+                watch.explain(error)
+                raise
+    except Stopped as stopped:
+        _configure_logging()
+        logger.info("%s", stopped.args[0])  # what the task has raised
+        raise SystemExit(EXIT_STOPPED) from None
+    except NodeLost as lost:
+        sys.stderr.write(f"error: {lost}\n")
+        raise SystemExit(1) from None
 
 
 def _configure_logging() -> None:

@@ -13,7 +13,7 @@ import torch
 import transfer_queue as tq
 from omegaconf import OmegaConf, open_dict
 from transfer_queue import KVBatchMeta
-from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
+from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
@@ -23,10 +23,13 @@ from verl.utils.dataset.rl_dataset import collate_fn
 from verl_ext.controller import RolloutController
 from verl_ext.driver.agent_loop import PREFIX, ROLLOUTS, SESSION_OFFSET
 from verl_ext.driver.checkpoint import load_state, save_state
+from verl_ext.driver.nodes import note_nodes
 from verl_ext.driver.prompt_data import PromptDataset, PromptTexts, endless_rows, prompt_loader
 from verl_ext.driver.prompt_weight import advantage_factors, are_of_one_size, mini_batch_of_rows
 from verl_ext.driver.replay_buffer import PARTITION, GroupReplayBuffer
 from verl_ext.driver.step_line import step_line
+from verl_ext.driver.stop import stop_requested
+from verl_ext.driver.stoppable import StoppableTrainer
 from verl_ext.policy import Group, Prompt, RolloutPolicy
 from verl_ext.recorder import RecordingController
 
@@ -37,7 +40,7 @@ logger = logging.getLogger(__name__)
 TRAINER_MODES = {mode: f"policy_{mode}" for mode in ("sync", "colocate_async", "separate_async")}
 
 
-class PolicyTrainer(PPOTrainer):
+class PolicyTrainer(StoppableTrainer):
     """What all modes share; comes before verl's trainer in the method resolution order.
 
     verl's ``fit`` and ``step`` run unchanged. The policy is asked in :meth:`prepare_step` and, through the replay
@@ -91,6 +94,11 @@ class PolicyTrainer(PPOTrainer):
         config = OmegaConf.to_container(self.config.rollout_policy, resolve=True)
         return RecordingController(self.policy, rows, rows_per_epoch, self, path=record, config=config)
 
+    def on_init_end(self) -> None:
+        pools = self.resource_pool_manager.resource_pool_dict.values()
+        note_nodes(group for pool in pools for group in pool.get_placement_groups())
+        super().on_init_end()
+
     # ---- what the controller calls ----
 
     def submit(self, wave: list[tuple[Group, int]]) -> None:
@@ -121,6 +129,8 @@ class PolicyTrainer(PPOTrainer):
                 self.global_steps - 1,
                 self.total_training_steps,
             )
+        elif stop_requested():
+            self.stop(after=self.global_steps - 1)
 
     def prepare_step(self) -> dict:
         self.replay_buffer._sync_metadata_from_transfer_queue()
@@ -177,7 +187,7 @@ class PolicyTrainer(PPOTrainer):
         metrics.update(self._rollout_metrics())
         self._end_within_budget(done=global_steps)
         budget = self.config.rollout_driver.rollout_budget
-        logger.info(step_line(global_steps, self.total_training_steps, metrics, budget))
+        logger.info(step_line(global_steps, self.policy.total_steps, metrics, budget))
 
     def _rollout_metrics(self) -> dict[str, float]:
         """What the controller says of the step whose batch was just trained on."""
@@ -285,8 +295,12 @@ class PolicyTrainerSeparateAsync(PolicyTrainer, PPOTrainerSeparateAsync):
         super().on_sample_end()
         self._metrics = self.controller.metrics()
         self._end_within_budget(done=self.global_steps)
-        if not self._saves_checkpoint():
+        if not self._saves_checkpoint() and not stop_requested():
             self.controller.begin_step(self.global_steps + 1)
+
+    def _is_to_stop(self) -> bool:
+        # Asked after the next step has begun: that one is the last.
+        return self.controller.step == self.global_steps and super()._is_to_stop()
 
     def _saves_checkpoint(self) -> bool:
         """Whether verl saves one after this step; it also does after the last."""

@@ -1,0 +1,28 @@
+"""What a run says to Ray about resources, when it starts Ray and when it joins."""
+
+import pytest
+from support.configs import compose
+
+from verl_ext.driver.cluster import join_cluster
+
+
+def start(monkeypatch, address: str | None, *overrides: str) -> dict:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    if address is not None:
+        monkeypatch.setenv("RAY_ADDRESS", address)
+    config = compose("grpo", *overrides)
+    join_cluster(config)
+    return dict(config.ray_kwargs.ray_init)
+
+
+@pytest.mark.parametrize("address", [None, "", "local"])
+def test_a_new_cluster_gets_the_profiles_resources(monkeypatch, address):
+    options = start(monkeypatch, address)
+    assert (options["num_cpus"], options["num_gpus"]) == (16, 1)
+
+
+def test_a_cluster_that_is_joined_has_its_own(monkeypatch):
+    environment = start(monkeypatch, "10.0.0.1:6379")
+    assert not {"num_cpus", "num_gpus"} & set(environment) and "runtime_env" in environment
+    option = start(monkeypatch, None, "+ray_kwargs.ray_init.address=auto")
+    assert not {"num_cpus", "num_gpus"} & set(option) and option["address"] == "auto"

@@ -1,0 +1,61 @@
+"""Training on two Ray nodes, one of which dies."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from support.ray_nodes import RAY, RayNodes
+from support.training import assert_nothing_lost, metrics_of
+
+pytestmark = pytest.mark.stack
+ROOT = Path(__file__).parents[2]
+STEPS = 5
+
+
+@pytest.fixture
+def nodes():
+    with tempfile.TemporaryDirectory(prefix="rn", ignore_cleanup_errors=True) as folder, RayNodes(Path(folder)) as ray:
+        ray.start("worker")
+        yield ray
+
+
+def test_a_node_dies_while_pilots_and_commits_are_generated(nodes, task, tmp_path):
+    """The run, a `ray job submit`, ends with one error soon after; started again, it loses nothing."""
+    checkpoints, logs = tmp_path / "checkpoints", [tmp_path / "first.jsonl", tmp_path / "second.jsonl"]
+    train = [sys.executable, "-m", "recipe.pilot_commit", *task.overrides(), "trainer.nnodes=2"]
+    train += ["rollout_policy.n_pilot=6", "rollout_policy.n_commit=2", "rollout_policy.p_solve=null"]
+    train += ["rollout_policy.p_lower=0.15", "rollout_policy.p_upper=0.85", "trainer.save_freq=1"]
+    train += [f"trainer.total_training_steps={STEPS}", f"trainer.default_local_dir={checkpoints}"]
+
+    environment = {"VERL_FILE_LOGGER_PATH": str(logs[0]), "PYTHONPATH": str(ROOT)}
+    runtime = ["--runtime-env-json", json.dumps({"env_vars": environment})]
+    submit = [*RAY, "job", "submit", f"--address={nodes.jobs}", *runtime, "--", *train]
+    with open(tmp_path / "first.log", "w") as log:
+        job = subprocess.Popen(submit, stdout=log, stderr=subprocess.STDOUT, env=nodes.environment)
+    deadline = time.monotonic() + 600
+    while 2 not in metrics_of(logs[0]):
+        assert job.poll() is None and time.monotonic() < deadline, (tmp_path / "first.log").read_text()[-6000:]
+        time.sleep(0.05)
+    nodes.kill("worker")  # the third step's pilots and commits have just been asked for
+    code = job.wait(timeout=180)
+    output = (tmp_path / "first.log").read_text()
+    assert code == 1, output[-6000:]
+    assert "\nerror: the run has lost 1 of its 2 nodes: worker (" in output[-3000:]
+    before = metrics_of(logs[0])
+    latest = int((checkpoints / "latest_checkpointed_iteration.txt").read_text())
+    assert latest == max(before)
+
+    nodes.start("worker")
+    environment = {**nodes.environment, **environment, "VERL_FILE_LOGGER_PATH": str(logs[1])}
+    with open(tmp_path / "second.log", "w") as log:
+        run = subprocess.run(train, stdout=log, stderr=subprocess.STDOUT, env=environment, timeout=600)
+    assert run.returncode == 0, (tmp_path / "second.log").read_text()[-6000:]
+    after = metrics_of(logs[1])
+    assert max(after) == STEPS
+    assert_nothing_lost(before, after)

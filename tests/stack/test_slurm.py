@@ -1,0 +1,67 @@
+"""A launch script on two nodes of a real Slurm: pre-empted, requeued, resumed, trained to the end."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from support.slurm import ENDED, Slurm, missing
+from support.training import assert_nothing_lost, metrics_of
+
+pytestmark = [
+    pytest.mark.stack,
+    pytest.mark.skipif(bool(missing()), reason=f"Slurm is not installed: {', '.join(missing())}"),
+]
+ROOT = Path(__file__).parents[2]
+STEPS = 5
+
+
+def test_a_pre_empted_training_saves_and_resumes(task, tmp_path):
+    data, model = task.folder / "data", task.folder / "model"
+    environment = {
+        "PYTHON": sys.executable,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "HARDWARE": "cpu",
+        "MODEL_PATH": str(model),
+        "TRAIN_FILES": str(data / "train.parquet"),
+        "VAL_FILES": str(data / "validation.parquet"),
+        "CHECKPOINT_DIR": str(tmp_path / "checkpoints"),
+        "STOP_TIMEOUT": "450",
+        "VERL_FILE_LOGGER_PATH": str(tmp_path / "metrics.jsonl"),
+    }
+    overrides = [o for o in task.overrides() if not o.startswith(("hardware=", "data.train_files=", "data.val_files="))]
+    overrides += ["rollout_policy.n_pilot=6", "rollout_policy.n_commit=2", "rollout_policy.p_solve=null"]
+    overrides += ["rollout_policy.p_lower=0.15", "rollout_policy.p_upper=0.85", "trainer.test_freq=2"]
+    overrides += ["actor_rollout_ref.rollout.val_kwargs.n=1", f"trainer.total_training_steps={STEPS}"]
+    with tempfile.TemporaryDirectory(prefix="slurm_") as folder, Slurm(Path(folder)) as slurm:
+        job = slurm.submit(
+            *["--nodes=2", "--gpus-per-node=1", str(ROOT / "examples/slurm/train.sbatch")],
+            *[str(ROOT / "examples/run_pilot_commit_qwen3_8b.sh"), *overrides],
+            cwd=tmp_path,
+            **environment,
+        )
+        log, first = tmp_path / f"slurm-{job}.out", tmp_path / "metrics.jsonl"
+        slurm.wait(lambda: metrics_of(first) or slurm.job(job)["JobState"] in ENDED, "first step", 600)
+        assert slurm.job(job)["JobState"] == "RUNNING", log.read_text()[-6000:]
+        urgent = slurm.submit("--partition=urgent", "--nodes=2", "--exclusive", "--wrap=true", cwd=tmp_path)
+        slurm.wait(lambda: slurm.job(urgent)["JobState"] == "COMPLETED", "end of the urgent job", 500)
+        assert slurm.job(job)["JobState"] == "PENDING", log.read_text()[-6000:]
+
+        # save_freq is 20: the one checkpoint is that of the step in which the job was pre-empted.
+        (checkpoints,) = (tmp_path / "checkpoints").iterdir()
+        latest = int((checkpoints / "latest_checkpointed_iteration.txt").read_text())
+        before = metrics_of(first)
+        assert [path.name for path in checkpoints.glob("global_step_*")] == [f"global_step_{latest}"]
+        assert list(before) == list(range(1, latest + 1)) and latest < STEPS
+        assert f"stopped after step {latest}, as asked" in log.read_text()
+        assert not any(name.startswith("val-core") for name in before[latest])  # no time for it
+
+        slurm.start_now(job)
+        slurm.wait(lambda: slurm.job(job)["JobState"] in ENDED, "end of the job", 600)
+        assert slurm.job(job)["JobState"] == "COMPLETED", log.read_text()[-6000:]
+    after = metrics_of(tmp_path / "metrics_1.jsonl")
+    assert max(after) == STEPS
+    assert_nothing_lost(before, after)
