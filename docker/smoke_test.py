@@ -69,12 +69,12 @@ def _reward(hardware: str) -> str:
 
 def _recipes(hardware: str) -> str:
     import hydra
-    from omegaconf import OmegaConf
     from pyarrow import Table, parquet
 
     from verl_ext.driver.validate import validate
+    from verl_ext.resolvers import register_resolvers
 
-    OmegaConf.register_new_resolver("add", lambda *terms: sum(terms), replace=True)
+    register_resolvers()
     with tempfile.TemporaryDirectory() as folder:
         row = {"data_source": "x", "prompt": [{"role": "user", "content": "?"}], "reward_model": {"ground_truth": "1"}}
         parquet.write_table(Table.from_pylist([row] * 64), f"{folder}/rows.parquet")

@@ -14,7 +14,9 @@ from pathlib import Path
 import hydra
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
+
+from verl_ext.resolvers import register_resolvers
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT  # where scripts are run
@@ -64,6 +66,6 @@ def compose(recipe: str, overrides: list[str]) -> DictConfig:
 
 @cache
 def _files(recipe: str, groups: tuple[str, ...]) -> DictConfig:
-    OmegaConf.register_new_resolver("add", lambda *terms: sum(terms), replace=True)
+    register_resolvers()
     with hydra.initialize_config_module(f"recipe.{recipe}.config", version_base=None):
         return hydra.compose(recipe, list(groups))
