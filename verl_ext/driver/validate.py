@@ -39,6 +39,7 @@ def validate(config: DictConfig) -> RolloutPolicy:
     Raises:
         BadConfig: with one sentence that names the key, the value and what would be valid.
     """
+    _interpolations(config)
     for check in (check_keys, _trainer, _batch, _algorithm, _not_ours, _driver, _resume, _model, check_combinations):
         check(config)
     policy = _policy(config)
@@ -47,6 +48,13 @@ def validate(config: DictConfig) -> RolloutPolicy:
     _reward_function(config)
     _verl(config)
     return policy
+
+
+def _interpolations(config: DictConfig) -> None:
+    try:
+        OmegaConf.to_container(config, resolve=True)
+    except OmegaConfBaseException as error:
+        raise BadConfig(" ".join(str(error).split())) from error
 
 
 def _trainer(config: DictConfig) -> None:
