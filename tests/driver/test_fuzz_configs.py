@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -39,7 +40,7 @@ def configs(tmp_path_factory):
         "hora": ["rollout_policy.G=8", "rollout_policy.G0=2"],
         "pilot_commit": ["rollout_policy.n_pilot=8", "rollout_policy.n_commit=8"],
     }
-    return {name: compose(name, *good_overrides(folder), *own.get(name, [few])) for name in RECIPES}
+    return cache(lambda name: compose(name, *good_overrides(folder), *own.get(name, [few])))
 
 
 def keys(recipe: str, config: DictConfig) -> list[str]:
@@ -67,7 +68,7 @@ def train(policy, steps: int = 4) -> None:
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_refused_in_one_sentence_or_good_for_training(recipe, configs, data):
-    config = configs[recipe].copy()
+    config = configs(recipe).copy()
     changed = data.draw(st.lists(st.tuples(st.sampled_from(keys(recipe, config)), VALUES), min_size=1, max_size=3))
     for key, value in changed:
         OmegaConf.update(config, key, value, merge=False)

@@ -16,6 +16,7 @@ from verl_ext.driver.bad_config import BadConfig, is_count, is_positive, refuse_
 from verl_ext.driver.check_data import check_data
 from verl_ext.driver.checkpoint import BadCheckpoint, folder_to_resume, load_state
 from verl_ext.driver.prompt_weight import AGGREGATIONS, PROMPT_WEIGHTS
+from verl_ext.driver.secrets import refuse_secrets
 from verl_ext.driver.verl_keys import check_combinations, check_keys
 from verl_ext.policy import RolloutPolicy
 
@@ -40,6 +41,7 @@ def validate(config: DictConfig) -> RolloutPolicy:
         BadConfig: with one sentence that names the key, the value and what would be valid.
     """
     _interpolations(config)
+    refuse_secrets(config)
     for check in (check_keys, _trainer, _batch, _algorithm, _not_ours, _driver, _resume, _model, check_combinations):
         check(config)
     policy = _policy(config)
