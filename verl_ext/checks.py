@@ -61,7 +61,11 @@ def number(name: str, value: float, low: float = -np.inf, high: float = np.inf) 
     Raises:
         ValueError: it is not.
     """
-    return float(within(name, vector(name, [value]), low, high)[0])
+    _require_scalar(name, value)
+    if not low <= value <= high:
+        valid = f"at least {low:g}" if np.isinf(high) else f"in [{low:g}, {high:g}]"
+        raise ValueError(f"{name}={value:g} must be {valid}.")
+    return float(value)
 
 
 def positive_number(name: str, value: float) -> float:
@@ -70,7 +74,27 @@ def positive_number(name: str, value: float) -> float:
     Raises:
         ValueError: it is not.
     """
-    return float(positive(name, vector(name, [value]))[0])
+    _require_scalar(name, value)
+    if value <= 0:
+        raise ValueError(f"{name}={value:g} must be greater than 0.")
+    return float(value)
+
+
+def flag(name: str, value: bool) -> bool:
+    """``value``, true or false.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if not isinstance(value, bool | np.bool_):
+        raise ValueError(f"{name}={value!r} must be true or false.")
+    return bool(value)
+
+
+def _require_scalar(name: str, value: float) -> None:
+    number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    if not number or not np.isfinite(value):
+        raise ValueError(f"{name}={value!r} must be a finite number.")
 
 
 def whole(name: str, value: int, least: int = 0) -> int:

@@ -63,12 +63,13 @@ class RolloutController:
         self.decision_seconds = 0.0
         self._live_prompts: set[str] = set()
         self._groups_created = 0
+        self._outstanding = 0  # kept: the sum over thousands of live groups would be taken at every look
         self._batch: list[Group] = []
 
     @property
     def outstanding(self) -> int:
         """Rollouts requested and not finished."""
-        return sum(group.outstanding for group in self.live.values())
+        return self._outstanding
 
     @property
     def policy_name(self) -> str:
@@ -92,6 +93,7 @@ class RolloutController:
                     f"group {group_id} awaits {group.outstanding} rollouts, {len(rollouts)} were handed in"
                 )
             group.rollouts.extend(rollouts)
+            self._outstanding -= group.outstanding
             group.outstanding = 0
             self.ledger.sampled(rollouts)
             groups.append(group)
@@ -157,16 +159,12 @@ class RolloutController:
     def load_state_dict(self, state: Mapping) -> None:
         """Inverse of :meth:`state_dict`. Raises ValueError for another version or another policy's state."""
         check_state_version(state, self.VERSION, "RolloutController")
-        written_by = state["policy"]["class"]
-        if written_by != self.policy_name:
-            raise ValueError(
-                f"the checkpoint was written by {written_by}, this run uses {self.policy_name}; "
-                f"resume with the recipe of {written_by}, or start anew in another trainer.default_local_dir"
-            )
+        check_written_by(state, self.policy_name)
         self.step = state["step"]
         self._groups_created = state["groups_created"]
         self.live = {group["id"]: Group.from_state_dict(group) for group in state["live"]}
         self._live_prompts = {group.prompt.id for group in self.live.values()}
+        self._outstanding = sum(group.outstanding for group in self.live.values())
         self.policy.load_state_dict(state["policy"]["state"])
         self.ledger.load_state_dict(state["ledger"])
         self.prompts.load_state_dict(state["prompts"])
@@ -188,6 +186,7 @@ class RolloutController:
                 case Request(target=target, rollouts=count, prefix=prefix):
                     group = self._new_group(target, prefix) if isinstance(target, Prompt) else self._known(target)
                     group.outstanding += count
+                    self._outstanding += count
                     wave.append((group, count))
                 case Discard(group=group, reason=reason):
                     group = self._known(group)
@@ -231,3 +230,13 @@ class RolloutController:
             return function(*arguments)
         finally:
             self.decision_seconds += time.perf_counter() - start
+
+
+def check_written_by(state: Mapping, policy_name: str) -> None:
+    """Raise ValueError unless the state of a run is one of this policy."""
+    written_by = state["policy"]["class"]
+    if written_by != policy_name:
+        raise ValueError(
+            f"the checkpoint was written by {written_by}, this run uses {policy_name}; "
+            f"resume with the recipe of {written_by}, or start anew in another trainer.default_local_dir"
+        )

@@ -288,6 +288,18 @@ def require_integer(key: str, value: object, *, minimum: int) -> None:
     require(valid, key, value, f"it must be an integer of at least {minimum}")
 
 
+def is_number(value: object) -> bool:
+    """Finite, and no boolean."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < np.inf
+
+
+def require_options(key: str, value: object) -> dict[str, Any]:
+    """``value`` as a dict; refuse anything but a mapping from names, or None."""
+    named = value is None or (isinstance(value, Mapping) and all(isinstance(name, str) for name in value))
+    require(named, key, value, "it must be names with values, such as {size: 16}")
+    return dict(value or {})
+
+
 def require_prompt_weight(value: object) -> None:
     """Refuse what is no :attr:`RolloutPolicy.prompt_weight`."""
     require(value in ("equal", "rollouts"), "prompt_weight", value, "use 'equal' or 'rollouts'")

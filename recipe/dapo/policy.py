@@ -14,6 +14,7 @@ from verl_ext.policy import (
     Request,
     RolloutPolicy,
     has_spread,
+    is_number,
     require,
     require_integer,
     require_prompt_weight,
@@ -43,7 +44,7 @@ class DynamicSampling(RolloutPolicy):
     ):
         require_integer("train_batch_size", train_batch_size, minimum=1)
         require_integer("n", n, minimum=2)
-        require(isinstance(s, int | float) and 1 <= s < math.inf, "s", s, "it must be a number of at least 1")
+        require(is_number(s) and s >= 1, "s", s, "it must be a number of at least 1")
         require_integer("max_rounds", max_rounds, minimum=1)
         require_prompt_weight(prompt_weight)
         self.train_batch_size, self.n, self.max_rounds = train_batch_size, n, max_rounds

@@ -19,8 +19,10 @@ from verl_ext.policy import (
     Group,
     Request,
     RolloutPolicy,
+    is_number,
     require,
     require_integer,
+    require_options,
     require_prompt_weight,
 )
 
@@ -79,8 +81,7 @@ class Hora(RolloutPolicy):
         require_integer("G", G, minimum=2)
         require(G0 < G, "G0", G0, f"it must be less than G={G}, or nothing is left to allocate")
         for key, value in (("alpha0", alpha0), ("beta0", beta0)):
-            valid = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < np.inf
-            require(valid, key, value, "it must be a number greater than 0")
+            require(is_number(value) and value > 0, key, value, "it must be a number greater than 0")
         require_integer("shards", shards, minimum=1)
         require(shards <= train_batch_size, "shards", shards, f"it must not exceed train_batch_size={train_batch_size}")
         if upper is not None:
@@ -89,15 +90,17 @@ class Hora(RolloutPolicy):
         self.train_batch_size, self.G, self.G0, self.shards = train_batch_size, G, G0, shards
         self.prior, self.upper = (float(alpha0), float(beta0)), upper
         require(allocator in rules.RULES, "allocator", allocator, f"use one of {', '.join(rules.RULES)}")
-        self.allocator, self.allocator_options = allocator, dict(allocator_options or {})
+        self.allocator = allocator
+        self.allocator_options = require_options("allocator_options", allocator_options)
+        estimator_options = require_options("estimator_options", estimator_options)
         self.estimator = None if estimator is None else PromptEstimator(estimator, estimator_options)
         if estimator is None:
             valid = "they belong to an estimator, and estimator=null"
             require(not estimator_options, "estimator_options", estimator_options, valid)
         self.warm_up = WarmUp(warm_up_component, warm_up_threshold, warm_up_cycles)
         self.prompt_weight = prompt_weight
-        half = np.full(2, 0.5)
-        self._divide(half, half * self.G0)  # refuse a rule or options that cannot work before the run starts
+        for prompts in (2, 3):  # refuse now a rule or options that cannot work, or only for one number of prompts
+            self._divide(np.full(prompts, 0.5), np.full(prompts, 0.5 * self.G0))
         self._start_batch()
         self._share: Counter[str] = Counter()
 

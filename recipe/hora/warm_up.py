@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from verl_ext.policy import Rollout, require, require_integer
+from verl_ext.policy import Rollout, is_number, require, require_integer
 
 
 class WarmUp:
@@ -23,8 +23,7 @@ class WarmUp:
         require(
             named, "warm_up_component", component, "use the name of an entry of the reward function's result, or null"
         )
-        number = isinstance(threshold, int | float) and not isinstance(threshold, bool) and np.isfinite(threshold)
-        require(bool(number), "warm_up_threshold", threshold, "it must be a finite number")
+        require(is_number(threshold), "warm_up_threshold", threshold, "it must be a finite number")
         require_integer("warm_up_cycles", cycles, minimum=1)
         self.component, self.threshold, self.cycles = component, threshold, cycles
         self.over = component is None

@@ -19,6 +19,7 @@ from verl_ext.policy import (
     Group,
     Request,
     RolloutPolicy,
+    is_number,
     require,
     require_integer,
     require_prompt_weight,
@@ -76,7 +77,7 @@ class PilotCommit(RolloutPolicy):
         require_integer("max_delay", max_delay, minimum=0)
         require_integer("max_rounds", max_rounds, minimum=1)
         require_integer("seed", seed, minimum=0)
-        require(isinstance(s, int | float) and 1 <= s < math.inf, "s", s, "it must be a number of at least 1")
+        require(is_number(s) and s >= 1, "s", s, "it must be a number of at least 1")
         require(isinstance(bind, bool), "bind", bind, "use true or false")
         require(order in ORDERS, "order", order, f"use one of {', '.join(ORDERS)}")
         require(

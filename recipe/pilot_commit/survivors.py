@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from verl_ext.policy import Group, require, require_integer
+from verl_ext.policy import Group, is_number, require, require_integer
 
 ORDERS = ("random", "max_variance", "newest", "oldest")
 
@@ -30,8 +30,8 @@ class PilotFilter:
         require(p_lower <= p_upper, "p_lower", p_lower, f"it must not be above p_upper={p_upper}")
         solve = p_solve is None or (_is_rate(p_solve) and p_solve > 0)
         require(solve, "p_solve", p_solve, "it must be a success rate in (0, 1], or null to evict nothing")
-        spread = isinstance(var_lower, int | float) and 0 <= var_lower < float("inf")
-        require(spread, "var_lower", var_lower, "it must be a reward variance of at least 0")
+        variance = is_number(var_lower) and var_lower >= 0
+        require(variance, "var_lower", var_lower, "it must be a reward variance of at least 0")
         self.p_lower, self.p_upper = _exact(p_lower), _exact(p_upper)
         self.p_solve = None if p_solve is None else _exact(p_solve)
         self.var_lower = var_lower
@@ -100,7 +100,8 @@ class SurvivorBuffer:
             ranking = np.argsort([key(group) for group in self.groups], kind="stable")
         chosen = [int(index) for index in ranking[:count]]
         taken = [self.groups[index] for index in chosen]
-        self.groups = [group for index, group in enumerate(self.groups) if index not in set(chosen)]
+        gone = set(chosen)
+        self.groups = [group for index, group in enumerate(self.groups) if index not in gone]
         return taken
 
     def state_dict(self) -> dict:
@@ -112,7 +113,7 @@ class SurvivorBuffer:
 
 
 def _is_rate(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
+    return is_number(value) and 0 <= value <= 1
 
 
 def _exact(rate: float) -> Fraction:

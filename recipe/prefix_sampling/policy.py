@@ -16,6 +16,7 @@ from verl_ext.policy import (
     Group,
     Request,
     RolloutPolicy,
+    is_number,
     require,
     require_integer,
     require_prompt_weight,
@@ -75,8 +76,10 @@ class PrefixSampling(RolloutPolicy):
         require_integer("max_rounds", max_rounds, minimum=1)
         require(sides in SIDES, "sides", sides, f"use one of {', '.join(SIDES)}")
         require(isinstance(replay, bool), "replay", replay, "use true or false")
-        valid = len(band) == 2 and 0 < band[0] <= target <= band[1] < 1
-        require(valid, "band", list(band), f"use two pass rates between 0 and 1 around target={target}")
+        require(is_number(target) and 0 < target < 1, "target", target, "it must be a pass rate in (0, 1)")
+        pair = isinstance(band, Sequence) and len(band) == 2 and all(map(is_number, band))
+        valid = pair and 0 < band[0] <= target <= band[1] < 1
+        require(valid, "band", band, f"use two pass rates between 0 and 1 around target={target}")
         require_prompt_weight(prompt_weight)
         self.train_batch_size, self.n, self.max_rounds = train_batch_size, n, max_rounds
         self.band, self.replay, self.prompt_weight = (float(band[0]), float(band[1])), replay, prompt_weight

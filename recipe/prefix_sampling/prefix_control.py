@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from verl_ext.policy import check_state_version, require, require_integer
+from verl_ext.policy import check_state_version, is_number, require, require_integer
 
 
 class PrefixControl:
@@ -59,20 +59,18 @@ class PrefixControl:
         adaptive: bool = True,
     ):
         require_integer("n", n, minimum=2)
-        require(_is_number(target) and 0 < target < 1, "target", target, "it must be a pass rate in (0, 1)")
+        require(is_number(target) and 0 < target < 1, "target", target, "it must be a pass rate in (0, 1)")
         self.n, self.target = n, target
         self.buckets = self._controllable(buckets)
         self.lower, self.upper = _bounds(ratio_bounds)
-        within = _is_number(initial_ratio) and self.lower <= initial_ratio <= self.upper
+        within = is_number(initial_ratio) and self.lower <= initial_ratio <= self.upper
         require(within, "initial_ratio", initial_ratio, f"it must be within ratio_bounds=({self.lower}, {self.upper})")
-        require(_is_number(ema_alpha) and 0 < ema_alpha <= 1, "ema_alpha", ema_alpha, "it must be in (0, 1]")
+        require(is_number(ema_alpha) and 0 < ema_alpha <= 1, "ema_alpha", ema_alpha, "it must be in (0, 1]")
         room = min(target, 1 - target)
-        reachable = _is_number(dead_zone) and 0 <= dead_zone < room
+        reachable = is_number(dead_zone) and 0 <= dead_zone < room
         require(reachable, "dead_zone", dead_zone, f"it must be in [0, {room:g}), or pass rates could not leave it")
         width = self.upper - self.lower
-        require(
-            _is_number(step) and 0 < step <= width, "step", step, f"it must be in (0, {width:g}], within the bounds"
-        )
+        require(is_number(step) and 0 < step <= width, "step", step, f"it must be in (0, {width:g}], within the bounds")
         require_integer("cooldown", cooldown, minimum=0)
         require(isinstance(adaptive, bool), "adaptive", adaptive, "use true or false")
         self.ema_alpha, self.dead_zone, self.step = ema_alpha, dead_zone, step
@@ -164,12 +162,8 @@ class PrefixControl:
 
 
 def _bounds(bounds: Sequence[float]) -> tuple[float, float]:
-    pair = isinstance(bounds, Sequence) and len(bounds) == 2 and all(map(_is_number, bounds))
+    pair = isinstance(bounds, Sequence) and len(bounds) == 2 and all(map(is_number, bounds))
     # A prefix of ratio 1 leaves nothing to generate.
     valid = pair and 0 <= bounds[0] < bounds[1] < 1
     require(valid, "ratio_bounds", bounds, "it must be (lower, upper) with 0 <= lower < upper < 1")
     return float(bounds[0]), float(bounds[1])
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -7,7 +7,7 @@ from typing import Any
 
 from verl_ext.allocation.gradient_variance import LEAST
 from verl_ext.composition.one_wave import OneWave
-from verl_ext.policy import require, require_integer
+from verl_ext.policy import require, require_integer, require_options
 
 
 class Vip(OneWave):
@@ -56,7 +56,7 @@ class Vip(OneWave):
     ):
         require_integer("L", L, minimum=1)
         require(gradient in LEAST, "gradient", gradient, f"use one of {', '.join(LEAST)}")
-        allocator_options = dict(allocator_options or {})
+        allocator_options = require_options("allocator_options", allocator_options)
         if allocator == "gradient_variance":
             require(L >= LEAST[gradient], "L", L, f"it must be at least {LEAST[gradient]} for gradient={gradient}")
             allocator_options.setdefault("estimator", gradient)

@@ -1,10 +1,31 @@
 """Policy state on disk."""
 
+from __future__ import annotations
+
 import json
+import resource
+import subprocess
+import sys
+import time
 
 import pytest
 
-from verl_ext.driver.checkpoint import FILE_NAME, BadCheckpoint, load_state, save_state
+from verl_ext.driver.checkpoint import (
+    FILE_NAME,
+    LAST_OF_VERL,
+    TRACKER,
+    BadCheckpoint,
+    folder_to_resume,
+    load_state,
+    save_state,
+)
+
+
+def whole_checkpoint(run, step, state=None):
+    """As verl and we leave it."""
+    folder = save_state(run / f"global_step_{step}", state or {"step": step}).parent
+    (folder / LAST_OF_VERL).write_bytes(b"verl's")
+    return folder
 
 
 def test_round_trip(tmp_path):
@@ -13,26 +34,55 @@ def test_round_trip(tmp_path):
     assert [path.name for path in (tmp_path / "global_step_3").iterdir()] == [FILE_NAME]
 
 
-@pytest.mark.parametrize("damage", ["truncate", "alter", "foreign", "empty", "list"])
+@pytest.mark.parametrize(
+    "damage", ["truncate", "alter", "foreign", "bare", "number", "empty", "list", "binary", "deep"]
+)
 def test_damage_is_refused_with_path_and_remedy(tmp_path, damage):
-    path = save_state(tmp_path, {"evicted": ["a", "b"]})
+    whole_checkpoint(tmp_path, 2), whole_checkpoint(tmp_path, 10)
+    path = whole_checkpoint(tmp_path, 12, {"evicted": ["a", "b"]}) / FILE_NAME
     text = path.read_text()
-    path.write_text(
+    path.write_bytes(
         {
             "truncate": text[: len(text) // 2],
             "alter": text.replace("evicted", "evacted"),
             "foreign": json.dumps({"version": 99, "state": "{}"}),
+            "bare": json.dumps({"version": 1}),
+            "number": json.dumps({"version": 1, "state": 3, "sha256": ""}),
             "empty": "",
             "list": "[]",
-        }[damage]
+            "binary": "\udcff",
+            "deep": "[" * 100_000,
+        }[damage].encode(errors="surrogateescape")
     )
-    with pytest.raises(BadCheckpoint, match=f"{path}.*resume from an earlier"):
-        load_state(tmp_path)
+    with pytest.raises(BadCheckpoint) as refusal:
+        load_state(path.parent)
+    sentence = str(refusal.value)
+    assert sentence.startswith(str(path)) and "\n" not in sentence
+    assert f"trainer.resume_mode=resume_path trainer.resume_from_path={tmp_path}/global_step_10," in sentence
 
 
-def test_missing_file_is_named(tmp_path):
-    with pytest.raises(BadCheckpoint, match="does not exist"):
-        load_state(tmp_path)
+def test_only_a_whole_checkpoint_is_recommended(tmp_path):
+    save_state(tmp_path / "global_step_1", {})  # killed before verl had saved its part
+    (whole_checkpoint(tmp_path, 2) / FILE_NAME).write_text("{")
+    (tmp_path / "global_step_3").mkdir()
+    (tmp_path / "global_step_best").mkdir()
+    with pytest.raises(BadCheckpoint, match="does not exist.*no whole checkpoint beside it, so start anew in another"):
+        load_state(tmp_path / "global_step_3")
+
+
+def test_what_verl_calls_the_latest(tmp_path):
+    assert folder_to_resume(tmp_path) is None
+    whole_checkpoint(tmp_path, 4)
+    (tmp_path / TRACKER).write_text("4")
+    assert folder_to_resume(tmp_path) == tmp_path / "global_step_4"
+
+
+@pytest.mark.parametrize(("text", "said"), [("", "''"), ("4\x00", "instead of a step"), ("5", "which is not there")])
+def test_a_damaged_note_of_the_latest_is_refused(tmp_path, text, said):
+    whole_checkpoint(tmp_path, 4)
+    (tmp_path / TRACKER).write_text(text)
+    with pytest.raises(BadCheckpoint, match=f"{TRACKER}.*{said}.*resume_from_path={tmp_path}/global_step_4"):
+        folder_to_resume(tmp_path)
 
 
 def test_a_crash_while_writing_leaves_the_old_state(tmp_path):
@@ -41,6 +91,45 @@ def test_a_crash_while_writing_leaves_the_old_state(tmp_path):
         save_state(tmp_path, {"step": object()})
     (tmp_path / f"{FILE_NAME}.tmp").write_text("half of a new")
     assert load_state(tmp_path) == {"step": 1}
+
+
+WRITER = """
+import sys
+from verl_ext.driver.checkpoint import save_state
+for step in range(10**9):
+    save_state(sys.argv[1], {"step": step, "filler": "x" * 2_000_000})
+    print(step, flush=True)
+"""
+
+
+def test_a_kill_while_writing_leaves_a_whole_state(tmp_path):
+    for wait in (0.0, 0.003, 0.01):
+        writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        for _ in range(3):
+            written = int(writer.stdout.readline())
+        time.sleep(wait)
+        writer.kill()
+        writer.wait()
+        assert load_state(tmp_path)["step"] >= written
+
+
+def test_a_full_disk_leaves_the_old_state_and_is_one_clear_error(tmp_path):
+    save_state(tmp_path, {"step": 1})
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limit[1]))  # writing beyond it fails as it does on a full disk
+    try:
+        with pytest.raises(BadCheckpoint, match=f"{tmp_path}/{FILE_NAME} cannot be written.*make room"):
+            save_state(tmp_path, {"step": 2, "filler": "x" * 100_000})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert load_state(tmp_path) == {"step": 1}
+    assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
+
+
+def test_a_folder_that_is_a_file_is_one_clear_error(tmp_path):
+    (tmp_path / "global_step_1").write_text("in the way")
+    with pytest.raises(BadCheckpoint, match="global_step_1/rollout_policy.json cannot be written"):
+        save_state(tmp_path / "global_step_1", {})
 
 
 def test_numbers_that_json_cannot_hold_are_refused(tmp_path):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 
 import hydra
 import pyarrow as pa
 import pyarrow.parquet as pq
-from omegaconf import DictConfig
+import yaml
+from omegaconf import DictConfig, OmegaConf
 
 from verl_ext.launch import implied
 from verl_ext.resolvers import register_resolvers
@@ -19,6 +21,16 @@ def compose(recipe: str, *overrides: str) -> DictConfig:
     register_resolvers()
     with hydra.initialize_config_module(f"recipe.{recipe}.config", version_base=None):
         return hydra.compose(recipe, overrides=[*overrides, *implied(list(overrides))])
+
+
+def changed(config: DictConfig, *overrides: str) -> DictConfig:
+    """A copy with ``key=value`` overrides, ``+key=value`` where the key is new; composing anew takes much longer."""
+    copied = copy.deepcopy(config)
+    for override in overrides:
+        key, value = override.split("=", 1)
+        new = key.startswith("+")
+        OmegaConf.update(copied, key.removeprefix("+"), yaml.safe_load(value), merge=False, force_add=new)
+    return copied
 
 
 def write_rows(path: Path, count: int, columns: tuple[str, ...] = ("data_source", "prompt", "reward_model")) -> Path:

@@ -54,6 +54,7 @@ def allocate(
     """
     rates = checks.within("success_rates", checks.vector("success_rates", success_rates), 0, 1)
     checks.choice("gradient", gradient, GRADIENTS)
+    info_gain, fallback = checks.flag("info_gain", info_gain), checks.flag("fallback", fallback)
     n = rates.size
     lower, upper = checks.whole_vector("lower", lower, n), checks.whole_vector("upper", upper, n)
     costs = None if costs is None else checks.positive("costs", checks.vector("costs", costs, n))

@@ -23,6 +23,7 @@ from verl_ext.policy import (
     has_spread,
     require,
     require_integer,
+    require_options,
     require_prompt_weight,
 )
 
@@ -85,14 +86,17 @@ class OneWave(RolloutPolicy):
         require_prompt_weight(prompt_weight)
         self.train_batch_size, self.n, self.lower, self.upper = train_batch_size, n, lower, upper
         require(allocator in rules.RULES, "allocator", allocator, f"use one of {', '.join(rules.RULES)}")
-        self.allocator, self.allocator_options = allocator, dict(allocator_options or {})
+        self.allocator = allocator
+        self.allocator_options = require_options("allocator_options", allocator_options)
+        estimator_options = require_options("estimator_options", estimator_options)
         self.continuous, self.dynamic_sampling = rewards == "continuous", dynamic_sampling
         self.max_rounds = max_rounds if dynamic_sampling else 1
         self.prompt_weight = prompt_weight
         if self.continuous:
-            self._require_for_continuous(estimator, estimator_options or {})
+            self._require_for_continuous(estimator, estimator_options)
         self.estimator = PromptEstimator(estimator, estimator_options)
-        self._allocate(np.full(3, 0.5), 2.0)  # refuse a rule or options that cannot work before the run starts
+        for prompts in (2, 3):  # refuse now a rule or options that cannot work, or only for one number of prompts
+            self._allocate(np.full(prompts, 0.5), 2.0)
         self._awaited = self._rounds = 0
         self._ready: list[Group] = []
         self._finished: list[Group] = []

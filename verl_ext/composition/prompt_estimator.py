@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -60,23 +61,33 @@ class PromptEstimator:
         self._options = dict(options or {})
         self._features, self._model = self._options.pop("features", None), self._options.pop("model", None)
         self._state = self._options.pop("state", None)
-        self._cache = Path(self._options.pop("cache", CACHE)).expanduser()
+        cache = self._options.pop("cache", CACHE)
+        if not isinstance(cache, str | os.PathLike) or not cache:
+            raise ValueError(f"{OPTIONS}.cache={cache!r} is not valid: it must be a folder.")
+        self._cache = Path(cache).expanduser()
         for key, file in (("features", self._features), ("state", self._state)):
-            if file is not None and not Path(file).expanduser().is_file():
+            if file is not None and not (isinstance(file, str | os.PathLike) and Path(file).expanduser().is_file()):
                 raise ValueError(f"{OPTIONS}.{key}={file} is not valid: there is no such file.")
+        if "ids" in self._options:
+            raise ValueError(f"{OPTIONS}.ids={self._options['ids']} is not valid: the run names its prompts itself.")
         self._estimator: Estimator
         if name in BY_ID:
             self._estimator = self._build(BY_ID[name])
             return
         self._build(BY_TEXT[name], np.eye(2))  # refuse bad options now, not once a cluster is up
         if self._features is None:
-            find_model(self._model)
+            try:
+                find_model(self._model)
+            except ValueError as error:
+                raise ValueError(f"{OPTIONS}.model is not valid: {error}") from error
 
     def _build(self, make: Callable[..., Estimator], *features: np.ndarray) -> Estimator:
         try:
             return make(*features, **self._options)
         except TypeError as error:
             raise ValueError(f"{OPTIONS}={self._options} does not suit {self.name!r}: {error}.") from error
+        except ValueError as error:
+            raise ValueError(f"{OPTIONS}.{error}" if str(error).startswith(tuple(self._options)) else error) from error
 
     def start_run(self, texts: Sequence[str]) -> None:
         """Read or compute the features of all prompts, with a progress bar; ``texts[row]`` is a prompt's text.

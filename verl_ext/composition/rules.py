@@ -59,6 +59,10 @@ def allocate(
         raise ValueError(
             f"rollout_policy.allocator_options={given} does not suit allocator={rule!r}: {error}."
         ) from error
+    except ValueError as error:
+        if str(error).startswith(tuple(options or ())):  # it names one of them
+            raise ValueError(f"rollout_policy.allocator_options.{error}") from error
+        raise
 
 
 def _uniform(beliefs: Beliefs, budget: int, lower: int, upper: int, done: int) -> np.ndarray:

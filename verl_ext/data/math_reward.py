@@ -1,18 +1,13 @@
-"""Mathematical answers, checked by math-verify in worker processes with a time-out.
+"""Mathematical answers, checked by math-verify in worker processes with limited time and memory.
 
 ``reward.custom_reward_function.path=pkg://verl_ext.data.math_reward`` (the name is verl's default, ``compute_score``).
 """
 
 from __future__ import annotations
 
-import multiprocessing
-from concurrent.futures import TimeoutError
-from functools import cache
-
-from pebble import ProcessExpired, ProcessPool
+from verl_ext.data.limited import TooExpensive, call_limited
 
 TIMEOUT = 15.0  # seconds per answer; math-verify's own limits (5 s to parse, 5 s to compare) come first
-WORKERS = 2  # per reward worker of verl
 
 
 def compute_score(
@@ -27,9 +22,9 @@ def compute_score(
         ``score`` and ``acc`` in {0, 1}, and ``timed_out`` in {0, 1}.
     """
     try:
-        correct = _pool().schedule(is_correct, args=(solution_str, ground_truth), timeout=TIMEOUT).result()
+        correct = call_limited(is_correct, solution_str, ground_truth, timeout=TIMEOUT)
         timed_out = False
-    except (TimeoutError, ProcessExpired):
+    except TooExpensive:
         correct, timed_out = False, True
     return {"score": float(correct), "acc": float(correct), "timed_out": float(timed_out)}
 
@@ -39,9 +34,3 @@ def is_correct(solution: str, ground_truth: str) -> bool:
     from math_verify import parse, verify
 
     return bool(verify(parse(f"\\boxed{{{ground_truth}}}"), parse(solution)))
-
-
-@cache
-def _pool() -> ProcessPool:
-    # Not forked: the reward worker that calls this runs threads.
-    return ProcessPool(max_workers=WORKERS, context=multiprocessing.get_context("spawn"))

@@ -8,30 +8,40 @@ import os
 from pathlib import Path
 
 FILE_NAME = "rollout_policy.json"
+TRACKER = "latest_checkpointed_iteration.txt"  # verl's: the step of the last complete checkpoint
+LAST_OF_VERL = "data.pt"  # in every checkpoint that verl has finished, behind the weights
+STEP_FOLDER = "global_step_"
 VERSION = 1
 
 
 class BadCheckpoint(RuntimeError):
-    """A policy state that is missing, truncated or foreign. The message names the path and what to do."""
+    """A checkpoint that cannot be used, or not be written. The message names the path and what to do."""
 
 
 def save_state(folder: str | Path, state: dict) -> Path:
-    """Write ``state`` (JSON-able) atomically: temporary file, fsync, rename, fsync of the folder."""
+    """Write ``state`` (JSON-able) atomically: temporary file, fsync, rename, fsync of the folder.
+
+    Raises:
+        BadCheckpoint: the disk is full, or the folder cannot be written to; what was there before is untouched.
+    """
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     body = json.dumps(state, allow_nan=False, sort_keys=True)
     document = json.dumps({"version": VERSION, "sha256": _checksum(body), "state": body})
     path, temporary = folder / FILE_NAME, folder / f"{FILE_NAME}.tmp"
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(document)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            _write_to_disk(temporary, document)
+            os.replace(temporary, path)
+        except OSError:
+            temporary.unlink(missing_ok=True)  # half a file would only take more of a full disk
+            raise
+        _sync_folder(folder)
+    except OSError as error:
+        raise BadCheckpoint(
+            f"{path} cannot be written ({error.strerror}); earlier checkpoints are as they were: make room or set "
+            "trainer.default_local_dir to another disk, then start the same command to resume"
+        ) from error
     return path
 
 
@@ -39,22 +49,90 @@ def load_state(folder: str | Path) -> dict:
     """Inverse of :func:`save_state`.
 
     Raises:
-        BadCheckpoint: the file is missing, truncated, altered, or of another version.
+        BadCheckpoint: the file is missing, truncated, altered, foreign, or of another version. The message names the
+            newest other checkpoint of the run that is whole.
     """
-    path = Path(folder) / FILE_NAME
-    remedy = "resume from an earlier global_step_* with trainer.resume_mode=resume_path, or start anew"
+    folder = Path(folder)
+    try:
+        return _read(folder / FILE_NAME)
+    except BadCheckpoint as error:
+        raise BadCheckpoint(f"{error}: {_remedy(folder)}") from None
+
+
+def folder_to_resume(run: str | Path) -> Path | None:
+    """The checkpoint that verl's ``trainer.resume_mode=auto`` goes on from; None: there is none, so it starts anew.
+
+    Raises:
+        BadCheckpoint: verl's note of the last checkpoint is damaged, or names one that is not there; verl would fail,
+            or start anew without a word.
+    """
+    run = Path(run)
+    tracker = run / TRACKER
+    if not tracker.is_file():
+        return None
+    text = tracker.read_text(encoding="utf-8", errors="replace").strip()
+    folder = run / f"{STEP_FOLDER}{text}"
+    if not (text.isascii() and text.isdigit()):
+        raise BadCheckpoint(f"{tracker} holds {text[:40]!r} instead of a step: {_remedy(folder)}")
+    if not folder.is_dir():
+        raise BadCheckpoint(f"{tracker} names {folder}, which is not there: {_remedy(folder)}")
+    return folder
+
+
+def newest_whole(run: Path, but: Path | None = None) -> Path | None:
+    """The newest checkpoint of a run that is complete and undamaged as far as the policy goes."""
+    found = [folder for folder in run.glob(f"{STEP_FOLDER}*") if folder.name.removeprefix(STEP_FOLDER).isdigit()]
+    for folder in sorted(found, key=lambda folder: int(folder.name.removeprefix(STEP_FOLDER)), reverse=True):
+        if folder != but and (folder / LAST_OF_VERL).is_file():
+            try:
+                _read(folder / FILE_NAME)
+            except BadCheckpoint:
+                continue
+            return folder
+    return None
+
+
+def _remedy(bad: Path) -> str:
+    whole = newest_whole(bad.parent, but=bad)
+    if whole is None:
+        return "there is no whole checkpoint beside it, so start anew in another trainer.default_local_dir"
+    return (
+        f"resume from the newest whole one with trainer.resume_mode=resume_path trainer.resume_from_path={whole}, or "
+        "start anew in another trainer.default_local_dir"
+    )
+
+
+def _read(path: Path) -> dict:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise BadCheckpoint(f"{path} does not exist, so this is no checkpoint of ours: {remedy}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise BadCheckpoint(f"{path} is truncated or not ours ({error}): {remedy}") from None
+        raise BadCheckpoint(f"{path} does not exist, so this is no checkpoint of ours") from None
+    except OSError as error:
+        raise BadCheckpoint(f"{path} cannot be read ({error.strerror})") from None
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadCheckpoint(f"{path} is truncated or not ours ({error})") from None
     if not isinstance(document, dict) or document.get("version") != VERSION:
         found = document.get("version") if isinstance(document, dict) else None
-        raise BadCheckpoint(f"{path} has version {found!r}, this code reads version {VERSION}: {remedy}")
-    if _checksum(document["state"]) != document["sha256"]:
-        raise BadCheckpoint(f"{path} does not match its checksum: {remedy}")
-    return json.loads(document["state"])
+        raise BadCheckpoint(f"{path} has version {found!r}, this code reads version {VERSION}")
+    body = document.get("state")
+    if not isinstance(body, str) or _checksum(body) != document.get("sha256"):
+        raise BadCheckpoint(f"{path} does not match its checksum")
+    return json.loads(body)
+
+
+def _write_to_disk(path: Path, text: str) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _checksum(body: str) -> str:

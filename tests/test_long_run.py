@@ -1,0 +1,20 @@
+"""Nothing that a run keeps grows with its steps; times are measured in ``benchmarks/long_run.py``."""
+
+from __future__ import annotations
+
+import pytest
+from support.long_run import BATCH, PROMPTS, policies, run
+
+RECIPES = ("grpo", "dapo", "pilot_commit", "hora", "vip", "knapsack", "prefix_sampling")
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_nothing_grows_with_the_steps(recipe, tmp_path):
+    first, *later = run(policies(tmp_path)[recipe](), steps=400, every=100)  # by step 100 every prompt was drawn
+    for size in later:
+        assert size.live <= 16 * BATCH  # the buffer and the pilots on their way
+        assert size.metrics <= first.metrics + 2 * PROMPTS // BATCH  # a count that has just occurred for the first time
+        assert size.log_records == 0
+        assert size.files <= first.files
+        assert size.state_bytes < 1.5 * first.state_bytes + 5000
+    assert later[-1].state_bytes < 300 * PROMPTS

@@ -1,0 +1,45 @@
+"""Functions that take a model's text, run where they can be killed: in processes with limited time and memory."""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+from collections.abc import Callable
+from concurrent.futures import TimeoutError
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pebble import ProcessExpired, ProcessPool
+
+WORKERS = 2  # per process that calls, such as a reward worker of verl
+MEMORY = 2 << 30  # bytes that a worker may allocate beyond what it starts with
+
+
+class TooExpensive(Exception):
+    """It took more time or memory than it may."""
+
+
+def call_limited(function: Callable[..., Any], *arguments: Any, timeout: float) -> Any:
+    """``function(*arguments)``, computed in another process; both have to be importable or picklable.
+
+    Raises:
+        TooExpensive: after ``timeout`` seconds, or when memory runs out. What the function raises is raised here.
+    """
+    try:
+        return _pool().schedule(function, args=arguments, timeout=timeout).result()
+    except (TimeoutError, ProcessExpired, MemoryError) as error:
+        raise TooExpensive(f"{function.__name__}: {type(error).__name__}") from error
+
+
+@cache
+def _pool() -> ProcessPool:
+    # Not forked: the reward worker that calls this runs threads.
+    context = multiprocessing.get_context("spawn")
+    return ProcessPool(max_workers=WORKERS, context=context, initializer=_limit_memory)
+
+
+def _limit_memory() -> None:
+    data_pages = int(Path("/proc/self/statm").read_text().split()[5])
+    limit = data_pages * resource.getpagesize() + MEMORY
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
