@@ -9,11 +9,11 @@ from __future__ import annotations
 import sys
 from functools import cache
 
-import pandas as pd
 import pytest
 import yaml
 from omegaconf import DictConfig, OmegaConf
 from support import launch_scripts
+from support.configs import write_rows
 from support.launch_scripts import argument_printer, run_script
 from verl.utils.import_utils import load_extern_object
 
@@ -39,10 +39,7 @@ def stand_in(tmp_path_factory) -> None:
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory) -> str:
     """As many prompts as a step has, in a form that validation accepts."""
-    path = tmp_path_factory.mktemp("data") / "rows.parquet"
-    row = {"data_source": "x", "prompt": [{"role": "user", "content": "?"}], "reward_model": {"ground_truth": "1"}}
-    pd.DataFrame([row] * 128).to_parquet(path)
-    return str(path)
+    return str(write_rows(tmp_path_factory.mktemp("data") / "rows.parquet", 128))
 
 
 def overrides(script: str, *arguments: str, **environment: str) -> list[str]:

@@ -134,7 +134,10 @@ def _lengths(config: DictConfig) -> None:
     refuse_if(bool(rollout.max_model_len) and rollout.max_model_len <= data.max_prompt_length, config, key, valid)
     actor = config.actor_rollout_ref.actor
     if actor.strategy.startswith("fsdp"):
-        room = actor.ppo_max_token_len_per_gpu * (actor.get("ulysses_sequence_parallel_size") or 1)
+        room = actor.ppo_max_token_len_per_gpu * max(
+            actor.get("ulysses_sequence_parallel_size") or 1,
+            actor.fsdp_config.get("ulysses_sequence_parallel_size") or 1,
+        )
         valid = f"a response of full length would not fit, use {longest} (data.max_prompt_length + max_response_length)"
         refuse_if(room < longest, config, f"{ACTOR}.ppo_max_token_len_per_gpu", f"{valid} or more")
 
