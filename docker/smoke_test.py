@@ -76,8 +76,15 @@ def _recipes(hardware: str) -> str:
 
     register_resolvers()
     with tempfile.TemporaryDirectory() as folder:
-        row = {"data_source": "x", "prompt": [{"role": "user", "content": "?"}], "reward_model": {"ground_truth": "1"}}
-        parquet.write_table(Table.from_pylist([row] * 64), f"{folder}/rows.parquet")
+        rows = [
+            {
+                "data_source": "x",
+                "prompt": [{"role": "user", "content": f"{number}?"}],
+                "reward_model": {"ground_truth": "1"},
+            }
+            for number in range(8)
+        ]
+        parquet.write_table(Table.from_pylist(rows), f"{folder}/rows.parquet")
         (Path(folder) / "config.json").write_text('{"model_type": "qwen2"}')
         overrides = [
             f"hardware={hardware}",

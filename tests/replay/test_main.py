@@ -150,7 +150,7 @@ def test_one_line_is_a_log(tmp_path, invoke, score):
         (["{}/metrics.jsonl"], "not one line is a rollout"),
         (["{}/1.jsonl", "--metrics", "{}/none.jsonl"], "there is no such file"),
         (["{}/1.jsonl", "--metrics", "{}"], "holds 2 runs"),
-        (["{}/1.jsonl", "--correct-above", "nan"], "correct_above[0]=nan is not finite"),
+        (["{}/1.jsonl", "--correct-above", "nan"], "correct_above=nan must be a finite number"),
     ],
 )
 def test_what_cannot_be_read_is_refused_in_one_sentence(tmp_path, invoke, arguments, why):

@@ -139,8 +139,9 @@ class Slurm:
         return dict(word.split("=", 1) for word in words if "=" in word)
 
     def start_now(self, identifier: str) -> None:
-        """Start a requeued job as soon as there is room; Slurm waits two minutes before."""
-        self.run("scontrol", "update", f"jobid={identifier}", "starttime=now")
+        """Start a requeued job in some seconds; Slurm waits two minutes. At once, its nodes would still refuse the job,
+        whose credential they have just revoked."""
+        self.run("scontrol", "update", f"jobid={identifier}", "starttime=now+5")
 
     def wait(self, condition: Callable[[], bool], what: str, timeout: float) -> None:
         self._wait(condition, what, timeout)
