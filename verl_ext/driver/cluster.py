@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import os
 
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 # What ray.init says about a cluster it starts, and refuses about one that it joins.
 OF_A_NEW_CLUSTER = ("num_cpus", "num_gpus", "resources", "labels", "object_store_memory")
+# Set in what `ray job submit` runs: the job's own runtime environment holds its variables, and Ray refuses them twice.
+SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 
 
 def join_cluster(config: DictConfig) -> None:
-    """Drop resources from ``ray_kwargs.ray_init`` if a cluster is named: they are the cluster's to say.
+    """Fit ``ray_kwargs.ray_init`` to the cluster that is named, if one is.
 
-    It is named by ``ray_kwargs.ray_init.address`` (+ray_kwargs.ray_init.address=auto) or, as ``ray job submit`` does,
-    by RAY_ADDRESS in the environment.
+    Its resources are the cluster's to say, so they are dropped. Its workers have the environment of their node, not
+    this process's: verl's own variables (VERL_FILE_LOGGER_PATH, ...) are handed on.
+
+    A cluster is named by ``ray_kwargs.ray_init.address`` (+ray_kwargs.ray_init.address=auto) or, as ``ray job submit``
+    does, by RAY_ADDRESS in the environment.
     """
     start = config.ray_kwargs.ray_init
     if (start.get("address") or os.environ.get("RAY_ADDRESS")) in (None, "", "local"):
@@ -22,3 +27,6 @@ def join_cluster(config: DictConfig) -> None:
     with open_dict(start):
         for key in OF_A_NEW_CLUSTER:
             start.pop(key, None)
+        if SUBMITTED not in os.environ:
+            variables = {name: value for name, value in os.environ.items() if name.startswith("VERL_")}
+            start.runtime_env = OmegaConf.merge({"env_vars": variables}, start.get("runtime_env") or {})
