@@ -6,6 +6,7 @@
     python benchmarks/simulation.py figure4
     python benchmarks/simulation.py hora
     python benchmarks/simulation.py conditions
+    python benchmarks/simulation.py modes
     python benchmarks/simulation.py speed
 
 The papers' runs are scaled down: an eighth of the batch (16 prompts), 125 steps for their 500 or 1,000, and as many
@@ -31,8 +32,9 @@ from rich.table import Table
 
 from verl_ext.simulation import LearningModel, Method, Simulated, World, simulate
 from verl_ext.simulation.hardware import Hardware
+from verl_ext.simulation.lengths import LengthModel
 from verl_ext.simulation.outcomes import Outcome, outcomes, spread
-from verl_ext.simulation.run import ACCURACY
+from verl_ext.simulation.run import ACCURACY, MODES
 
 BATCH, NOISE = 16, 200.0 / 8
 LEARNING = LearningModel(shared=0.04, noise=NOISE)
@@ -242,6 +244,31 @@ def conditions(seeds: Seeds = 3) -> None:
 def gain(simulated: Simulated, metric: str) -> float:
     """From before training to the end."""
     return simulated.records[max(simulated.records)][metric] - simulated.records[0][metric]
+
+
+@app.command()
+def modes(seeds: Seeds = 3) -> None:
+    """trainer.v1.trainer_mode on the same devices: all in turns, or half for generation and half for training."""
+    columns = ("responses", "update", "method", *(f"{mode}: s/step, engines busy, delay" for mode in MODES))
+    shown = Table(*columns, title="128 prompts x 8, 8 devices; steps but for the first and the last")
+    for tail, update in itertools.product((0.3, 1.0), (2e-5, 1e-4)):
+        for text in ("grpo n=8", pilot_commit(4, 4)):
+            cells = []
+            for mode in MODES:
+                ours = Hardware(8, 64, 0.02, 5.0, update)
+                if mode == "separate_async":
+                    ours = Hardware(4, 64, 0.02, 5.0, 2 * update)
+                lengths = LengthModel(500, tail, 8192)
+                world = World("polaris_8b", 8_000, steps=12, mode=mode, lengths=lengths, hardware=ours)
+                (members,) = run([text], world, seeds, batch=128).values()
+                seconds, tokens = (per_step(members, name, world) for name in ("timing_s/step", "tokens/sampled"))
+                places = ours.engines * ours.slots / ours.seconds_per_token
+                busy = [count / (places * time) for count, time in zip(tokens, seconds, strict=True)]
+                delay = np.mean(per_step(members, "off_policy/delay_mean", world))
+                cells.append(f"{spread(seconds, '.0f')}, {np.mean(busy):.0%}, {delay:.1f}")
+            length = "alike" if tail < 1 else "long-tailed"
+            shown.add_row(length, "short" if update < 1e-4 else "long", text, *cells)
+    console.print(shown)
 
 
 @app.command()

@@ -9,7 +9,7 @@ from verl_ext.simulation.methods import Method, recipes, stand_in_features
 
 
 def test_every_recipe_is_there_and_is_what_its_own_file_says():
-    assert recipes() == ["dapo", "grpo", "hora", "knapsack", "pilot_commit", "prefix_sampling", "vip"]
+    assert list(recipes()) == ["dapo", "grpo", "hora", "knapsack", "pilot_commit", "prefix_sampling", "vip"]
     for name in recipes():
         method = Method.parse(name, 8)
         assert (method.name, method.train_batch_size) == (name, 8)

@@ -21,7 +21,7 @@ METHODS = [
 
 
 @pytest.mark.parametrize("text", METHODS)
-@pytest.mark.parametrize("mode", ["sync", "colocate_async"])
+@pytest.mark.parametrize("mode", ["sync", "colocate_async", "separate_async"])
 def test_every_recipe_trains_and_its_books_balance(text, mode):
     records = simulate(Method.parse(text, 8), replace(WORLD, mode=mode), seed=1).records
     assert list(records) == list(range(13))

@@ -61,7 +61,7 @@ def main(
     ] = None,
     stop_at_target: Annotated[bool, typer.Option(help="End a run once it is there; needs --target.")] = False,
     out: Annotated[Path, typer.Option(help="Folder of the logs, <method>_<seed>.jsonl.")] = Path("outputs/simulation"),
-    mode: Annotated[str, typer.Option(help="trainer.v1.trainer_mode: sync or colocate_async.")] = "sync",
+    mode: Annotated[str, typer.Option(help="sync, colocate_async or separate_async: docs/modes.md.")] = "sync",
     test_freq: Annotated[int, typer.Option(min=1, help="Steps between validations.")] = 5,
     embedding_correlation: Annotated[
         float, typer.Option(min=0, max=1, help="What embeddings know of a prompt's difficulty (vip).")

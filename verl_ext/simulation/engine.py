@@ -26,8 +26,8 @@ class SimulatedEngine:
     """What the controller submits to (:class:`~verl_ext.controller.Engine`), with a clock of its own.
 
     The clock runs while rollouts are generated and stands still during updates, as engines sleep or are interrupted
-    then. A rollout succeeds with the probability of its prompt when it was submitted; one that is interrupted by an
-    update keeps it, and its version.
+    then; whoever trains moves it on where they are not. A rollout succeeds with the probability of its prompt when it
+    was submitted; one that is interrupted by an update keeps it, and its version.
 
     Args:
         ability: success rates; changed by whoever trains.

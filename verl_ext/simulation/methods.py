@@ -23,10 +23,14 @@ OURS = {"data": {"train_batch_size": 128, "seed": 1, "max_response_length": 4096
 DIMENSIONS = 16  # of the embeddings that stand in for those of texts
 
 
-def recipes() -> list[str]:
-    """Names of the recipes there are."""
-    folders = (entry for entry in resources.files("recipe").iterdir() if entry.is_dir())
-    return sorted(entry.name for entry in folders if (entry / "config" / f"{entry.name}.yaml").is_file())
+def recipes() -> dict[str, Path]:
+    """The recipes there are, and each one's file.
+
+    They stand beside recipe.grpo: TransferQueue's wheel has a folder ``recipe`` too, and outside of this project's root
+    that name by itself is its.
+    """
+    folder = Path(str(resources.files("recipe.grpo"))).parent
+    return {file.stem: file for file in sorted(folder.glob("*/config/*.yaml")) if file.stem == file.parts[-3]}
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,7 @@ class Method:
 def _own_config(recipe: str) -> DictConfig | None:
     """What the recipe's own file says, without what it builds on; None where there is no such file."""
     if recipe in recipes():
-        return OmegaConf.create((resources.files("recipe") / recipe / "config" / f"{recipe}.yaml").read_text())
+        return OmegaConf.load(recipes()[recipe])
     file = Path(recipe).expanduser()
     found = OmegaConf.load(file) if file.suffix == ".yaml" and file.is_file() else None
     return found if isinstance(found, DictConfig) and "rollout_policy" in found else None

@@ -22,7 +22,7 @@ from verl_ext.simulation.methods import Method, stand_in_features
 from verl_ext.simulation.population import draw_logits
 from verl_ext.simulation.prefix_effect import PrefixEffect
 
-MODES = ("sync", "colocate_async")
+MODES = ("sync", "colocate_async", "separate_async")
 ACCURACY = "val-core/simulated/acc/mean@1"
 PASS_AT = (8, 32)
 DATA_SEED = 0
@@ -36,7 +36,8 @@ class World:
         population: see :func:`~verl_ext.simulation.population.draw_logits`.
         prompts: rows of the data; None: as many as the population says.
         steps: training steps.
-        mode: ``sync``: an update waits for all that is in generation; ``colocate_async``: it interrupts it.
+        mode: ``sync``: an update waits for all that is in generation; ``colocate_async``: it interrupts it;
+            ``separate_async``: generation goes on, with what the next step asks for first.
         test_freq: steps between validations; there is one before the first step and one after the last.
         embedding_correlation: what embeddings know of a prompt's difficulty, for estimators over texts.
         until: accuracy at which a run ends early; None: it never does.
@@ -125,7 +126,7 @@ def simulate(
     ended = None
     for step in range(1, world.steps + 1):
         try:
-            record = _step(run, step, world, drain=world.mode == "sync" or step == world.steps)
+            record = _step(run, step, world)
         except CannotFillBatch as error:
             ended = str(error)
             break
@@ -158,11 +159,15 @@ def _epochs(prompts: int, seed: int) -> Iterator[Prompt]:
             yield rows[row]
 
 
-def _step(run: RolloutController, step: int, world: World, drain: bool) -> dict[str, float]:
-    """One training step, as the driver's replay buffer and trainer do it."""
+def _step(run: RolloutController, step: int, world: World) -> dict[str, float]:
+    """One training step, as the driver's replay buffer and trainers do it."""
     engine: SimulatedEngine = run.engine
-    engine.version, began = step - 1, engine.clock
-    run.begin_step(step)
+    last = step == world.steps
+    drain = last or world.mode == "sync"
+    began = engine.clock
+    if run.step < step:
+        engine.version = step - 1
+        run.begin_step(step)
     batch: list[Group] = []
     while True:
         batch = batch or run.take_batch()
@@ -172,9 +177,14 @@ def _step(run: RolloutController, step: int, world: World, drain: bool) -> dict[
             run.check_progress()
         run.finish_waves(engine.finish())
     metrics = run.metrics()
+    times = _times(engine.clock - began, metrics, world.hardware)
+    if world.mode == "separate_async" and not last:
+        run.begin_step(step + 1)
+        engine.clock += times["timing_s/update_actor"]
+    engine.version = step
     update = world.learning.update_of(batch, step, run.policy.prompt_weight)
     engine.ability.learn(batch, update)
-    return metrics | _times(engine.clock - began, metrics, world.hardware) | _learned(update, engine.ability)
+    return metrics | times | _learned(update, engine.ability)
 
 
 def _times(generation: float, metrics: dict[str, float], hardware: Hardware) -> dict[str, float]:
