@@ -20,26 +20,35 @@ class TooExpensive(Exception):
     """It took more time or memory than it may."""
 
 
-def call_limited(function: Callable[..., Any], *arguments: Any, timeout: float) -> Any:
+def call_limited(
+    function: Callable[..., Any], *arguments: Any, timeout: float, prepare: Callable[[], Any] | None = None
+) -> Any:
     """``function(*arguments)``, computed in another process; both have to be importable or picklable.
+
+    Args:
+        timeout: seconds that the call may take.
+        prepare: what a new process does before its first call, out of that time: slow imports, which on a busy machine
+            would otherwise use it up.
 
     Raises:
         TooExpensive: after ``timeout`` seconds, or when memory runs out. What the function raises is raised here.
     """
     try:
-        return _pool().schedule(function, args=arguments, timeout=timeout).result()
+        return _pool(prepare).schedule(function, args=arguments, timeout=timeout).result()
     except (TimeoutError, ProcessExpired, MemoryError) as error:
         raise TooExpensive(f"{function.__name__}: {type(error).__name__}") from error
 
 
 @cache
-def _pool() -> ProcessPool:
+def _pool(prepare: Callable[[], Any] | None) -> ProcessPool:
     # Not forked: the reward worker that calls this runs threads.
     context = multiprocessing.get_context("spawn")
-    return ProcessPool(max_workers=WORKERS, context=context, initializer=_limit_memory)
+    return ProcessPool(max_workers=WORKERS, context=context, initializer=_start, initargs=(prepare,))
 
 
-def _limit_memory() -> None:
+def _start(prepare: Callable[[], Any] | None) -> None:
+    if prepare is not None:
+        prepare()
     data_pages = int(Path("/proc/self/statm").read_text().split()[5])
     limit = data_pages * resource.getpagesize() + MEMORY
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))

@@ -22,7 +22,7 @@ def compute_score(
         ``score`` and ``acc`` in {0, 1}, and ``timed_out`` in {0, 1}.
     """
     try:
-        correct = call_limited(is_correct, solution_str, ground_truth, timeout=TIMEOUT)
+        correct = call_limited(is_correct, solution_str, ground_truth, timeout=TIMEOUT, prepare=prepare)
         timed_out = False
     except TooExpensive:
         correct, timed_out = False, True
@@ -34,3 +34,8 @@ def is_correct(solution: str, ground_truth: str) -> bool:
     from math_verify import parse, verify
 
     return bool(verify(parse(f"\\boxed{{{ground_truth}}}"), parse(solution)))
+
+
+def prepare() -> None:
+    """Import math-verify and sympy, and what they import when they are first used."""
+    is_correct(r"\boxed{1}", "1")
