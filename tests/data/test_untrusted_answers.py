@@ -7,7 +7,9 @@ import time
 
 import pytest
 import reasoning_gym
+from pebble.pool.base_pool import PoolStatus
 
+from verl_ext.data import limited
 from verl_ext.data.evaluated_answers import EVALUATED_TASKS, is_harmless
 from verl_ext.data.limited import TooExpensive, call_limited
 from verl_ext.data.reasoning_gym import compute_score
@@ -80,3 +82,13 @@ def test_memory_and_time_run_out():
     with pytest.raises(TooExpensive, match="sleep: TimeoutError"):
         call_limited(time.sleep, 600, timeout=0.5)
     assert call_limited(len, "four", timeout=60.0) == 4
+
+
+def test_a_pool_that_has_broken_is_replaced():
+    broken = limited._pool(None)
+    broken._context.status = PoolStatus.ERROR  # as when one of its threads ends with an error
+    with pytest.raises(RuntimeError):
+        broken.schedule(len, args=["four"])
+    assert call_limited(len, "four", timeout=60.0) == 4
+    assert limited._pool(None) is not broken
+    broken.stop()

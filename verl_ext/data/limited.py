@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pebble import ProcessExpired, ProcessPool
+from pebble import ProcessExpired, ProcessFuture, ProcessPool
 
 WORKERS = 2  # per process that calls, such as a reward worker of verl
 MEMORY = 2 << 30  # bytes that a worker may allocate beyond what it starts with
@@ -34,9 +34,19 @@ def call_limited(
         TooExpensive: after ``timeout`` seconds, or when memory runs out. What the function raises is raised here.
     """
     try:
-        return _pool(prepare).schedule(function, args=arguments, timeout=timeout).result()
+        return _schedule(prepare, function, arguments, timeout).result()
     except (TimeoutError, ProcessExpired, MemoryError) as error:
         raise TooExpensive(f"{function.__name__}: {type(error).__name__}") from error
+
+
+def _schedule(
+    prepare: Callable[[], Any] | None, function: Callable[..., Any], arguments: tuple, timeout: float
+) -> ProcessFuture:
+    try:
+        return _pool(prepare).schedule(function, args=arguments, timeout=timeout)
+    except RuntimeError:  # a thread of the pool's own has ended with an error, and it takes no more: have a new one
+        _pool.cache_clear()
+        return _pool(prepare).schedule(function, args=arguments, timeout=timeout)
 
 
 @cache
