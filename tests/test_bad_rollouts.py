@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.configs import RECIPES
 from support.engine import BernoulliEngine, epochs, prompts, run_step
 from support.long_run import policies
 
 from verl_ext.controller import EveryRolloutFailed, RolloutController
 from verl_ext.policy import CannotFillBatch, Rollout
 
-RECIPES = ("grpo", "dapo", "pilot_commit", "hora", "vip", "knapsack", "prefix_sampling")
 ROWS = 64
 
 

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.configs import changed, compose, good_overrides
+from support.configs import RECIPES, changed, compose, good_overrides
 
 from verl_ext.driver.validate import BadConfig, validate
 
-RECIPES = ("grpo", "dapo", "pilot_commit", "hora", "vip", "knapsack", "prefix_sampling")
 TABLE: dict[str, dict[str, str]] = yaml.safe_load((Path(__file__).parent / "bad_input.yaml").read_text())
 CASES = [(recipe, override, sentence) for recipe, rows in TABLE.items() for override, sentence in rows.items()]
 

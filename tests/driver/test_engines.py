@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from support.configs import compose, good_overrides
+from support.configs import RECIPES, compose, good_overrides
 
 from verl_ext.driver.validate import BadConfig, validate
 from verl_ext.launch import implied
 
-RECIPES = ("grpo", "dapo", "pilot_commit", "hora", "vip", "knapsack", "prefix_sampling")
 SEPARATE = [
     "trainer.v1.trainer_mode=separate_async",
     "actor_rollout_ref.hybrid_engine=false",

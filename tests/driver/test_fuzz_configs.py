@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
-from support.configs import compose, good_overrides
+from support.configs import RECIPES, compose, good_overrides
 from support.engine import epochs, prompts, run_step
 from support.long_run import FastEngine, policies
 
@@ -18,7 +18,6 @@ from verl_ext.driver.validate import BadConfig, validate
 from verl_ext.driver.verl_keys import KEYS
 from verl_ext.policy import CannotFillBatch
 
-RECIPES = ("grpo", "dapo", "pilot_commit", "hora", "vip", "knapsack", "prefix_sampling")
 EXAMPLES = 20  # of each recipe
 ROWS = 40
 OTHERS = ("data.train_batch_size", "actor_rollout_ref.actor.ppo_mini_batch_size", "actor_rollout_ref.rollout.n")

@@ -14,6 +14,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_ext.launch import implied
 from verl_ext.resolvers import register_resolvers
+from verl_ext.simulation.methods import recipes
+
+RECIPES = tuple(recipes())
 
 
 def compose(recipe: str, *overrides: str) -> DictConfig:
