@@ -63,12 +63,12 @@ def overrides(name: str, seed: int, rollouts: int, task: Path) -> list[str]:
         f"actor_rollout_ref.rollout.seed={seed}",
         "actor_rollout_ref.rollout.val_kwargs.do_sample=true",
         "actor_rollout_ref.rollout.val_kwargs.temperature=1.0",
-        "actor_rollout_ref.rollout.val_kwargs.n=4",
+        "actor_rollout_ref.rollout.val_kwargs.n=2",
         "reward.custom_reward_function.path=pkg://verl_ext.data.reasoning_gym",
         "trainer.logger=[file]",
         "trainer.resume_mode=disable",
         "trainer.save_freq=-1",
-        "trainer.test_freq=6",
+        "trainer.test_freq=4",
         "trainer.total_training_steps=10000",
         f"rollout_driver.rollout_budget={rollouts}",
         *(RECIPES | VARIANTS)[name],
@@ -105,7 +105,7 @@ def main(
         list[str] | None, typer.Option(help="A recipe or variant, repeatable. Default: all recipes.")
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds 1, 2, ... of data order and sampling.")] = 3,
-    rollouts: Annotated[int, typer.Option(min=1, help="Rollouts of each run, pilots included.")] = 6144,
+    rollouts: Annotated[int, typer.Option(min=1, help="Rollouts of each run, pilots included.")] = 4096,
 ) -> None:
     """Train every recipe on every seed, one after the other."""
     names = name or list(RECIPES)

@@ -9,7 +9,7 @@ from support.engine import BernoulliEngine, epochs, prompts, run_step
 from support.long_run import policies
 
 from verl_ext.controller import EveryRolloutFailed, RolloutController
-from verl_ext.policy import CannotFillBatch, Rollout
+from verl_ext.policy import BadReward, CannotFillBatch, Rollout
 
 ROWS = 64
 
@@ -88,10 +88,10 @@ def test_all_prompts_evicted_ends_the_run_with_what_to_change(tmp_path):
 
 @pytest.mark.parametrize("recipe", ["hora", "vip", "knapsack"])
 def test_rewards_that_are_no_success_rates_are_refused_with_the_range(recipe, tmp_path):
-    with pytest.raises(ValueError, match=r"prompt p\d+ has rewards from -?\d.* and no verdicts: a success rate needs"):
+    with pytest.raises(BadReward, match=r"prompt p\d+ has rewards from -?\d.* and no verdicts: a success rate needs"):
         train(recipe, tmp_path, lambda rng, version: Rollout(rng.normal() * 10, None, 5, version))
 
 
 def test_prefix_sampling_needs_verdicts(tmp_path):
-    with pytest.raises(ValueError, match="prefix sampling needs rewards of 0 and 1"):
+    with pytest.raises(BadReward, match="prefix sampling needs rewards of 0 and 1"):
         train("prefix_sampling", tmp_path, lambda rng, version: Rollout(rng.random(), None, 5, version))

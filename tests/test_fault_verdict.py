@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
+from faults.kills import aim
 from faults.verdict import compare
 
 
@@ -49,3 +52,13 @@ def test_an_exact_resume_has_no_faults():
 )
 def test_what_is_wrong_is_said(changes, said):
     assert any(said in fault for fault in judge(**changes))
+
+
+def test_a_kill_is_aimed_at_every_phase_that_a_step_has():
+    step = {"timing_s/gen": 2.0, "timing_s/old_log_prob": 0.5, "timing_s/update_actor": 1.0, "timing_s/testing": 0.25}
+    lasts = {"generation": (0, 2), "update": (2, 3.5), "validation": (3.5, 3.75)}
+    aims = [aim(step, Random(seed)) for seed in range(200)]
+    assert {phase for phase, _ in aims} == set(lasts)
+    for phase, delay in aims:
+        begin, end = lasts[phase]
+        assert begin <= delay <= end

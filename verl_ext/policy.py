@@ -19,6 +19,10 @@ class CannotFillBatch(RuntimeError):
     """A step has nothing to train on. The message says which threshold or data set to change."""
 
 
+class BadReward(ValueError):
+    """Rewards that a method cannot read. The message names the prompt and what the reward function should report."""
+
+
 @dataclass(frozen=True)
 class Prompt:
     """One row of the training data.
@@ -110,12 +114,12 @@ class Group:
         """Share of correct rollouts; where rewards are no verdicts, their mean, if all of them are in [0, 1].
 
         Raises:
-            ValueError: rewards that are neither.
+            BadReward: rewards that are neither.
         """
         verdicts = self.verdicts
         rewards = self.rewards if verdicts is None else np.array(verdicts, dtype=np.float64)
         if not rewards.size or rewards.min() < 0 or rewards.max() > 1:
-            raise ValueError(
+            raise BadReward(
                 f"prompt {self.prompt.id} has rewards from {rewards.min(initial=np.inf):g} to "
                 f"{rewards.max(initial=-np.inf):g} and no verdicts: a success rate needs rewards within [0, 1], or a "
                 "reward function that reports acc (0 or 1)"

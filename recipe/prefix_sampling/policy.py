@@ -10,6 +10,7 @@ from recipe.prefix_sampling.prefix_store import PrefixStore, SavedPrefix, trajec
 from recipe.prefix_sampling.transitions import Transitions
 from verl_ext.policy import (
     Action,
+    BadReward,
     CannotFillBatch,
     Discard,
     Draw,
@@ -157,11 +158,11 @@ class PrefixSampling(RolloutPolicy):
         """Correct rollouts out of ``n``; where some failed technically, the nearest count that the others stand for.
 
         Raises:
-            ValueError: the rewards are no verdicts.
+            BadReward: the rewards are no verdicts.
         """
         verdicts = group.verdicts
         if verdicts is None:
-            raise ValueError(
+            raise BadReward(
                 f"prompt {group.prompt.id} has rewards from {group.rewards.min():g} to {group.rewards.max():g} and no "
                 "verdicts: prefix sampling needs rewards of 0 and 1, or a reward function that reports acc (0 or 1)"
             )

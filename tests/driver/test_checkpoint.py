@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from verl_ext.driver.checkpoint import (
     folder_to_resume,
     load_state,
     save_state,
+    unwritten,
 )
 
 
@@ -124,6 +126,16 @@ def test_a_full_disk_leaves_the_old_state_and_is_one_clear_error(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     assert load_state(tmp_path) == {"step": 1}
     assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
+
+
+def test_what_verl_fails_to_write_is_named_with_the_room_there_is(tmp_path):
+    error = unwritten(tmp_path, OSError(28, "No space left on device"))
+    assert re.fullmatch(
+        rf"{tmp_path} cannot be written \(\[Errno 28\] No space left on device; [\d,]+ MiB are free there\); earlier "
+        "checkpoints are as they were: make room or .*, then start the same command to resume",
+        str(error),
+    )
+    assert "(RuntimeError; " in str(unwritten(tmp_path, RuntimeError()))
 
 
 def test_a_folder_that_is_a_file_is_one_clear_error(tmp_path):

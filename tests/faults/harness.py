@@ -1,82 +1,51 @@
-"""SIGKILL at random moments of real training runs: what was recovered, refused clearly, or lost.
-
-Each try starts a run, kills everything of it at a random moment, starts the same command again, and compares what it
-does with the checkpoint that it goes on from.
-"""
+"""Kills and breaks real training runs, and prints what became of each: recovered, refused clearly, or lost."""
 
 from __future__ import annotations
 
-import json
 import random
 import subprocess
 import sys
 import tempfile
-import time
-from collections import Counter
+from collections import Counter, defaultdict
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
-from support.training import Task, TrainingRun
+from support.training import Task
 
-from faults.verdict import compare
-from verl_ext.driver.checkpoint import folder_to_resume, load_state
+from faults.kills import RECIPES, chain
+from faults.running import CASES
+from faults.verdict import LOST, OUTCOMES
 
-STEPS, SAVE_EVERY = 6, 2
-COMMON = [
-    f"trainer.total_training_steps={STEPS}",
-    f"trainer.save_freq={SAVE_EVERY}",
-    f"trainer.test_freq={SAVE_EVERY}",
-]
-RECIPES = {
-    "grpo": ["actor_rollout_ref.rollout.n=4"],
-    "dapo": ["actor_rollout_ref.rollout.n=4", "rollout_policy.s=2"],
-    "pilot_commit": [
-        "rollout_policy.n_pilot=6",
-        "rollout_policy.n_commit=2",
-        "rollout_policy.p_solve=null",
-        "rollout_policy.p_lower=0.15",
-        "rollout_policy.p_upper=0.85",
-    ],
-    "hora": ["actor_rollout_ref.rollout.n=8", "rollout_policy.G0=4", "rollout_policy.shards=2"],
-    "vip": ["actor_rollout_ref.rollout.n=8"],
-    "knapsack": ["actor_rollout_ref.rollout.n=8"],
-    "prefix_sampling": ["actor_rollout_ref.rollout.n=8"],
-}
-OUTCOMES = ("recovered", "refused clearly", "lost")
+Results = dict[str, Counter[str]]
+console = Console(width=200, highlight=False)
 
 
-def try_once(task: Task, recipe: str, folder: Path, moment: random.Random) -> tuple[str, str, str]:
-    """(the step that was being done, outcome, why)."""
-    overrides = [*COMMON, *RECIPES[recipe], f"trainer.rollout_data_dir={folder}/rollouts"]
-    step = moment.randrange(1, STEPS)
-    first = TrainingRun(task, recipe, folder, *overrides)
-    first.wait_for_step(step)
-    started = time.monotonic()
-    # Anywhere in the step that follows: generation, update, checkpoint, weight sync, validation.
-    lasts = first.steps()[step]["timing_s/step"]
-    time.sleep(moment.uniform(0, 1.2 * lasts))
-    first.kill()
-    when = f"{time.monotonic() - started:.1f} s after step {step}"
-    before = first.steps()
-    saved = folder_to_resume(first.checkpoints)
-    state = None if saved is None else load_state(saved)
-    second = TrainingRun(task, recipe, folder, *overrides)
-    try:
-        after = second.finish()
-    except AssertionError as error:
-        refusal = [line for line in second.log.splitlines() if line.startswith("error: ")]
-        return when, "refused clearly" if refusal else "lost", refusal[-1] if refusal else str(error)[-300:]
-    faults = compare(before, after, state, STEPS, inputs(folder / "rollouts"))
-    return when, "lost" if faults else "recovered", "; ".join(faults)
+def kill_all(task: Task, folder: Path, recipes: list[str], tries: int, parallel: int, seed: int, results: Results):
+    """``tries`` kills, spread over the recipes; every other recipe saves at each step, the others at each second."""
+
+    def kill(number: int, recipe: str) -> None:
+        share = tries // len(recipes) + (number < tries % len(recipes))
+        moment = random.Random(f"{seed} {recipe}")
+        for attempt, kill in enumerate(chain(task, recipe, folder / recipe, share, 1 + number % 2, moment), 1):
+            results[f"SIGKILL, {recipe}"][kill.outcome] += 1
+            results[f"SIGKILL in {kill.phase} (about)"][kill.outcome] += 1
+            console.print(f"{recipe} {attempt}/{share}: step {kill.step}, {kill.phase}: {kill.outcome} {kill.why}")
+
+    with ThreadPoolExecutor(parallel) as pool:
+        for done in as_completed([pool.submit(kill, *each) for each in enumerate(recipes) if each[0] < tries]):
+            done.result()
 
 
-def inputs(folder: Path) -> dict[int, list[str]]:
-    """The texts of the prompts of every trained row, by step."""
-    files = {int(path.stem): path for path in folder.glob("*.jsonl")}
-    return {step: [json.loads(line)["input"] for line in path.read_text().splitlines()] for step, path in files.items()}
+def break_all(task: Task, folder: Path, names: list[str], results: Results) -> None:
+    """Each fault once, one after the other."""
+    for number, name in enumerate(names):
+        outcome, why = CASES[name](task, folder / str(number))
+        results[name][outcome] += 1
+        console.print(f"{name}: {outcome} {why}")
 
 
 def make_task(folder: Path) -> Task:
@@ -89,27 +58,28 @@ def make_task(folder: Path) -> Task:
 
 
 def main(
-    tries: Annotated[int, typer.Option(min=1, help="Over all recipes, in turn.")] = 50,
-    recipes: Annotated[str, typer.Option(help="Names, separated by commas.")] = ",".join(RECIPES),
+    tries: Annotated[int, typer.Option(min=0, help="Kills, over all recipes.")] = 50,
+    recipes: Annotated[str, typer.Option(help="To kill, separated by commas.")] = ",".join(RECIPES),
+    faults: Annotated[str, typer.Option(help="A part of the names of other faults; '' for all, 'none' for none.")] = "",
+    parallel: Annotated[int, typer.Option(min=1, help="Runs at a time, of those that are killed.")] = 2,
     seed: int = 0,
 ) -> None:
     """Print the table; exits with 1 if anything was lost."""
-    chosen, moment, console = recipes.split(","), random.Random(seed), Console(width=160)
+    chosen = recipes.split(",")
     if unknown := set(chosen) - set(RECIPES):
         raise typer.BadParameter(f"--recipes has {min(unknown)}; use {', '.join(RECIPES)}")
-    counts: dict[str, Counter[str]] = {recipe: Counter() for recipe in chosen}
+    names = [name for name in CASES if faults in name]
+    results: Results = defaultdict(Counter)
     with tempfile.TemporaryDirectory() as name:
-        task = make_task(Path(name))
-        for number in range(tries):
-            recipe = chosen[number % len(chosen)]
-            when, outcome, why = try_once(task, recipe, Path(name) / f"try_{number}", moment)
-            counts[recipe][outcome] += 1
-            console.print(f"{number + 1}/{tries} {recipe}: killed {when}: {outcome} {why}")
+        folder = Path(name)
+        task = make_task(folder)
+        break_all(task, folder / "faults", names, results)
+        kill_all(task, folder / "kills", chosen, tries, parallel, seed, results)
     table = Table("fault", "tries", *OUTCOMES)
-    for recipe, count in counts.items():
-        table.add_row(f"SIGKILL, {recipe}", str(count.total()), *(str(count[outcome]) for outcome in OUTCOMES))
+    for fault, count in sorted(results.items()):
+        table.add_row(fault, str(count.total()), *(str(count[outcome]) for outcome in OUTCOMES))
     console.print(table)
-    raise typer.Exit(int(any(count["lost"] for count in counts.values())))
+    raise typer.Exit(int(any(count[LOST] for count in results.values())))
 
 
 if __name__ == "__main__":

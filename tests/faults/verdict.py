@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+RECOVERED, REFUSED, LOST = OUTCOMES = ("recovered", "refused clearly", "lost")
 TOTALS = ("rollouts/sampled", "rollouts/trained", "tokens/sampled")
 PARTS = ("rollouts/trained_total", "rollouts/buffered", "rollouts/discarded_total", "rollouts/failed_total")
 Steps = Mapping[int, Mapping[str, float]]
@@ -19,7 +20,7 @@ def compare(
         before: metrics of the steps until the kill.
         after: metrics of the steps after the restart.
         state: of the policy in the checkpoint that the second run went on from; None: it started anew.
-        last: the step at which an undisturbed run ends.
+        last: the last step that there must be.
         inputs: the prompt of every row that was trained, by step; later runs overwrite earlier ones.
     """
     first = 1 if state is None else int(state["step"]) + 1
@@ -27,7 +28,7 @@ def compare(
     if list(after) != list(range(first, last + 1)):
         faults.append(f"steps {list(after)} instead of {first} to {last}")
     for step, metrics in after.items():
-        if metrics["rollouts/sampled_total"] != sum(metrics[part] for part in PARTS):
+        if not balances(metrics):
             faults.append(f"the books of step {step} do not balance")
     if first in after:
         totals = {} if state is None else state["ledger"]["total"]
@@ -38,7 +39,13 @@ def compare(
     if state is not None and first - 1 in before:
         if before[first - 1]["rollouts/buffered"] != state["ledger"]["buffered"]:
             faults.append("the checkpoint's buffer is not that of its step")
-    return faults + prompts_at_fault({**before, **after}, inputs)
+    kept = {step: metrics for step, metrics in before.items() if step < first}
+    return faults + prompts_at_fault({**kept, **after}, inputs)
+
+
+def balances(metrics: Mapping[str, float]) -> bool:
+    """sampled = trained + buffered + discarded + failed, cumulatively."""
+    return metrics["rollouts/sampled_total"] == sum(metrics[part] for part in PARTS)
 
 
 def prompts_at_fault(steps: Steps, inputs: Mapping[int, Sequence[str]]) -> list[str]:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,28 +67,48 @@ class TrainingRun:
         """Metrics of each training step so far."""
         return metrics_of(self.metrics_file)
 
-    def finish(self) -> dict[int, dict[str, float]]:
-        """Wait for a good end; returns the metrics of each step."""
+    def end(self) -> int:
+        """Wait for the end, whatever it is; returns the exit status."""
         try:
-            code = self.process.wait(timeout=max(1.0, self.deadline - time.monotonic()))
+            return self.process.wait(timeout=max(1.0, self.deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             self.kill()
-            raise AssertionError(f"the run did not end within {TIMEOUT} s:\n{self.log[-3000:]}") from None
+            raise AssertionError(f"the run did not end in time:\n{self.log[-3000:]}") from None
+
+    def finish(self) -> dict[int, dict[str, float]]:
+        """Wait for a good end; returns the metrics of each step."""
+        code = self.end()
         assert code == 0, f"the run ended with {code}:\n{self.log[-6000:]}"
         return self.steps()
 
     def wait_for_step(self, step: int) -> None:
         """Until the metrics of ``step`` are written."""
-        while step not in self.steps():
-            assert self.process.poll() is None, f"the run ended before step {step}:\n{self.log[-6000:]}"
-            assert time.monotonic() < self.deadline, f"no step {step} within {TIMEOUT} s:\n{self.log[-3000:]}"
+        self._wait(lambda steps: step in steps)
+
+    def wait_for_steps(self, count: int) -> dict[int, dict[str, float]]:
+        """Until this process has done ``count`` steps; returns their metrics."""
+        return self._wait(lambda steps: len(steps) >= count)
+
+    def _wait(self, enough: Callable[[dict[int, dict[str, float]]], bool]) -> dict[int, dict[str, float]]:
+        while not enough(steps := self.steps()):
+            assert self.process.poll() is None, f"the run ended after steps {list(steps)}:\n{self.log[-6000:]}"
+            assert time.monotonic() < self.deadline, f"steps {list(steps)} in {TIMEOUT} s:\n{self.log[-3000:]}"
             time.sleep(0.1)
+        return steps
 
     def assert_requests_replay(self) -> None:
         """A fresh policy in the simulator, given the results that this one was given, asks for the same."""
         rows = pq.read_table(self.task.folder / "data/train.parquet", columns=["prompt"]).to_pylist()
         replayed = replay(self.record, texts=[row["prompt"][0]["content"] for row in rows])
         assert replayed.steps >= len(self.steps()) and replayed.rollouts > 0
+
+    def kill_worker(self, title: str) -> None:
+        """SIGKILL for one process that Ray or vLLM has started for the run and named ``title...``."""
+        processes = psutil.Process(self.process.pid).children(recursive=True)
+        worker = next(
+            process for process in processes if process.cmdline()[:1] and process.cmdline()[0].startswith(title)
+        )
+        worker.kill()
 
     def kill(self) -> None:
         """SIGKILL for the driver and everything Ray started for it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from pathlib import Path
 
 FILE_NAME = "rollout_policy.json"
@@ -12,6 +13,10 @@ TRACKER = "latest_checkpointed_iteration.txt"  # verl's: the step of the last co
 LAST_OF_VERL = "data.pt"  # in every checkpoint that verl has finished, behind the weights
 STEP_FOLDER = "global_step_"
 VERSION = 1
+MAKE_ROOM = (
+    "earlier checkpoints are as they were: make room or set trainer.default_local_dir to another disk, then start the "
+    "same command to resume"
+)
 
 
 class BadCheckpoint(RuntimeError):
@@ -38,11 +43,15 @@ def save_state(folder: str | Path, state: dict) -> Path:
             raise
         _sync_folder(folder)
     except OSError as error:
-        raise BadCheckpoint(
-            f"{path} cannot be written ({error.strerror}); earlier checkpoints are as they were: make room or set "
-            "trainer.default_local_dir to another disk, then start the same command to resume"
-        ) from error
+        raise BadCheckpoint(f"{path} cannot be written ({error.strerror}); {MAKE_ROOM}") from error
     return path
+
+
+def unwritten(folder: Path, error: Exception) -> BadCheckpoint:
+    """What to raise when verl fails to write its part of the checkpoint in ``folder``."""
+    cause = str(getattr(error, "cause", error)).strip().splitlines() or [type(error).__name__]
+    free = shutil.disk_usage(folder).free / 2**20
+    return BadCheckpoint(f"{folder} cannot be written ({cause[0]}; {free:,.0f} MiB are free there); {MAKE_ROOM}")
 
 
 def load_state(folder: str | Path) -> dict:

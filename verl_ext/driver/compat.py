@@ -83,11 +83,11 @@ def _signatures() -> dict[Callable, tuple[str, ...]]:
         PPOTrainer._compute_metrics: ("self", "batch", "metrics", "timing_raw", "global_steps", "epoch"),
         PPOTrainer.on_init_end: ("self",),
         PPOTrainer.on_train_begin: ("self",),
+        PPOTrainer.on_sample_end: ("self",),
         PPOTrainer.on_step_end: ("self",),
         PPOTrainer.prepare_step: ("self",),
         PPOTrainer.fit: ("self", "agent_loop_manager"),
         PPOTrainerSeparateAsync._setup: ("self",),
-        PPOTrainerSeparateAsync.on_sample_end: ("self",),
     }
 
 

@@ -9,14 +9,33 @@ import ray
 from omegaconf import DictConfig
 from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
 
+from verl_ext.controller import EveryRolloutFailed
 from verl_ext.driver.agent_loop import WaveManager
+from verl_ext.driver.bad_config import BadConfig
+from verl_ext.driver.checkpoint import BadCheckpoint
 from verl_ext.driver.cluster import join_cluster
 from verl_ext.driver.compat import check_verl
-from verl_ext.driver.nodes import NodeLost, NodeWatch
+from verl_ext.driver.nodes import NodeLost
+from verl_ext.driver.replay_buffer import RolloutStall
 from verl_ext.driver.stop import EXIT_STOPPED, Stopped, stop_on_signal
 from verl_ext.driver.trainer import TRAINER_MODES
+from verl_ext.driver.watch import Watch
+from verl_ext.driver.workers import WorkerLost
+from verl_ext.policy import BadReward, CannotFillBatch
 
 logger = logging.getLogger(__name__)
+
+# What ends a run is one sentence, not a traceback.
+SENTENCES = (
+    BadConfig,
+    BadCheckpoint,
+    BadReward,
+    CannotFillBatch,
+    EveryRolloutFailed,
+    RolloutStall,
+    NodeLost,
+    WorkerLost,
+)
 
 
 class PolicyTaskRunner(TaskRunnerV1.__ray_actor_class__):
@@ -42,11 +61,14 @@ class PolicyTaskRunner(TaskRunnerV1.__ray_actor_class__):
 
 
 def train(config: DictConfig) -> None:
-    """Start Ray, or join the cluster there is, and train to the end, or until asked to stop: see :mod:`.stop`."""
+    """Start Ray, or join the cluster there is, and train to the end, or until asked to stop: see :mod:`.stop`.
+
+    Exits with 2 on a configuration that its data cannot fill, with 1 on what a run cannot go on from.
+    """
     check_verl()
     join_cluster(config)
     try:
-        with stop_on_signal(), NodeWatch() as watch:
+        with stop_on_signal(), Watch() as watch:
             try:
                 run_ppo(config, task_runner_class=ray.remote(num_cpus=1)(PolicyTaskRunner))
             except Exception as error:
@@ -56,9 +78,10 @@ def train(config: DictConfig) -> None:
         _configure_logging()
         logger.info("%s", stopped.args[0])  # what the task has raised
         raise SystemExit(EXIT_STOPPED) from None
-    except NodeLost as lost:
-        sys.stderr.write(f"error: {lost}\n")
-        raise SystemExit(1) from None
+    except SENTENCES as error:
+        sentence = getattr(error, "cause", error)  # Ray's errors hold the one that the task has raised
+        sys.stderr.write(f"error: {sentence}\n")
+        raise SystemExit(2 if isinstance(error, BadConfig) else 1) from None
 
 
 def _configure_logging() -> None:

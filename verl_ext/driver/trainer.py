@@ -9,6 +9,7 @@ from pathlib import Path
 
 import hydra
 import numpy as np
+import ray
 import torch
 import transfer_queue as tq
 from omegaconf import OmegaConf, open_dict
@@ -21,8 +22,9 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import collate_fn
 
 from verl_ext.controller import RolloutController
-from verl_ext.driver.agent_loop import PREFIX, ROLLOUTS, SESSION_OFFSET
-from verl_ext.driver.checkpoint import load_state, save_state
+from verl_ext.driver.agent_loop import PREFIX, ROLLOUTS, SESSION_OFFSET, WaveManager
+from verl_ext.driver.bad_config import BadConfig
+from verl_ext.driver.checkpoint import load_state, save_state, unwritten
 from verl_ext.driver.nodes import note_nodes
 from verl_ext.driver.prompt_data import PromptDataset, PromptTexts, endless_rows, prompt_loader
 from verl_ext.driver.prompt_weight import advantage_factors, are_of_one_size, mini_batch_of_rows
@@ -30,6 +32,7 @@ from verl_ext.driver.replay_buffer import PARTITION, GroupReplayBuffer
 from verl_ext.driver.step_line import step_line
 from verl_ext.driver.stop import stop_requested
 from verl_ext.driver.stoppable import StoppableTrainer
+from verl_ext.driver.workers import check_workers, forget_workers, note_workers
 from verl_ext.policy import Group, Prompt, RolloutPolicy
 from verl_ext.recorder import RecordingController
 
@@ -51,6 +54,7 @@ class PolicyTrainer(StoppableTrainer):
 
     def __init__(self, config):
         self.policy: RolloutPolicy = hydra.utils.instantiate(config.rollout_policy)
+        self._metrics: dict[str, float] = {}
         super().__init__(config)
 
     # ---- data ----
@@ -72,7 +76,7 @@ class PolicyTrainer(StoppableTrainer):
         super()._init_dataloader()
         size = self.config.data.train_batch_size
         if len(self.train_dataset) < size:
-            raise ValueError(
+            raise BadConfig(
                 f"data.train_files holds {len(self.train_dataset)} prompts after filtering, a training step needs "
                 f"data.train_batch_size={size} different ones: use more data or raise data.max_prompt_length"
             )
@@ -98,6 +102,15 @@ class PolicyTrainer(StoppableTrainer):
         pools = self.resource_pool_manager.resource_pool_dict.values()
         note_nodes(group for pool in pools for group in pool.get_placement_groups())
         super().on_init_end()
+
+    def fit(self, agent_loop_manager: WaveManager) -> None:
+        note_workers()
+        try:
+            super().fit(agent_loop_manager)
+        except Exception:
+            check_workers()  # whatever it is, a lost worker has led to it
+            raise
+        forget_workers()
 
     # ---- what the controller calls ----
 
@@ -136,6 +149,12 @@ class PolicyTrainer(StoppableTrainer):
         self.replay_buffer._sync_metadata_from_transfer_queue()
         self.controller.begin_step(self.global_steps)
         return {}
+
+    def on_sample_end(self) -> None:
+        """The step's books are closed: the next may begin before this one is trained on."""
+        super().on_sample_end()
+        self._metrics = self.controller.metrics()
+        self._end_within_budget(done=self.global_steps)
 
     @property
     def updates_per_step(self) -> int:
@@ -184,14 +203,9 @@ class PolicyTrainer(StoppableTrainer):
         self, batch: KVBatchMeta, metrics: dict, timing_raw: dict, global_steps: int, epoch: int
     ) -> None:
         super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
-        metrics.update(self._rollout_metrics())
-        self._end_within_budget(done=global_steps)
+        metrics.update(self._metrics)
         budget = self.config.rollout_driver.rollout_budget
         logger.info(step_line(global_steps, self.policy.total_steps, metrics, budget))
-
-    def _rollout_metrics(self) -> dict[str, float]:
-        """What the controller says of the step whose batch was just trained on."""
-        return self.controller.metrics()
 
     def _end_within_budget(self, done: int) -> None:
         """Make step ``done`` + 1 the last if rollout_driver.rollout_budget is nearer to its end than to another's."""
@@ -205,8 +219,12 @@ class PolicyTrainer(StoppableTrainer):
 
     def _save_checkpoint(self) -> None:
         # Before verl's own, which ends by naming this checkpoint the latest: a kill in between leaves the one before.
-        save_state(self._checkpoint_folder(), self.controller.state_dict())
-        super()._save_checkpoint()
+        folder = self._checkpoint_folder()
+        save_state(folder, self.controller.state_dict())
+        try:
+            super()._save_checkpoint()
+        except (ray.exceptions.RayTaskError, OSError, RuntimeError) as error:  # of a worker; here; torch's, here
+            raise unwritten(folder, error) from error
 
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
@@ -275,7 +293,6 @@ class PolicyTrainerSeparateAsync(PolicyTrainer, PPOTrainerSeparateAsync):
         with open_dict(config):  # verl asserts this; here a step is always one batch, followed by one weight sync
             updates = config.data.train_batch_size // config.actor_rollout_ref.actor.ppo_mini_batch_size
             config.trainer.v1.separate_async.parameter_sync_step = updates
-        self._metrics: dict[str, float] = {}
         super().__init__(config)
 
     def _setup(self) -> None:
@@ -293,8 +310,6 @@ class PolicyTrainerSeparateAsync(PolicyTrainer, PPOTrainerSeparateAsync):
 
     def on_sample_end(self) -> None:
         super().on_sample_end()
-        self._metrics = self.controller.metrics()
-        self._end_within_budget(done=self.global_steps)
         if not self._saves_checkpoint() and not stop_requested():
             self.controller.begin_step(self.global_steps + 1)
 
@@ -307,6 +322,3 @@ class PolicyTrainerSeparateAsync(PolicyTrainer, PPOTrainerSeparateAsync):
         save_freq = self.config.trainer.save_freq
         is_last = self.global_steps >= self.total_training_steps
         return is_last or (save_freq > 0 and self.global_steps % save_freq == 0)
-
-    def _rollout_metrics(self) -> dict[str, float]:
-        return self._metrics

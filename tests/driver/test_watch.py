@@ -1,0 +1,91 @@
+"""Losing a node or a worker, on a real Ray cluster."""
+
+import time
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+from ray.util.placement_group import placement_group
+
+from verl_ext.driver import watch
+from verl_ext.driver.nodes import NodeLost, check_nodes, note_nodes
+from verl_ext.driver.watch import Watch
+from verl_ext.driver.workers import WorkerLost, check_workers, forget_workers, note_workers
+
+
+@pytest.fixture
+def cluster():
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "node_name": "head"})
+    ray.init(address=cluster.address, log_to_driver=False)
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+@ray.remote
+def run_of_an_hour() -> None:
+    time.sleep(3600)
+
+
+def test_only_nodes_of_the_run_matter_and_losing_one_ends_the_wait_for_it(cluster, monkeypatch):
+    monkeypatch.setattr(watch, "INTERVAL", 0.2)
+    ours = cluster.add_node(num_cpus=1, resources={"ours": 1}, node_name="ours")
+    other = cluster.add_node(num_cpus=1, node_name="other")
+    check_nodes()  # none is noted yet
+    group = placement_group([{"ours": 1}])
+    ray.get(group.ready(), timeout=60)
+    note_nodes([group])
+    cluster.remove_node(other)
+    error = ValueError("of another kind")
+    with Watch() as quiet:
+        time.sleep(1)
+        quiet.explain(error)
+    with pytest.raises(NodeLost, match=r"lost 1 of its 1 nodes: ours \(\w{8}\); start the same command"), Watch():
+        run = run_of_an_hour.remote()
+        ours.kill_raylet()
+        ray.get(run, timeout=120)
+    with pytest.raises(NodeLost, match="ours") as lost:
+        Watch().explain(error)
+    assert lost.value.__cause__ is error
+
+
+@ray.remote
+class Worker:
+    def answer(self) -> int:
+        return 42
+
+    def hang(self) -> None:
+        time.sleep(3600)
+
+
+def named_worker(name: str) -> ray.actor.ActorHandle:
+    worker = Worker.options(name=name, num_cpus=0).remote()
+    assert ray.get(worker.answer.remote(), timeout=60) == 42
+    return worker
+
+
+def test_losing_a_worker_ends_the_wait_for_another(cluster, monkeypatch):
+    monkeypatch.setattr(watch, "INTERVAL", 0.2)
+    monkeypatch.setattr(watch, "NOTICE", 1.0)
+    check_workers()  # none is noted yet
+    waiting, dying = named_worker("agent_loop_worker_0"), named_worker("reward_loop_worker_0")
+    note_workers()
+    later = named_worker("not_of_the_run")
+    ray.kill(later)
+    check_workers()
+    lost = r"lost 1 of its 2 workers: reward_loop_worker_0; .* start the same command again"
+    with pytest.raises(WorkerLost, match=lost), Watch():
+        answer = waiting.hang.remote()
+        ray.kill(dying)
+        ray.get(answer, timeout=120)
+
+
+def test_workers_may_go_at_the_end(cluster):
+    workers = [named_worker(f"vllm_server_{number}_0") for number in range(5)]
+    note_workers()
+    for worker in workers:
+        ray.kill(worker)
+    with pytest.raises(WorkerLost, match=r"5 of its 5 workers: vllm_server_0_0, .*_1_0, .*_2_0 and 2 more;"):
+        check_workers()
+    forget_workers()
+    check_workers()

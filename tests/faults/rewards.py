@@ -1,0 +1,47 @@
+"""Reward functions that do what reward functions should not."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+from typing import Any
+
+from verl_ext.data.reasoning_gym import compute_score
+
+_calls = itertools.count()  # in a reward worker, which there is one of
+
+
+def broken_at_times(**row: Any) -> dict[str, float]:
+    """Every tenth call raises, every tenth is NaN, every tenth is infinite."""
+    score = compute_score(**row)
+    match next(_calls) % 10:
+        case 3:
+            raise RuntimeError("the verifier has a fault")
+        case 5:
+            return {**score, "score": math.nan}
+        case 7:
+            return {**score, "score": math.inf}
+    return score
+
+
+def blocks_twice(**row: Any) -> dict[str, float]:
+    """The third and the ninth call never return."""
+    if next(_calls) in (3, 9):
+        threading.Event().wait()
+    return compute_score(**row)
+
+
+def blocks(**row: Any) -> dict[str, float]:
+    """No call ever returns."""
+    threading.Event().wait()
+
+
+def without_accuracy(**row: Any) -> float:
+    """The score alone."""
+    return compute_score(**row)["score"]
+
+
+def without_a_verdict(**row: Any) -> float:
+    """Neither a verdict nor a success rate."""
+    return 3 * compute_score(**row)["score"] - 1
