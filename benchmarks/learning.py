@@ -63,7 +63,7 @@ def overrides(name: str, seed: int, rollouts: int, task: Path) -> list[str]:
         f"actor_rollout_ref.rollout.seed={seed}",
         "actor_rollout_ref.rollout.val_kwargs.do_sample=true",
         "actor_rollout_ref.rollout.val_kwargs.temperature=1.0",
-        "actor_rollout_ref.rollout.val_kwargs.n=2",
+        "actor_rollout_ref.rollout.val_kwargs.n=1",
         "reward.custom_reward_function.path=pkg://verl_ext.data.reasoning_gym",
         "trainer.logger=[file]",
         "trainer.resume_mode=disable",

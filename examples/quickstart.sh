@@ -20,7 +20,7 @@ case $MODEL in
       data.train_batch_size=16 actor_rollout_ref.actor.ppo_mini_batch_size=16
       actor_rollout_ref.actor.optim.lr=1e-4 trainer.test_freq=5
       data.max_prompt_length=32 data.max_response_length=16 actor_rollout_ref.rollout.max_model_len=64
-      actor_rollout_ref.rollout.val_kwargs.n=3)
+      actor_rollout_ref.rollout.val_kwargs.n=1)
     ;;
   smollm2)
     BUDGET=${BUDGET:-336}
@@ -58,7 +58,7 @@ prepare() {
   local data=()
   case $MODEL in
     agent) data=(verl_ext.data.sql_tasks) ;;
-    small) data=(verl_ext.data.reasoning_gym) ;;
+    small) data=(verl_ext.data.reasoning_gym --validation 512) ;; # once each: several samples cost verl a bootstrap
     smollm2) data=(verl_ext.data.reasoning_gym --level chain_sum:min_terms=2,max_terms=2,min_digits=1,max_digits=1
       --train 96 --validation 32) ;;
   esac
