@@ -19,6 +19,11 @@ def start(monkeypatch, address: str | None, *overrides: str) -> dict:
 def test_a_new_cluster_gets_the_profiles_resources(monkeypatch, address):
     options = start(monkeypatch, address)
     assert (options["num_cpus"], options["num_gpus"]) == (16, 1)
+    assert options["address"] == "local"  # and not one that happens to run on the machine, where Ray refuses resources
+
+
+def test_without_resources_ray_may_find_the_cluster_that_runs(monkeypatch):
+    assert "address" not in start(monkeypatch, None, "hardware=h200", "data.train_batch_size=512")
 
 
 def test_a_cluster_that_is_joined_has_its_own(monkeypatch):

@@ -50,11 +50,7 @@ class Kill:
 
 
 def chain(task: Task, recipe: str, folder: Path, kills: int, save_every: int, moment: random.Random) -> Iterator[Kill]:
-    """Start one run, kill and resume it ``kills`` times, and let it end; yields a verdict on every resume.
-
-    Raises:
-        AssertionError: the run failed before it was killed at all.
-    """
+    """Start one run, kill and resume it ``kills`` times, and let it end; yields a verdict on every resume."""
     end = (2 * kills + 2) * save_every
     overrides = [
         *RECIPES[recipe],
@@ -65,7 +61,11 @@ def chain(task: Task, recipe: str, folder: Path, kills: int, save_every: int, mo
     ]
     known: dict[int, dict[str, float]] = {}
     run = TrainingRun(task, recipe, folder, *overrides)
-    run.wait_for_steps(save_every)
+    try:
+        run.wait_for_steps(save_every)
+    except AssertionError as error:
+        yield Kill(recipe, 0, "start", LOST, f"it failed before it was killed: {str(error)[-300:]}")
+        return
     for number in range(1, kills + 1):
         known |= run.steps()
         coming = max(run.steps()) + 1

@@ -19,6 +19,7 @@ from verl_ext.driver.checkpoint import folder_to_resume, load_state
 STEPS = 4
 ENDS_WITHIN = 150  # seconds after a fault
 BASE = [f"trainer.total_training_steps={STEPS}", "actor_rollout_ref.rollout.n=4", "trainer.test_freq=2"]
+FULL_DISK = "the disk is full"
 DISK = 32  # MiB: a checkpoint and a half
 
 
@@ -130,5 +131,5 @@ def small_disk(folder: Path) -> Iterator[Callable[[], None]]:
 
 CASES: dict[str, Callable[[Task, Path], tuple[str, str]]] = {
     **{name: functools.partial(meet, fault) for name, fault in FAULTS.items()},
-    "the disk is full": fill_the_disk,
+    FULL_DISK: fill_the_disk,
 }

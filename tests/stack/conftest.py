@@ -5,23 +5,14 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from support.training import Task
-
-ROOT = Path(__file__).parents[2]
+from support.training import ROOT, Task, make_task
 
 
 @pytest.fixture(scope="session")
 def task(tmp_path_factory) -> Task:
-    """96 prompts of graded difficulty, and a model that gets some of them right."""
-    folder = tmp_path_factory.mktemp("task")
-    data = [sys.executable, "-m", "verl_ext.data.reasoning_gym", "--out", f"{folder}/data"]
-    subprocess.run([*data, "--train", "96", "--validation", "8"], check=True, timeout=120)
-    warm_start = [sys.executable, ROOT / "examples/quickstart/warm_start.py", "--data", f"{folder}/data"]
-    subprocess.run([*warm_start, "--out", f"{folder}/model", "--steps", "150"], check=True, timeout=300)
-    return Task(folder)
+    return make_task(tmp_path_factory.mktemp("task"))
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from verl_ext.simulation.recording import replay
 
+ROOT = Path(__file__).parents[2]
 TIMEOUT = 900  # seconds; a run takes two or three minutes, and a broken weight sync would block for ever
 
 
@@ -42,6 +43,15 @@ class Task:
             "trainer.logger=[file]",
             "trainer.val_before_train=false",
         ]
+
+
+def make_task(folder: Path) -> Task:
+    """96 prompts of graded difficulty, and a model that gets some of them right."""
+    data = [sys.executable, "-m", "verl_ext.data.reasoning_gym", "--out", f"{folder}/data"]
+    subprocess.run([*data, "--train", "96", "--validation", "8"], check=True, timeout=120)
+    warm_start = [sys.executable, ROOT / "examples/quickstart/warm_start.py", "--data", f"{folder}/data"]
+    subprocess.run([*warm_start, "--out", f"{folder}/model", "--steps", "150"], check=True, timeout=300)
+    return Task(folder)
 
 
 class TrainingRun:

@@ -13,18 +13,20 @@ SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 
 
 def join_cluster(config: DictConfig) -> None:
-    """Fit ``ray_kwargs.ray_init`` to the cluster that is named, if one is.
+    """Fit ``ray_kwargs.ray_init`` to the cluster that is named; if none is, and resources are, to one of the run's own.
 
-    Its resources are the cluster's to say, so they are dropped. Its workers have the environment of their node, not
-    this process's: verl's own variables (VERL_FILE_LOGGER_PATH, ...) are handed on.
+    The named one's resources are the cluster's to say, so they are dropped. Its workers have the environment of their
+    node, not this process's: verl's own variables (VERL_FILE_LOGGER_PATH, ...) are handed on.
 
     A cluster is named by ``ray_kwargs.ray_init.address`` (+ray_kwargs.ray_init.address=auto) or, as ``ray job submit``
     does, by RAY_ADDRESS in the environment.
     """
     start = config.ray_kwargs.ray_init
-    if (start.get("address") or os.environ.get("RAY_ADDRESS")) in (None, "", "local"):
-        return
     with open_dict(start):
+        if (start.get("address") or os.environ.get("RAY_ADDRESS")) in (None, "", "local"):
+            if any(start.get(key) is not None for key in OF_A_NEW_CLUSTER):
+                start.address = "local"  # or Ray finds one that was started on this machine, and refuses the resources
+            return
         for key in OF_A_NEW_CLUSTER:
             start.pop(key, None)
         if SUBMITTED not in os.environ:
