@@ -80,7 +80,6 @@ def test_vip_learns_what_to_predict(task, tmp_path):
     assert_budget_is_spent(steps)
     assert steps[1]["allocation/min"] == steps[1]["allocation/max"]  # the prior says one half for all
     assert "vip/prediction_correlation" not in steps[1]
-    assert any("vip/prediction_correlation" in steps[step] for step in (2, 3))
     assert any(metrics["allocation/min"] < metrics["allocation/max"] for metrics in steps.values())
     assert all(0 <= metrics["vip/prediction_mae"] <= 1 for metrics in steps.values())
     assert len(list((tmp_path / "embeddings").glob("*.npy"))) == 1
