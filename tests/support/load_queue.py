@@ -25,13 +25,15 @@ PARTS = {"agent loops": "ray::WaveWorker", "reward worker": "ray::RewardLoopWork
 
 
 class InstantEngine:
-    """Answers with as many tokens as it is asked for, at once."""
+    """Answers with so many tokens, at once."""
 
-    async def generate(self, request_id: str, *, sampling_params: dict[str, Any], **_: Any) -> TokenOutput:
-        tokens = sampling_params["max_tokens"]
+    def __init__(self, tokens: int):
+        self.tokens = tokens
+
+    async def generate(self, request_id: str, **_: Any) -> TokenOutput:
         versions = {"global_steps": 0, "min_global_steps": 0, "max_global_steps": 0}
         return TokenOutput(
-            token_ids=[5] * tokens, log_probs=[-1.0] * tokens, stop_reason="completed", extra_fields=versions
+            token_ids=[5] * self.tokens, log_probs=[-1.0] * self.tokens, stop_reason="completed", extra_fields=versions
         )
 
 
@@ -47,7 +49,7 @@ class LoadedTrainer(PolicyTrainerSync):
         """No nodes and weights to look after."""
 
     def get_llm_client(self) -> InstantEngine:
-        return InstantEngine()
+        return InstantEngine(self.config.data.max_response_length)
 
     def generate_step(self, step: int) -> int:
         """Ask, wait, and take the batch; returns how many rollouts there were."""
