@@ -68,7 +68,7 @@ def overrides(name: str, seed: int, rollouts: int, task: Path) -> list[str]:
         "trainer.logger=[file]",
         "trainer.resume_mode=disable",
         "trainer.save_freq=-1",
-        "trainer.test_freq=4",
+        "trainer.test_freq=6",
         "trainer.total_training_steps=10000",
         f"rollout_driver.rollout_budget={rollouts}",
         *(RECIPES | VARIANTS)[name],
@@ -105,7 +105,7 @@ def main(
         list[str] | None, typer.Option(help="A recipe or variant, repeatable. Default: all recipes.")
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds 1, 2, ... of data order and sampling.")] = 3,
-    rollouts: Annotated[int, typer.Option(min=1, help="Rollouts of each run, pilots included.")] = 4096,
+    rollouts: Annotated[int, typer.Option(min=1, help="Rollouts of each run, pilots included.")] = 6144,
 ) -> None:
     """Train every recipe on every seed, one after the other."""
     names = name or list(RECIPES)

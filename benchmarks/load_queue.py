@@ -17,7 +17,6 @@ from rich.console import Console
 from rich.table import Table
 
 from verl_ext.launch import export_environment
-from verl_ext.resolvers import register_resolvers
 
 
 def main(
@@ -28,7 +27,6 @@ def main(
 ) -> None:
     """Print the table."""
     export_environment("cpu")  # before verl is imported
-    register_resolvers()
     from support.load_queue import PARTS, measure
 
     console = Console(width=160)

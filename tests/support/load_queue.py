@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import hydra
 import pandas as pd
 import psutil
 import ray
@@ -16,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl.experimental.reward_loop import RewardLoopManager
 from verl.workers.rollout.replica import TokenOutput
 
+from support.configs import compose
 from verl_ext.driver.agent_loop import WaveManager
 from verl_ext.driver.trainer import TRAINER_MODES, PolicyTrainerSync
 
@@ -65,7 +65,8 @@ def compute_score(data_source: str, solution_str: str, ground_truth: str, **_: A
     return {"score": float(ground_truth), "acc": float(ground_truth)}
 
 
-def compose(recipe: str, model: Path, prompts: int, tokens: int, folder: Path) -> DictConfig:
+def make_config(recipe: str, model: Path, prompts: int, tokens: int, folder: Path) -> DictConfig:
+    """Twice as many prompts as a step takes, and the config that trains on them."""
     rows = [
         {
             "data_source": "load",
@@ -90,8 +91,7 @@ def compose(recipe: str, model: Path, prompts: int, tokens: int, folder: Path) -
         f"reward.custom_reward_function.path={Path(__file__).resolve()}",
         f"trainer.total_training_steps={STEPS + 1}",
     ]
-    with hydra.initialize_config_module(f"recipe.{recipe}.config", version_base=None):
-        config = hydra.compose(recipe, overrides)
+    config = compose(recipe, *overrides)
     OmegaConf.resolve(config)
     config.trainer.v1.trainer_mode = TRAINER_MODES["sync"]
     config.transfer_queue.enable = True
@@ -107,11 +107,16 @@ def processes() -> dict[str, psutil.Process]:
     }
 
 
+def processor_seconds() -> dict[str, float]:
+    """So far, of each part."""
+    return {part: sum(process.cpu_times()[:2]) for part, process in processes().items()}
+
+
 def measure(recipe: str, model: Path, prompts: int, tokens: int) -> list[str]:
     """Recipe, prompts, and of the last step: rollouts, seconds, ms of processor time per rollout of the driver and of
     each of PARTS, MiB of the driver and of the queue."""
     with tempfile.TemporaryDirectory() as folder:
-        config = compose(recipe, model, prompts, tokens, Path(folder))
+        config = make_config(recipe, model, prompts, tokens, Path(folder))
         ray.init(**OmegaConf.to_container(config.ray_kwargs.ray_init))
         try:
             tq.init(config.transfer_queue)
@@ -123,13 +128,12 @@ def measure(recipe: str, model: Path, prompts: int, tokens: int) -> list[str]:
                 reward_loop_worker_handles=trainer.get_reward_handles(),
             )
             for step in range(1, STEPS + 1):
-                memory = {}
-                before = {part: sum(process.cpu_times()[:2]) for part, process in processes().items()}
+                before = processor_seconds()
                 started, own = time.perf_counter(), time.process_time()
                 rollouts = trainer.generate_step(step)
                 own, seconds = time.process_time() - own, time.perf_counter() - started
-                after = {part: sum(process.cpu_times()[:2]) for part, process in processes().items()}
-                memory = {part: process.memory_info().rss for part, process in processes().items()}
+                after = processor_seconds()
+            queue = processes()["queue"].memory_info().rss
             tq.close()
         finally:
             ray.shutdown()
@@ -142,5 +146,5 @@ def measure(recipe: str, model: Path, prompts: int, tokens: int) -> list[str]:
         f"{1e3 * own / rollouts:.2f}",
         *(f"{cost:.2f}" for cost in costs),
         f"{psutil.Process().memory_info().rss / 2**20:,.0f}",
-        f"{memory['queue'] / 2**20:,.0f}",
+        f"{queue / 2**20:,.0f}",
     ]
