@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import re
 import threading
 import time
 from collections import Counter, defaultdict
@@ -16,7 +17,7 @@ import typer
 from pyarrow import parquet
 from typer.testing import CliRunner
 
-from verl_ext.evaluation import reward, settings
+from verl_ext.evaluation import reward, settings, source
 from verl_ext.evaluation.run import evaluate
 
 REWARD = """
@@ -132,7 +133,8 @@ def invoke(folder, server, *arguments, n=4, data="bench.parquet", out="out"):
     app = typer.Typer()
     app.command()(evaluate)
     address = getattr(server, "url", server)
-    given = ["--data", folder / data, "--server", address, "--model", "tiny", "--out", folder / out]
+    given = ["--data", folder / data, "--out", folder / out]
+    given += ["--server", address, "--model", "tiny"] if address else []
     given += ["--n", n, "--reward", folder / "reward.py", "--concurrency", 3, "--retries", 2, "--pause", 0, *arguments]
     return CliRunner().invoke(app, [str(argument) for argument in given], env={"COLUMNS": "400"})
 
@@ -257,6 +259,19 @@ def test_other_settings_are_refused_in_the_same_folder(folder, serve):
     assert len(server.requests) == 12
 
 
+def test_settings_bind_only_once_there_is_a_response(folder, serve):
+    result = invoke(folder, serve(), "--model", "huge")
+    assert result.exit_code == 1 and "0 of 12 responses" in result.output
+    assert invoke(folder, serve(limit=5)).exit_code == 1
+    result = invoke(folder, serve(), "--model", "huge")
+    assert result.exit_code == 2 and "model='huge', but the responses in" in result.output
+
+    (folder / "other").mkdir()
+    (folder / "other/settings.json").write_text('{"color": "red"}')
+    result = invoke(folder, serve(), out="other")
+    assert result.exit_code == 2 and (folder / "other/settings.json").read_text() == '{"color": "red"}'
+
+
 def test_two_evaluations_do_not_write_one_file(folder, serve):
     (folder / "out").mkdir()
     with open(folder / "out" / "responses.jsonl", "ab") as other:
@@ -355,6 +370,47 @@ def test_bad_arguments_are_refused_in_one_sentence(folder, arguments, said):
     result = invoke(folder, "http://127.0.0.1:9/v1", *arguments)
     assert result.exit_code == 2 and said in result.output, result.output
     assert not (folder / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "checkpoint=None and server=None: one of them must be given"),
+        (["--server", "http://h/v1"], "model=None must be the name that the model has on server=http://h/v1"),
+        (
+            ["--server", "http://h/v1", "--model", "m", "--server-args", "-x"],
+            "server-args='-x' belongs to --checkpoint",
+        ),
+        (["--checkpoint", "c", "--server", "http://h/v1"], "checkpoint=c and server=http://h/v1 exclude each other"),
+        (["--checkpoint", "c", "--model", "m"], "model='m' belongs to --server"),
+        (["--checkpoint", "none"], "checkpoint=none must be a folder"),
+    ],
+)
+def test_responses_come_from_a_checkpoint_or_a_server(folder, arguments, said):
+    result = invoke(folder, None, *arguments)
+    assert result.exit_code == 2 and said in result.output, result.output
+    assert not (folder / "out").exists()
+
+
+def test_a_checkpoint_is_told_from_others_but_not_by_its_port(folder):
+    (folder / "model").mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (folder / "model" / name).write_text("{}")
+    chosen = source.choose(None, None, folder / "model", " --max-model-len  128 ", 60.0)
+    (digest,) = re.findall(r"\((\w{16})\)", chosen.settings["checkpoint"])
+    assert chosen.settings == {
+        "checkpoint": f"{folder / 'model'} ({digest})",
+        "server-args": "--max-model-len 128",
+    }
+    assert chosen.model == f"model-{digest}"
+
+
+def test_no_proxy_is_asked_for_a_server_on_this_machine(folder, serve, monkeypatch):
+    monkeypatch.delenv("NO_PROXY")
+    monkeypatch.delenv("no_proxy", raising=False)
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    assert invoke(folder, serve()).exit_code == 0
 
 
 def test_reward_functions_load_as_verl_loads_them(folder):

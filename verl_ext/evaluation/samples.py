@@ -57,7 +57,7 @@ class Samples:
     """
 
     def __init__(self, path: Path) -> None:
-        """Open the file, made if it is not there, and read it.
+        """Open the file, made with its folder if it is not there, and read it.
 
         Raises:
             ValueError: another process has it open, or it cannot be written.
@@ -65,6 +65,7 @@ class Samples:
         self.path, self.lines = path, Lines()
         self.found: dict[str, dict[int, Sample]] = defaultdict(dict)
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             self._file: BinaryIO = open(path, "a+b")
         except OSError as error:
             raise ValueError(f"out: {path} cannot be written ({error.strerror}).") from error

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 
 LONGEST_PAUSE = 60.0  # seconds between two attempts
+DIRECT = {"all://127.0.0.1": None, "all://localhost": None}  # no proxy is asked for what runs on this machine
 RESERVED = ("model", "messages", "seed", "n", "stream")
 
 
@@ -60,6 +61,7 @@ class Server:
         self._client = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {self.api_key}"} if self.api_key else None,
             limits=httpx.Limits(max_connections=self.connections, max_keepalive_connections=self.connections),
+            mounts=DIRECT,
             timeout=httpx.Timeout(self.timeout, connect=min(self.timeout, 10.0)),
         )
         return self

@@ -11,18 +11,18 @@ from verl_ext import checks
 from verl_ext.evaluation.server import RESERVED
 
 
-def keep(settings: Mapping[str, Any], path: Path) -> None:
-    """Write the settings, or compare with those that are there.
+def keep(settings: Mapping[str, Any], path: Path, *, binding: bool) -> None:
+    """Write the settings, or where they are ``binding``, as there are responses, compare with those that are there.
 
     Raises:
         ValueError: naming the first that differs, or the file that cannot be read or written.
     """
     new = json.loads(json.dumps(settings))
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.exists():
+        old = dict(json.loads(path.read_text())) if path.exists() else {}
+        if not old or (not binding and new.keys() & old.keys()):  # one without any of these keys is not ours
             path.write_text(json.dumps(new, indent=2))
-        old = dict(json.loads(path.read_text()))
+            return
     except OSError as error:
         raise ValueError(f"out={path.parent} must be a folder that can be written ({error.strerror}).") from error
     except (ValueError, TypeError) as error:
