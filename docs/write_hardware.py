@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from verl_ext.hardware.memory import GPU_MEMORY
-from verl_ext.hardware.profiles import models_table, profiles_table, yaml_table
+from verl_ext.hardware.profiles import megatron_table, models_table, profiles_table, yaml_table
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -21,7 +21,8 @@ def written() -> dict[Path, str]:
         files[path] = head + yaml_table(gpu)
     page = ROOT / "docs" / "hardware.md"
     text = page.read_text()
-    for name, table in {"models": models_table(), "profiles": profiles_table()}.items():
+    tables = {"models": models_table(), "profiles": profiles_table(), "megatron": megatron_table()}
+    for name, table in tables.items():
         head, begin, rest = text.partition(f"<!-- {name}: python docs/write_hardware.py -->\n")
         _, end, tail = rest.partition(f"<!-- end of {name} -->\n")
         if not begin or not end:

@@ -7,8 +7,8 @@ import runpy
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import settings as examples
+from support.clusters import given_a_cluster
 from typer.testing import CliRunner
 
 from verl_ext.hardware import GPU_MEMORY, SHAPES, Settings, Shape, settings, use
@@ -78,12 +78,8 @@ def test_what_a_gpu_holds_worked_out_by_hand():
     assert use(QWEN3_8B, 100e9, 16, 5120, Settings(2, 0.5, 4096, 8192, 1, True)).fullest == 50e9
 
 
-@given(
-    st.sampled_from(sorted(SHAPES)),
-    st.floats(24e9, 300e9),
-    st.sampled_from([1, 2, 3, 4, 6, 8, 16, 32, 64, 256]),
-    st.integers(1, 140_000),
-)
+@examples(deadline=None)
+@given_a_cluster
 def test_settings_fit_or_are_refused(model, memory, gpus, longest):
     shape = SHAPES[model]
     try:
@@ -145,5 +141,6 @@ def test_the_command_prints_overrides_and_refuses_in_one_sentence():
     assert printed.exit_code == 0
     chosen = settings(SHAPES["Qwen/Qwen3-8B"], GPU_MEMORY["a800"], 32, 18432)
     assert f"actor.ppo_max_token_len_per_gpu={chosen.ppo_max_token_len_per_gpu}\n" in printed.output
+    assert "actor.fsdp_config.ulysses_sequence_parallel_size=1\n" in printed.output
     refused = run.invoke(app, ["Qwen/Qwen9", "--gpu", "h200"], env={"COLUMNS": "400"})
     assert refused.exit_code == 2 and "model=Qwen/Qwen9 must be one of" in refused.output

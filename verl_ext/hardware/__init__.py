@@ -1,6 +1,18 @@
 """How much memory a model takes on GPUs, and the settings that follow; arithmetic, nothing here was measured."""
 
+from verl_ext.hardware.megatron import Megatron, megatron_sizes, megatron_use
 from verl_ext.hardware.memory import GPU_MEMORY, Settings, Use, settings, use
 from verl_ext.hardware.shapes import SHAPES, Shape
 
-__all__ = ["GPU_MEMORY", "SHAPES", "Settings", "Shape", "Use", "settings", "use"]
+__all__ = [
+    "GPU_MEMORY",
+    "SHAPES",
+    "Megatron",
+    "Settings",
+    "Shape",
+    "Use",
+    "megatron_sizes",
+    "megatron_use",
+    "settings",
+    "use",
+]

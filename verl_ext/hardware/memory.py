@@ -21,7 +21,7 @@ from verl_ext.checks import positive_number, whole
 from verl_ext.hardware.shapes import Shape
 
 GPU_MEMORY = {"h200": 141e9, "a800": 80e9, "b200": 180e9}  # bytes, as the makers count them
-NODE = 8  # GPUs that tensor parallelism may span
+TENSOR_PARALLEL = (1, 2, 4, 8)  # within a node
 
 STATE_BYTES = 16
 LOGITS_BYTES = 10
@@ -112,9 +112,13 @@ def use(shape: Shape, memory: float, gpus: int, longest: int, chosen: Settings) 
     update = chosen.ppo_max_token_len_per_gpu * (logits_per_token(shape) + activations_per_token(shape))
     log_probs = chosen.log_prob_max_token_len_per_gpu * logits_per_token(shape)
     sequences = int(max(kv_cache, 0) * chosen.tensor_parallel // (kv_cache_per_token(shape) * longest))
-    in_rollout = engine + (0 if chosen.offload else state)
-    fullest = max(in_rollout, update + state, log_probs + state)
+    fullest = at_once(engine, state, update, log_probs, chosen.offload)
     return Use(weights, state, engine, kv_cache, sequences, update, log_probs, fullest)
+
+
+def at_once(engine: float, state: float, update: float, log_probs: float, offload: bool) -> float:
+    """The largest sum of bytes that are on a GPU at the same time: in rollout, update or log-probs."""
+    return max(engine + (0 if offload else state), update + state, log_probs + state)
 
 
 def settings(shape: Shape, memory: float, gpus: int, longest: int) -> Settings:
@@ -154,7 +158,7 @@ def settings(shape: Shape, memory: float, gpus: int, longest: int) -> Settings:
             f"or the model's {shape.heads} heads; use more GPUs, with more memory, or shorter sequences."
         )
     for share in ENGINE_SHARES:
-        for parallel in (size for size in (1, 2, 4, 8) if shape.key_value_heads % size == 0 and gpus % size == 0):
+        for parallel in (size for size in TENSOR_PARALLEL if shape.key_value_heads % size == 0 and gpus % size == 0):
             chosen = Settings(parallel, share, update, log_probs, sequence_parallel, offload)
             held = use(shape, memory, gpus, longest, chosen)
             roomy = held.weights <= WEIGHTS_SHARE * held.engine and held.sequences >= SEQUENCES
@@ -162,7 +166,8 @@ def settings(shape: Shape, memory: float, gpus: int, longest: int) -> Settings:
                 return chosen
     raise ValueError(
         f"longest={longest} and {shape.parameters / 1e9:.1f} billion parameters do not fit on gpus={gpus} of "
-        f"{memory / 1e9:.0f} GB: an engine of up to {NODE} of them has no room for {SEQUENCES} sequences."
+        f"{memory / 1e9:.0f} GB: an engine of up to {max(TENSOR_PARALLEL)} of them has no room for {SEQUENCES} "
+        f"sequences."
     )
 
 

@@ -4,10 +4,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 
+from verl_ext.hardware.megatron import Megatron, megatron_sizes, megatron_use
 from verl_ext.hardware.memory import (
     GPU_MEMORY,
+    Settings,
     activations_per_token,
     kv_cache_per_token,
     logits_per_token,
@@ -25,24 +28,37 @@ PROFILES = {
 }
 """By ``model_size``: a model, the fewest GPUs that the profile is for, and the longest prompt and response."""
 
+MEGATRON_GPUS = {("a800", "32b"): 64}
+"""The fewest for Megatron, where it needs more: tensor parallel size 8 times 8 groups that share a sequence."""
+
+
+def profile(gpu: str, size: str) -> tuple[Settings, Megatron]:
+    """What a profile sets for a size, with FSDP2 and with Megatron."""
+    model, gpus, prompt, response = PROFILES[size]
+    shape, memory, longest = SHAPES[model], GPU_MEMORY[gpu], prompt + response
+    chosen = settings(shape, memory, gpus, longest)
+    return chosen, megatron_sizes(shape, memory, MEGATRON_GPUS.get((gpu, size), gpus), longest, chosen)
+
 
 def yaml_table(gpu: str) -> str:
     """``hardware_profile:`` of one profile."""
     lines = ["hardware_profile:"]
-    for size, (model, gpus, prompt, response) in PROFILES.items():
+    for size in PROFILES:
+        chosen, sizes = profile(gpu, size)
         lines.append(f"  {size}:")
-        chosen = settings(SHAPES[model], GPU_MEMORY[gpu], gpus, prompt + response)
         lines += [f"    {key}: {str(value).lower()}" for key, value in asdict(chosen).items()]
+        lines.append("    megatron:")
+        lines += [f"      {key}: {str(value).lower()}" for key, value in asdict(sizes).items()]
     return "\n".join(lines) + "\n"
 
 
 def models_table() -> str:
     """Markdown: what every model of the papers takes, whatever the GPU."""
-    lines = [
+    header = (
         "| model | parameters | layers | hidden | key-value heads × dimension | vocabulary | weights in bf16 | "
-        "training state, per GPU of 8 / 64 | KV cache per token | logits + activations per token | positions |",
-        "|" + "---|" * 11,
-    ]
+        "training state, per GPU of 8 / 64 | KV cache per token | logits + activations per token | positions |"
+    )
+    rows = []
     for model, shape in SHAPES.items():
         state = 16 * shape.parameters / 1e9
         cells = (
@@ -58,21 +74,21 @@ def models_table() -> str:
             f"{logits_per_token(shape) / 1e6:.2f} + {activations_per_token(shape) / 1e6:.2f} MB",
             f"{shape.positions:,}",
         )
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+        rows.append(cells)
+    return _markdown(header, rows)
 
 
 def profiles_table() -> str:
     """Markdown: the profiles, and what a GPU holds under each."""
-    lines = [
+    header = (
         "| profile | size | GPUs, at least | longest sequence | TP | offload | vLLM's share | KV cache per GPU | "
         "longest sequences at once, per engine | update tokens | take | log-prob tokens | take | "
-        "GPUs for a sequence | fullest |",
-        "|" + "---|" * 15,
-    ]
+        "GPUs for a sequence | fullest |"
+    )
+    rows = []
     for gpu, memory in GPU_MEMORY.items():
         for size, (model, gpus, prompt, response) in PROFILES.items():
-            chosen = settings(SHAPES[model], memory, gpus, prompt + response)
+            chosen, _ = profile(gpu, size)
             held = use(SHAPES[model], memory, gpus, prompt + response, chosen)
             cells = (
                 f"`{gpu}` ({memory / 1e9:.0f} GB)",
@@ -91,5 +107,38 @@ def profiles_table() -> str:
                 str(chosen.sequence_parallel),
                 f"{held.fullest / 1e9:.0f} GB",
             )
-            lines.append("| " + " | ".join(cells) + " |")
+            rows.append(cells)
+    return _markdown(header, rows)
+
+
+def megatron_table() -> str:
+    """Markdown: the profiles with Megatron, and what a GPU holds under each."""
+    header = (
+        "| profile | size | GPUs, at least | TP | CP | offload | training state | update takes | log-probs take | "
+        "fullest |"
+    )
+    rows = []
+    for gpu, memory in GPU_MEMORY.items():
+        for size, (model, fewest, prompt, response) in PROFILES.items():
+            chosen, sizes = profile(gpu, size)
+            gpus = MEGATRON_GPUS.get((gpu, size), fewest)
+            held = megatron_use(SHAPES[model], memory, gpus, prompt + response, chosen, sizes)
+            cells = (
+                f"`{gpu}` ({memory / 1e9:.0f} GB)",
+                f"`{size}`",
+                str(gpus),
+                str(sizes.tensor_parallel),
+                str(sizes.context_parallel),
+                "yes" if sizes.offload else "no",
+                f"{held.training_state / 1e9:.1f} GB",
+                f"{held.update / 1e9:.0f} GB",
+                f"{held.log_probs / 1e9:.0f} GB",
+                f"{held.fullest / 1e9:.0f} GB",
+            )
+            rows.append(cells)
+    return _markdown(header, rows)
+
+
+def _markdown(header: str, rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, "|" + "---|" * len(rows[0]), *("| " + " | ".join(cells) + " |" for cells in rows)]
     return "\n".join(lines) + "\n"
