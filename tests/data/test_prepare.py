@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import io
 import json
 import os
 import subprocess
@@ -193,23 +194,12 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing(tmp_path):
     assert result.exit_code == 0
     assert "zwhe99/DeepMath-103K at main: data/train-*.parquet" in result.output
     assert f"{tmp_path / 'out' / 'deepmath_103k_test.parquet'} and .json" in result.output
-    assert "train.parquet" in run("r2e_gym", "--out", tmp_path, "--dry-run").output
     assert not list(tmp_path.iterdir())
 
 
-def test_r2e_gym_is_written_where_the_launch_scripts_look_for_it(tmp_path):
-    row = {"repo_name": "sympy", "docker_image": "own/sympy", "expected_output_json": '{"test_one": "PASSED"}'}
-    rows = [row | {"commit_hash": f"{number:040x}", "problem_statement": f"{number}"} for number in range(101)]
-    parquet.write_table(Table.from_pylist(rows), tmp_path / "source.parquet")
-    assert run("r2e_gym", "--local", tmp_path / "source.parquet", "--out", tmp_path).exit_code == 0
-    for split, count in {"train": 1, "validation": 100}.items():
-        written = tmp_path / "r2e_gym" / f"{split}.parquet"
-        assert parquet.read_table(written).num_rows == count
-        assert run("--check", written).exit_code == 0
-
-
 def test_without_a_name_all_are_listed():
-    assert all(name in run().output for name in CATALOG)
+    output = run().output
+    assert all(name in output for name in command.DATA_SETS)
 
 
 @pytest.mark.parametrize(
@@ -218,8 +208,6 @@ def test_without_a_name_all_are_listed():
         (["polaris_53k"], "NAME='polaris_53k' must be one of polaris, deepmath"),
         (["polaris", "--prompt", "poem"], "prompt='poem' must be one of boxed"),
         (["polaris", "--local", "/nowhere.jsonl"], "local=/nowhere.jsonl must be a file that ends in .parquet"),
-        (["r2e_gym", "--limit", "5"], "NAME=r2e_gym takes --out, --local, --seed and --dry-run, and no other option."),
-        (["r2e_gym", "--local", "/a", "--local", "/b"], "r2e_gym takes one parquet file"),
         (["--check", "/nowhere.parquet"], "check=/nowhere.parquet is no parquet file"),
     ],
 )
@@ -266,29 +254,59 @@ def test_a_check_names_every_fault(tmp_path):
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
-class Hub(BaseHTTPRequestHandler):
-    """One data set with one file, as the hub serves it."""
+R2E_GYM = [
+    {
+        "repo_name": "sympy",
+        "docker_image": f"own/sympy_final:{number}",
+        "commit_hash": f"{number:040x}",
+        "problem_statement": f"Problem {number}",
+        "expected_output_json": '{"test_one": "PASSED"}',
+    }
+    for number in range(102)
+]
 
-    content = "\n".join(json.dumps(row) for row in ROWS["polaris"]).encode()
+
+def as_parquet(rows: list[dict]) -> bytes:
+    buffer = io.BytesIO()
+    parquet.write_table(Table.from_pylist(rows), buffer)
+    return buffer.getvalue()
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Two data sets with one file each, as the hub serves them: by repository the commit that a revision is, and the
+    file's name and content."""
+
+    served = {
+        "POLARIS-Project/Polaris-Dataset-53K": (
+            "main",
+            COMMIT,
+            "polaris-data-53K.jsonl",
+            "\n".join(json.dumps(row) for row in ROWS["polaris"]).encode(),
+        ),
+        "R2E-Gym/R2E-Gym-Subset": (
+            command.R2E_GYM.revision,
+            command.R2E_GYM.revision,
+            "data/train-00000-of-00001.parquet",
+            as_parquet(R2E_GYM),
+        ),
+    }
 
     def do_HEAD(self):
         self.do_GET()
 
     def do_GET(self):
-        repository = "/datasets/POLARIS-Project/Polaris-Dataset-53K"
-        if self.path.startswith(f"/api{repository}/revision/main"):
-            names = ("README.md", "polaris-data-53K.jsonl")
-            body = json.dumps({"id": "x", "sha": COMMIT, "siblings": [{"rfilename": name} for name in names]}).encode()
-            self.send_response(200)
-        elif self.path == f"{repository}/resolve/{COMMIT}/polaris-data-53K.jsonl":
-            body = self.content
-            self.send_response(200)
-            self.send_header("ETag", '"abc"')
-            self.send_header("X-Repo-Commit", COMMIT)
-        else:
-            body = b"{}"
-            self.send_response(404)
-        self.send_header("Content-Length", str(len(body)))
+        for repository, (revision, commit, name, content) in self.served.items():
+            if self.path.startswith(f"/api/datasets/{repository}/revision/{revision}"):
+                siblings = [{"rfilename": "README.md"}, {"rfilename": name}]
+                return self.answer(json.dumps({"id": "x", "sha": commit, "siblings": siblings}).encode())
+            if self.path == f"/datasets/{repository}/resolve/{commit}/{name}":
+                return self.answer(content, ETag=f'"{name}"', **{"X-Repo-Commit": commit})
+        return self.answer(b"{}", status=404)
+
+    def answer(self, body: bytes, status: int = 200, **headers: str) -> None:
+        self.send_response(status)
+        for name, value in (headers | {"Content-Length": str(len(body))}).items():
+            self.send_header(name, value)
         self.end_headers()
         if self.command == "GET":
             self.wfile.write(body)
@@ -297,29 +315,52 @@ class Hub(BaseHTTPRequestHandler):
         pass
 
 
-def test_from_a_hub_every_file_is_of_one_commit_which_is_noted(tmp_path):
+def fetch(endpoint: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess:
+    """The command in a process of its own, because huggingface_hub reads its variables when it is imported."""
+    environment = os.environ | {
+        "HF_ENDPOINT": endpoint,
+        "HF_HOME": str(folder / "cache"),
+        "HF_HUB_OFFLINE": "0",
+        "NO_PROXY": "127.0.0.1",
+    }
+    line = [sys.executable, "-m", "verl_ext.data.prepare", *arguments, "--out", str(folder)]
+    return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture
+def hub():
     with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        environment = os.environ | {
-            "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
-            "HF_HOME": str(tmp_path / "cache"),
-            "HF_HUB_OFFLINE": "0",
-            "NO_PROXY": "127.0.0.1",
-        }
-
-        def fetch(*arguments: str) -> subprocess.CompletedProcess:
-            command = [sys.executable, "-m", "verl_ext.data.prepare", "polaris", "--out", str(tmp_path), *arguments]
-            return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-
-        fetched, missing = fetch(), fetch("--revision", "gone")
+        yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("name", "files"),
+    [("polaris", {"polaris_53k": 2}), ("r2e_gym", {"r2e_gym/train": 2, "r2e_gym/validation": 100})],
+)
+def test_from_a_hub_every_file_is_of_one_commit_which_is_noted(hub, name, files, tmp_path):
+    fetched = fetch(hub, tmp_path, name)
     assert fetched.returncode == 0, fetched.stderr
-    account = json.loads((tmp_path / "polaris_53k.json").read_text())
-    assert (account["commit"], account["rows"]) == (COMMIT, 2)
-    assert account["read"]["files"][0]["sha256"] == hashlib.sha256(Hub.content).hexdigest()
-    assert missing.returncode == 2 and "--local" in missing.stderr and "Traceback" not in missing.stderr
+    repository = command.DATA_SETS[name].repository
+    _, commit, file, content = Hub.served[repository]
+    for stem, rows in files.items():
+        account = json.loads((tmp_path / f"{stem}.json").read_text())
+        assert (account["repository"], account["commit"], account["rows"]) == (repository, commit, rows)
+        (read,) = account["read"]["files"]
+        assert (read["file"], read["sha256"]) == (Path(file).name, hashlib.sha256(content).hexdigest())
+
+
+@pytest.mark.parametrize("name", ["polaris", "r2e_gym"])
+def test_a_hub_without_that_revision_and_no_hub_at_all_are_told_in_one_sentence(hub, name, tmp_path):
+    nowhere = "http://127.0.0.1:9"  # the discard port, where nothing listens
+    for result in (fetch(hub, tmp_path, name, "--revision", "gone"), fetch(nowhere, tmp_path, name)):
+        assert result.returncode == 2
+        assert "cannot be fetched" in result.stderr and "--local" in result.stderr
+        assert "Traceback" not in result.stderr
+    assert not list(tmp_path.rglob("*.parquet"))
 
 
 def test_the_documentation_has_the_catalog():
     page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
-    assert markdown() in page
+    assert markdown(command.DATA_SETS) in page

@@ -1,24 +1,28 @@
-"""R2E-Gym rows for agents, from a small file with the columns that the hub documents.
+"""R2E-Gym rows for agents, from small files with the columns that the hub documents.
 
 One test runs what a row says in a shell, on a folder laid out like R2E-Gym's images, with paths moved below it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from pyarrow import Table, parquet
 from typer.testing import CliRunner
 
-pd = pytest.importorskip("pandas")
 typer = pytest.importorskip("typer")
 
+from verl_ext.data import prepare as command  # noqa: E402
 from verl_ext.data import r2e_gym as data  # noqa: E402
 from verl_ext.data.pytest_summary import is_as_expected, statuses  # noqa: E402
 
 EXPECTED = {"test_one": "PASSED", "\x1b[1mA.test_two\x1b[0m": "FAILED", "test_three[a - b]": "PASSED"}
+FILES = ("train", "validation")
 LOG = """\
 printed by a test: short test summary info
 PASSED forged.py::test_nine
@@ -48,77 +52,157 @@ def source(number: int, **changes) -> dict:
     }
 
 
+def store(path: Path, rows: list[dict]) -> Path:
+    parquet.write_table(Table.from_pylist(rows), path)
+    return path
+
+
 @pytest.fixture
-def folder(tmp_path):
-    rows = [source(number) for number in range(20)]
-    rows += [source(20, problem_statement=""), source(21, expected_output_json="{}"), source(22, docker_image=None)]
-    pd.DataFrame(rows[:12]).to_parquet(tmp_path / "a.parquet")
-    pd.DataFrame(rows[12:]).to_parquet(tmp_path / "b.parquet")
-    return tmp_path
+def folder(tmp_path) -> Path:
+    """120 rows that can be used and seven that cannot, in two files."""
+    rows = [source(number) for number in range(120)]
+    rows += [source(120, problem_statement=""), source(121, problem_statement="[ISSUE]\n[/ISSUE]")]
+    rows += [source(122, expected_output_json="{}"), source(123, docker_image=None), source(124, commit_hash=" ")]
+    rows += [source(0, expected_output_json='{"other": "PASSED"}'), source(1, docker_image="own/rebuilt")]
+    folder = tmp_path / "files"
+    folder.mkdir()
+    store(folder / "a.parquet", rows[:60])
+    store(folder / "b.parquet", rows[60:])
+    return folder
 
 
-def run(*arguments):
+def run(*arguments: object):
     app = typer.Typer()
-    app.command()(data.write)
-    return CliRunner().invoke(app, list(map(str, arguments)))
+    app.command()(command.main)
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
+
+
+def prepared(out: Path, *arguments: object) -> dict[str, list[dict]]:
+    result = run("r2e_gym", "--out", out, *arguments)
+    assert result.exit_code == 0, result.output
+    return {name: parquet.read_table(out / "r2e_gym" / f"{name}.parquet").to_pylist() for name in FILES}
+
+
+def image(row: dict) -> str:
+    return row["extra_info"]["tools_kwargs"]["bash"]["create_kwargs"]["image"]
+
+
+def ids(parts: dict[str, list[dict]]) -> dict[str, str]:
+    return {image(row): row["extra_info"]["id"] for rows in parts.values() for row in rows}
 
 
 def test_rows_say_what_verl_and_the_tools_need(folder, tmp_path):
-    result = run("--source", folder, "--out", tmp_path / "out", "--validation", "4")
-    assert result.exit_code == 0, result.output
-    frames = {split: pd.read_parquet(tmp_path / "out" / f"{split}.parquet") for split in ("train", "validation")}
-    assert {split: len(frame) for split, frame in frames.items()} == {"train": 16, "validation": 4}
-    images = [
-        info["tools_kwargs"]["bash"]["create_kwargs"]["image"] for f in frames.values() for info in f["extra_info"]
-    ]
-    assert sorted(images) == sorted(f"own/sympy_final:{number}" for number in range(20))
+    parts = prepared(tmp_path, "--local", folder)
+    assert {name: len(rows) for name, rows in parts.items()} == {"train": 20, "validation": 100}
+    assert sorted(ids(parts)) == sorted(f"own/sympy_final:{number}" for number in range(120))
+    for name, rows in parts.items():
+        found = [(row["extra_info"]["split"], row["extra_info"]["index"]) for row in rows]
+        assert found == [(name, index) for index in range(len(rows))]
 
-    row = frames["train"].iloc[0]
+    row = parts["train"][7]
     number = int(row["reward_model"]["ground_truth"], 16)
     assert (row["data_source"], row["agent_name"]) == ("r2e_gym/sympy", "tool_agent")
     (message,) = row["prompt"]
     assert message["role"] == "user" and f"<issue>\nProblem {number} with {{braces}}\n</issue>" in message["content"]
     tools = row["extra_info"]["tools_kwargs"]
-    assert row["extra_info"]["index"] == 0 and set(tools) == {"bash", "submit"}
-    submit = dict(tools["submit"]["create_kwargs"])
+    assert row["extra_info"]["need_tools_kwargs"] is True and set(tools) == {"bash", "submit"}
+    submit = tools["submit"]["create_kwargs"]
     assert submit.pop("test_command") == data.TEST_COMMAND
     assert is_as_expected(LOG, submit.pop("expected"))
     assert submit == tools["bash"]["create_kwargs"]
     assert submit["image"] == f"own/sympy_final:{number}"
 
 
-def test_what_cannot_be_used_is_left_out_and_counted(folder):
-    frames, left_out = data.splits(data.read(str(folder)), validation=0, seed=0)
-    assert len(frames["train"]) == 20
-    assert left_out == {
-        "problem_statement is empty": 1,
-        "expected_output_json holds no outcomes": 1,
-        "docker_image is empty": 1,
-    }
+def test_the_account_names_what_was_read_written_and_left_out(folder, tmp_path):
+    parts = prepared(tmp_path, "--local", folder)
+    for name, rows in parts.items():
+        written = tmp_path / "r2e_gym" / f"{name}.parquet"
+        account = json.loads(written.with_suffix(".json").read_text())
+        assert (account["file"], account["rows"]) == (written.name, len(rows))
+        assert account["sha256"] == hashlib.sha256(written.read_bytes()).hexdigest()
+        assert account["name"] == "r2e_gym"
+        assert [account[key] for key in ("repository", "commit", "prompt")] == [None, None, None]
+        assert account["read"]["files"] == [
+            {
+                "file": file,
+                "bytes": (folder / file).stat().st_size,
+                "sha256": hashlib.sha256((folder / file).read_bytes()).hexdigest(),
+                "rows_read": count,
+            }
+            for file, count in (("a.parquet", 60), ("b.parquet", 67))
+        ]
+        assert account["left_out"] == {
+            "no problem_statement": 1,
+            "no question": 1,
+            "no outcomes in expected_output_json": 1,
+            "no docker_image": 1,
+            "no commit_hash": 1,
+            "repeated question": 1,
+            "repeated question, with another answer": 1,
+        }
+        assert account["read"]["rows"] == 127 == 120 + sum(account["left_out"].values())
 
 
-def test_the_same_seed_gives_the_same_split(folder):
-    first, again, other = (data.splits(data.read(str(folder)), 4, seed)[0]["validation"] for seed in (0, 0, 1))
-    assert first.equals(again) and not first.equals(other)
+def test_ids_come_of_image_commit_and_issue_whatever_the_order(tmp_path):
+    rows = [source(number) for number in range(110)]
+    rows[3]["problem_statement"] = rows[4]["problem_statement"]  # told apart by their commits
+    given = store(tmp_path / "given.parquet", rows)
+    turned = store(tmp_path / "turned.parquet", rows[::-1])
+    found = ids(prepared(tmp_path / "given", "--local", given))
+    assert len(set(found.values())) == 110
+    assert ids(prepared(tmp_path / "turned", "--local", turned, "--seed", 1)) == found
+    content = f"r2e_gym\0{5:040x}\nProblem 5 with {{braces}}\0own/sympy_final:5"
+    assert found["own/sympy_final:5"] == hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+def test_the_same_seed_gives_the_same_files(folder, tmp_path):
+    first, again, other = (prepared(tmp_path / "out", "--local", folder, "--seed", seed) for seed in (0, 0, 1))
+    assert first == again
+    assert {image(row) for row in first["train"]} != {image(row) for row in other["train"]}
+    assert not {image(row) for row in first["train"]} & {image(row) for row in first["validation"]}
+
+
+def test_a_check_passes_its_files_and_finds_rows_that_are_there_twice(folder, tmp_path):
+    parts = prepared(tmp_path, "--local", folder)
+    files = [tmp_path / "r2e_gym" / f"{name}.parquet" for name in parts]
+    assert run("--check", files[0], "--check", files[1]).exit_code == 0
+    result = run("--check", store(tmp_path / "twice.parquet", parts["train"][:1] * 3))
+    assert result.exit_code == 1 and "an id that another row has, in 2 rows" in result.output
+
+
+def test_a_limit_is_of_training_and_noted(folder, tmp_path):
+    parts = prepared(tmp_path, "--local", folder, "--limit", 5)
+    assert {name: len(rows) for name, rows in parts.items()} == {"train": 5, "validation": 100}
+    assert json.loads((tmp_path / "r2e_gym" / "train.json").read_text())["limit"] == 5
+
+
+def test_a_dry_run_says_what_it_would_do_and_does_nothing(tmp_path):
+    output = run("r2e_gym", "--out", tmp_path / "out", "--dry-run").output
+    assert f"R2E-Gym/R2E-Gym-Subset at {data.R2E_GYM.revision}: data/train-*.parquet" in output
+    for name in FILES:
+        assert f"{tmp_path / 'out' / 'r2e_gym' / name}.parquet and .json" in output
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--validation", "20"), "validation=20 must be less than the number of usable rows, 20"),
-        (("--source", "{tmp}/other.parquet"), "lacks the columns ['commit_hash'"),
-        (("--source", "{tmp}/empty"), "holds no parquet file"),
+        (("--local", "{tmp}/typo.parquet"), "typo.parquet must be a file that ends in .parquet"),
+        (("--local", "{tmp}/empty"), "empty must be a file that ends in .parquet"),
+        (("--local", "{tmp}/other.parquet"), "lacks the columns ['repo_name', 'docker_image', 'commit_hash', "),
+        (("--local", "{tmp}/few.parquet"), "r2e_gym: 100 problems are left, and more than 100 are needed."),
+        (("--prompt", "plain"), "prompt='plain' is not for r2e_gym, which has a prompt of its own; leave it out."),
     ],
 )
-def test_bad_arguments_are_refused_in_a_sentence(folder, tmp_path, arguments, message):
-    pd.DataFrame([{"text": "x"}]).to_parquet(tmp_path / "other.parquet")
+def test_bad_arguments_are_refused_in_a_sentence(tmp_path, arguments, message):
+    store(tmp_path / "other.parquet", [{"text": "x"}])
+    store(tmp_path / "few.parquet", [source(number) for number in range(100)])
     (tmp_path / "empty").mkdir()
-    rows = tmp_path / "rows.parquet"
-    pd.DataFrame([source(number) for number in range(20)]).to_parquet(rows)
     given = [argument.format(tmp=tmp_path) for argument in arguments]
-    result = run("--source", rows, "--out", tmp_path / "out", *given)
+    result = run("r2e_gym", "--out", tmp_path / "out", *given)
     assert result.exit_code == 2
     assert message in " ".join(result.output.replace("│", "").split())
+    assert not (tmp_path / "out").exists()
 
 
 def test_outcomes_are_read_from_the_last_summary():

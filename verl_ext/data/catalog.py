@@ -44,11 +44,14 @@ class DataSet:
         published: number of rows, as published.
         used_by: the papers that use it, with the section.
         revision: of the repository: a branch, a tag or a full commit hash.
-        unwanted: why a problem is left out, or None; and what that is, for a person to read.
-        filter: what ``unwanted`` does, and the section that says so.
-        held_out: problems that become a validation set of their own, ``<file>_test``, drawn at random.
+        unwanted: why a problem, or the row it was read from, is left out; None: it is not.
+        filter: what is done beside reading, and the section that says so, for a person to read.
+        held_out: problems that become a validation set of their own, drawn at random.
+        held_out_file: stem of its parquet file.
         ability: verl's column of that name.
         original_id: the column with the data set's own id, kept beside ours.
+        template: how to ask, with ``{question}`` in it; None: as the user chooses.
+        complete: adds what else rows of this data set need to one in verl's schema, given the row it was read from.
     """
 
     repository: str
@@ -61,16 +64,19 @@ class DataSet:
     published: str
     used_by: str
     revision: str = "main"
-    unwanted: Callable[[Problem], str | None] = lambda problem: None
+    unwanted: Callable[[Problem, Row], str | None] = lambda problem, row: None
     filter: str = ""
     held_out: int = 0
+    held_out_file: str = ""
     ability: str = "math"
     original_id: str | None = None
+    template: str | None = None
+    complete: Callable[[dict[str, Any], Row], dict[str, Any]] = lambda row, original: row
 
 
 def columns(question: str, answer: str) -> Callable[[Row, int], Problem]:
     """Question and answer as they stand in two columns."""
-    return lambda row, seed: Problem(_text(row[question]), _text(row[answer]))
+    return lambda row, seed: Problem(text(row[question]), text(row[answer]))
 
 
 def dapo(row: Row, seed: int) -> Problem:
@@ -84,34 +90,35 @@ def dapo(row: Row, seed: int) -> Problem:
     question, closed, _ = rest.rpartition('\n\nRemember to put your answer on its own line after "Answer:".')
     if not opened or not closed:
         raise ValueError(f"prompt={content[:80]!r} is not in the template of DAPO-Math-17k.")
-    return Problem(question.strip(), _text(row["reward_model"]["ground_truth"]))
+    return Problem(question.strip(), text(row["reward_model"]["ground_truth"]))
 
 
 def olympiadbench(row: Row, seed: int) -> Problem:
     """OlympiadBench: a list of answers, each in dollar signs; all of them are asked for."""
     answers = row["final_answer"]
     answers = [answers] if isinstance(answers, str) else list(answers or ())
-    return Problem(_text(row["question"]), ", ".join(_text(answer).strip("$").strip() for answer in answers))
+    return Problem(text(row["question"]), ", ".join(text(answer).strip("$").strip() for answer in answers))
 
 
 def gpqa(row: Row, seed: int) -> Problem:
     """GPQA: four options, in an order that depends on the seed and the question alone; the answer is a letter."""
-    right = _text(row["Correct Answer"])
-    options = [right, *(_text(row[f"Incorrect Answer {number}"]) for number in (1, 2, 3))]
-    question = _text(row["Question"])
+    right = text(row["Correct Answer"])
+    options = [right, *(text(row[f"Incorrect Answer {number}"]) for number in (1, 2, 3))]
+    question = text(row["Question"])
     order = list(range(len(options)))
     Random(f"{seed}/{question}").shuffle(order)
     lines = [f"{letter}) {options[place]}" for letter, place in zip("ABCD", order, strict=True)]
     return Problem("\n".join([question, "", *lines]), "ABCD"[order.index(0)], (question, right))
 
 
-def yes_or_no(problem: Problem) -> str | None:
+def yes_or_no(problem: Problem, row: Row) -> str | None:
     """Pilot-Commit, section 4.1: "we remove binary (yes/no) questions"."""
     bare = problem.answer.removeprefix("\\text{").removesuffix("}").strip(" .$").lower()
     return "yes/no question" if bare in ("yes", "no") else None
 
 
-def _text(value: Any) -> str:
+def text(value: Any) -> str:
+    """What a column holds, as text without space around it; empty where it holds nothing."""
     return "" if value is None else str(value).strip()
 
 
@@ -140,6 +147,7 @@ CATALOG: dict[str, DataSet] = {
         unwanted=yes_or_no,
         filter="answers that are yes or no (Pilot-Commit §4.1); 500 held out, at random",
         held_out=500,
+        held_out_file="deepmath_103k_test",
     ),
     "dapo_math": DataSet(
         "BytedTsinghua-SIA/DAPO-Math-17k",
@@ -276,10 +284,10 @@ CATALOG: dict[str, DataSet] = {
 }
 
 
-def markdown() -> str:
-    """The catalog as the table of ``docs/data.md``."""
+def markdown(data_sets: Mapping[str, DataSet]) -> str:
+    """Data sets as the table of ``docs/data.md``."""
     lines = ["| name | repository | split | rows, as published | license | filter | used by |", "|" + "---|" * 7]
-    for name, data in CATALOG.items():
+    for name, data in data_sets.items():
         filter_ = data.filter or "–"
         cells = (f"`{name}`", data.repository, data.split, data.published, data.license, filter_, data.used_by)
         lines.append("| " + " | ".join(cells) + " |")

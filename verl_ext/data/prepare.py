@@ -18,11 +18,12 @@ from rich.console import Console
 from rich.table import Table
 
 from verl_ext.checks import choice
-from verl_ext.data import r2e_gym, sources
-from verl_ext.data.catalog import CATALOG, DataSet
-from verl_ext.data.schema import PROMPTS, faults, is_readable, to_row, write_checked
+from verl_ext.data import sources
+from verl_ext.data.catalog import CATALOG, DataSet, Problem, Row
+from verl_ext.data.r2e_gym import R2E_GYM
+from verl_ext.data.schema import JUDGED_BY_MATH_VERIFY, PROMPTS, faults, is_readable, to_row, write_checked
 
-R2E_GYM = "R2E-Gym/R2E-Gym-Subset"  # for agents: two files, and no answer to compare with
+DATA_SETS = CATALOG | {"r2e_gym": R2E_GYM}
 
 
 @dataclass
@@ -41,16 +42,16 @@ def prepare(
     """The problems of a data set, each question once, in the order of the files.
 
     Args:
-        name: in :data:`~verl_ext.data.catalog.CATALOG`.
+        name: in ``DATA_SETS``.
         source: its files.
-        prompt: a name in :data:`~verl_ext.data.schema.PROMPTS`.
+        prompt: a name in :data:`~verl_ext.data.schema.PROMPTS`; unused where the data set has a template.
         seed: of the order of options.
         limit: stop after so many problems, beside those that are to be held out; None: never.
 
     Raises:
         ValueError: a file cannot be read, or a row is not in the data set's format.
     """
-    data, done = CATALOG[name], Prepared()
+    data, done = DATA_SETS[name], Prepared()
     enough = None if limit is None else limit + data.held_out
     answers: dict[str, str] = {}
     for path in source.paths:
@@ -62,7 +63,7 @@ def prepare(
             problem = data.problem(row, seed)
             content = problem.identity or (problem.question, problem.answer)
             question = " ".join(content[0].split())
-            if reason := _unusable(data, problem) or _repeated(answers, question, content[1]):
+            if reason := _unusable(data, problem, row) or _repeated(answers, question, content[1]):
                 done.left_out[reason] += 1
                 continue
             answers[question] = content[1]
@@ -72,12 +73,16 @@ def prepare(
     return done
 
 
-def _unusable(data: DataSet, problem: Any) -> str | None:
+def _unusable(data: DataSet, problem: Problem, row: Row) -> str | None:
+    if reason := data.unwanted(problem, row):
+        return reason
     if not problem.question:
         return "no question"
     if not problem.answer:
         return "no answer"
-    return data.unwanted(problem) or (None if is_readable(problem.answer) else "an answer math-verify cannot read")
+    if data.ability in JUDGED_BY_MATH_VERIFY and not is_readable(problem.answer):
+        return "an answer math-verify cannot read"
+    return None
 
 
 def _repeated(answers: dict[str, str], question: str, answer: str) -> str | None:
@@ -92,13 +97,13 @@ def splits(name: str, rows: Sequence[dict[str, Any]], seed: int, suffix: str = "
     Raises:
         ValueError: there are no more rows than are to be held out.
     """
-    data = CATALOG[name]
+    data = DATA_SETS[name]
     if len(rows) <= data.held_out:
         raise ValueError(f"{name}: {len(rows)} problems are left, and more than {data.held_out} are needed.")
     held_out = set(Random(seed).sample(range(len(rows)), data.held_out))
     parts = {f"{data.file}{suffix}": (data.split, [row for place, row in enumerate(rows) if place not in held_out])}
     if held_out:
-        parts[f"{data.file}_test{suffix}"] = ("validation", [rows[place] for place in sorted(held_out)])
+        parts[f"{data.held_out_file}{suffix}"] = ("validation", [rows[place] for place in sorted(held_out)])
     for split, part in parts.values():
         for index, row in enumerate(part):
             row["extra_info"] |= {"index": index, "split": split}
@@ -125,13 +130,11 @@ def main(
             _check(check, console)
         elif name is None:
             console.print(_listing())
-        elif choice("NAME", name, (*CATALOG, "r2e_gym")) == "r2e_gym":
-            if revision or limit or prompt != "boxed":
-                raise ValueError("NAME=r2e_gym takes --out, --local, --seed and --dry-run, and no other option.")
-            _prepare_r2e_gym(out, local, seed, dry_run, console)
         else:
-            choice("prompt", prompt, tuple(PROMPTS))
-            data, wanted = CATALOG[name], revision or CATALOG[name].revision
+            data = DATA_SETS[choice("NAME", name, tuple(DATA_SETS))]
+            if choice("prompt", prompt, tuple(PROMPTS)) != "boxed" and data.template is not None:
+                raise ValueError(f"prompt={prompt!r} is not for {name}, which has a prompt of its own; leave it out.")
+            wanted = revision or data.revision
             if dry_run:
                 _plan(data, out, local, wanted, prompt, console)
             else:
@@ -145,12 +148,13 @@ def _prepare(
     name: str, out: Path, source: sources.Source, prompt: str, seed: int, limit: int | None, console: Console
 ) -> None:
     done = prepare(name, source, prompt=prompt, seed=seed, limit=limit)
+    data = DATA_SETS[name]
     account = {
         "name": name,
-        "repository": None if source.commit is None else CATALOG[name].repository,
+        "repository": None if source.commit is None else data.repository,
         "commit": source.commit,
-        "license": CATALOG[name].license,
-        "prompt": prompt,
+        "license": data.license,
+        "prompt": prompt if data.template is None else None,
         "seed": seed,
         "limit": limit,
         "read": {"rows": done.read, "files": done.files},
@@ -175,21 +179,9 @@ def _suffix(prompt: str) -> str:
 def _plan(data: DataSet, out: Path, local: list[Path] | None, revision: str, prompt: str, console: Console) -> None:
     read = ", ".join(map(str, local)) if local else f"{data.repository} at {revision}: {', '.join(data.files)}"
     console.print(f"would read   {read}", soft_wrap=True, highlight=False)
-    for stem in (data.file, f"{data.file}_test")[: 2 if data.held_out else 1]:
+    for stem in filter(None, (data.file, data.held_out_file)):
         path = out / f"{stem}{_suffix(prompt)}.parquet"
         console.print(f"would write  {path} and .json", soft_wrap=True, highlight=False)
-
-
-def _prepare_r2e_gym(out: Path, local: list[Path] | None, seed: int, dry_run: bool, console: Console) -> None:
-    if local and len(local) > 1:
-        raise ValueError("local: r2e_gym takes one parquet file or one folder of them.")
-    origin, folder = (str(local[0]) if local else R2E_GYM), out / "r2e_gym"
-    if dry_run:
-        console.print(
-            f"would read   {origin}\nwould write  {folder}/train.parquet and validation.parquet", soft_wrap=True
-        )
-    else:
-        r2e_gym.write(source=origin, out=folder, seed=seed)
 
 
 def _check(paths: Sequence[Path], console: Console) -> None:
@@ -210,9 +202,8 @@ def _report(wrong: Counter[str], console: Console) -> None:
 
 def _listing() -> Table:
     table = Table("name", "repository", "split", "rows, as published", "used by")
-    for name, data in CATALOG.items():
+    for name, data in DATA_SETS.items():
         table.add_row(name, data.repository, data.split, data.published, data.used_by)
-    table.add_row("r2e_gym", R2E_GYM, "both", "4,578", "Prefix Sampling §3.1")
     return table
 
 

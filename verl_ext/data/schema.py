@@ -1,4 +1,4 @@
-"""verl's schema for a problem with one answer, and the check of a file in that schema."""
+"""verl's schema for a problem, and the check of a file in that schema."""
 
 from __future__ import annotations
 
@@ -40,17 +40,19 @@ def to_row(name: str, data: DataSet, problem: Problem, prompt: str, original: Ma
     """One row in verl's schema. ``extra_info.index`` and ``split`` are for the caller to set.
 
     Args:
-        prompt: a name in ``PROMPTS``.
+        prompt: a name in ``PROMPTS``, for a data set without a template of its own.
         original: the row the problem was read from.
     """
     original_id = "" if data.original_id is None else str(original[data.original_id])
-    return {
+    template = PROMPTS[prompt] if data.template is None else data.template
+    row = {
         "data_source": name,
-        "prompt": [{"role": "user", "content": PROMPTS[prompt].format(question=problem.question)}],
+        "prompt": [{"role": "user", "content": template.format(question=problem.question)}],
         "ability": data.ability,
         "reward_model": {"style": "rule", "ground_truth": problem.answer},
         "extra_info": {"split": "", "index": -1, "id": problem_id(name, problem), "original_id": original_id},
     }
+    return data.complete(row, original)
 
 
 @lru_cache(maxsize=65536)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,10 +11,16 @@ from rich.table import Table
 
 
 def write_splits(frames: Mapping[str, pd.DataFrame], out: Path) -> Table:
-    """Write ``<split>.parquet`` into ``out``, which is made if need be; what was written, for a person to read."""
+    """Write ``<split>.parquet`` into ``out``, which is made if need be; what was written, for a person to read.
+
+    A file appears whole or not at all.
+    """
     out.mkdir(parents=True, exist_ok=True)
     summary = Table("split", "prompts", "file")
     for split, frame in frames.items():
-        frame.to_parquet(out / f"{split}.parquet")
-        summary.add_row(split, str(len(frame)), str(out / f"{split}.parquet"))
+        path = out / f"{split}.parquet"
+        unfinished = path.with_suffix(".parquet.unfinished")
+        frame.to_parquet(unfinished)
+        os.replace(unfinished, path)
+        summary.add_row(split, str(len(frame)), str(path))
     return summary
