@@ -41,6 +41,12 @@ def test_verls_own_writer(tmp_path):
     }
 
 
+def test_padding_is_no_rollout(read):
+    """As verl's upsample_batch_to_divisible_size names what it adds."""
+    log = read([line(uid=f"{PROMPT}-7_0_0"), *(line("", uid=f"pad{'0a' * 16}_{i}_0", score=0.0) for i in range(3))])
+    assert log.rollouts.tolist() == [1] and log.skipped == {"verl's padding of a batch": 3}
+
+
 def test_a_prompt_of_our_driver_has_its_id(read):
     log = read([line(uid=f"{PROMPT}-7_0_0"), line(uid=f"{PROMPT}-7_1_0"), line("b", uid=f"{UUID}_0_0")])
     assert log.prompt_ids[0] == PROMPT and log.rollouts.tolist() == [2, 1]

@@ -74,9 +74,20 @@ def test_runs_stop_at_the_target(tmp_path):
         (["grpo n=1"], "rollout_policy.n=1 is not valid"),
         (["grpo", "--mode", "async"], "mode='async'"),
         (["grpo", "--fit", "absent.jsonl"], "absent.jsonl: there is no such file"),
+        (["grpo rollout_driver.rollout_budget=99"], "it takes actor_rollout_ref.rollout.n, data.train_batch_size."),
+        (["pilot_commit actor_rollout_ref.rollout.n=8"], "it takes data.seed, data.train_batch_size."),
     ],
 )
 def test_what_cannot_be_simulated_is_refused(tmp_path, arguments, message):
     result = invoke(simulation, *arguments, "--prompts", "200", "--out", tmp_path)
     assert result.exit_code == 2
     assert message in " ".join(result.output.replace("│", " ").split())
+
+
+def test_a_fit_is_to_one_run(tmp_path):
+    for name in ("a.jsonl", "b.jsonl"):
+        (tmp_path / name).write_text('{"step": 0, "data": {}}\n')
+    result = invoke(simulation, "grpo", "--fit", tmp_path, "--prompts", "200", "--out", tmp_path / "out")
+    assert result.exit_code == 2 and "holds 2 runs; name the log of one." in " ".join(
+        result.output.replace("│", " ").split()
+    )

@@ -106,6 +106,16 @@ def test_a_run_that_was_killed_and_resumed_is_one_record(path, text):
     assert replayed.policy.state_dict() == recorded.run.policy.state_dict()
 
 
+@pytest.mark.parametrize("text", METHODS)
+def test_a_resumed_run_records_that_it_has_what_the_checkpoint_has(path, text):
+    recorded = Recorded(path, text)
+    recorded.steps(1, 3)
+    state = json.loads(json.dumps(recorded.run.state_dict()))
+    recorded.start(state)
+    loads = [event for event in lines(path) if event["event"] == "load"]
+    assert [event["loaded"] for event in loads] == [event["state"] for event in loads] == [state]
+
+
 def test_another_policy_is_found_out(path):
     Recorded(path, "pilot_commit n_pilot=4 n_commit=4 p_upper=0.75").steps(1, STEPS)
     other = Method.parse("pilot_commit n_pilot=4 n_commit=4 p_upper=0.5", 6)

@@ -47,8 +47,8 @@ def main(
         str | None,
         typer.Option(
             metavar="RUN",
-            help="The run's metrics as verl's file logger wrote them (resumed: a.jsonl+b.jsonl): its budget, with what "
-            "was sampled and not trained on.",
+            help="The run's metrics as verl's file logger wrote them (resumed: a.jsonl+b.jsonl), or the folder of its "
+            "tensorboard logger: its budget, with what was sampled and not trained on.",
         ),
     ] = None,
     correct_above: Annotated[

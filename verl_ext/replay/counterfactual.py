@@ -132,7 +132,8 @@ def replay(
     try:
         for place in range(len(log.batches)):
             engine.begin_batch(place)
-            batch = _step(run, engine, place + 1)
+            run.begin_step(place + 1)
+            batch = run.fill_batch(engine.finish)
             _count(outcome, batch, engine)
             outcome.short_steps += len(batch) < train_batch_size
             sampled = int(run.ledger.total["rollouts/sampled"])
@@ -169,20 +170,6 @@ def of_the_log(log: RolloutLog, recorded: RecordedRates, sampled: int) -> Outcom
 def _drawn(log: RolloutLog, prompts: list[Prompt]) -> Iterator[Prompt]:
     order = log.prompt.tolist()
     return (prompts[row] for _ in itertools.count() for row in order)
-
-
-def _step(run: RolloutController, engine: RecordedEngine, step: int) -> list[Group]:
-    """One training step in which all that is generated finishes, as with verl's synchronous trainer."""
-    run.begin_step(step)
-    batch: list[Group] = []
-    while not batch or run.outstanding:
-        if not batch:
-            batch = run.take_batch()
-        if not batch:
-            run.check_progress()
-        if run.outstanding:
-            run.finish_waves(engine.finish())
-    return batch
 
 
 def _count(outcome: Outcome, batch: list[Group], engine: RecordedEngine) -> None:

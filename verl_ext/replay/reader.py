@@ -25,6 +25,8 @@ from verl_ext.replay.log import RolloutLog
 KEYS = ("input", "output", "gts", "score", "step")
 OURS = re.compile(r"([0-9a-f]{16})-\d+")
 """The group of a ``uid`` under our driver: prompt id, then a counter. verl's own is a UUID, new for every group."""
+PADDING = re.compile(r"pad[0-9a-f]{32}")
+"""The group of the rows with which verl fills up a batch that its workers do not divide."""
 REPORT_EVERY = 5000  # lines
 
 
@@ -162,6 +164,8 @@ class _Columns:
 
         uid = row.get("uid")
         name, rollout, _ = uid.rsplit("_", 2) if type(uid) is str and uid.count("_") > 1 else ("", "", "")
+        if name.startswith("pad") and PADDING.fullmatch(name):
+            raise _Unusable("verl's padding of a batch")
         this = (step, name, rollout)
         further = bool(rollout) and this == self._last
         self._last = this

@@ -158,7 +158,10 @@ def _logger(log: TextIO, progress: Progress, task: TaskID) -> Callable[[int, dic
 
 def _fitted(world: World, log: Path, console: Console) -> World:
     """``world`` with its shared component from a recorded run."""
-    (files,) = find_runs([str(log)])
+    found = find_runs([str(log)])
+    if len(found) != 1:
+        raise ValueError(f"fit={log} holds {len(found)} runs; name the log of one.")
+    (files,) = found
     logits = draw_logits(world.population, world.prompts, np.random.default_rng(DATA_SEED))
     fit = fit_shared(read_run(files), logits, world.learning)
     console.print(

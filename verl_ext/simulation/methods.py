@@ -20,6 +20,7 @@ from verl_ext.resolvers import register_resolvers
 
 # What recipes refer to in verl's configuration.
 OURS = {"data": {"train_batch_size": 128, "seed": 1, "max_response_length": 4096}}
+INTERPOLATION = re.compile(r"\$\{([\w.]+)\}")
 DIMENSIONS = 16  # of the embeddings that stand in for those of texts
 
 
@@ -54,7 +55,7 @@ class Method:
         ``rollout_policy.estimator_options.size=32``.
 
         Raises:
-            ValueError: no such recipe, or what is no override.
+            ValueError: no such recipe, what is no override, or one that the policy does not read.
         """
         words = shlex.split(text)
         label, _, recipe = words[0].rpartition(":") if words else ("", "", "")
@@ -66,6 +67,11 @@ class Method:
         if bad is not None:
             raise ValueError(f"method={text!r} is not valid: {bad} is no key=value.")
         overrides = [word if "." in word.split("=")[0] else f"rollout_policy.{word}" for word in words[1:]]
+        read = sorted(set(INTERPOLATION.findall(OmegaConf.to_yaml(own.rollout_policy))))
+        for key in (override.split("=")[0] for override in overrides):
+            if not key.startswith("rollout_policy.") and key not in read:
+                valid = f"beside keys of rollout_policy it takes {', '.join(read) or 'none'}"
+                raise ValueError(f"method={text!r} is not valid: {key} has no effect in a simulation; {valid}.")
         base = OmegaConf.create(OURS)
         base.data.train_batch_size = train_batch_size
         config = OmegaConf.merge(base, own, OmegaConf.from_dotlist(overrides))

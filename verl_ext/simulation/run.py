@@ -13,7 +13,7 @@ import numpy as np
 
 from verl_ext import checks
 from verl_ext.controller import RolloutController
-from verl_ext.policy import CannotFillBatch, Group, Prompt, RolloutPolicy
+from verl_ext.policy import CannotFillBatch, Prompt, RolloutPolicy
 from verl_ext.simulation.engine import SimulatedEngine
 from verl_ext.simulation.hardware import Hardware
 from verl_ext.simulation.learning import Ability, LearningModel, Update
@@ -168,14 +168,7 @@ def _step(run: RolloutController, step: int, world: World) -> dict[str, float]:
     if run.step < step:
         engine.version = step - 1
         run.begin_step(step)
-    batch: list[Group] = []
-    while True:
-        batch = batch or run.take_batch()
-        if batch and (engine.idle or not drain):
-            break
-        if engine.idle:
-            run.check_progress()
-        run.finish_waves(engine.finish())
+    batch = run.fill_batch(engine.finish, drain)
     metrics = run.metrics()
     times = _times(engine.clock - began, metrics, world.hardware)
     if world.mode == "separate_async" and not last:
