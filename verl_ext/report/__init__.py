@@ -1,4 +1,5 @@
-"""What runs did and what they paid for it, on one page. Reads verl's ``file`` logger; needs neither verl nor torch.
+"""What runs did and what they paid for it, on one page. Reads verl's ``file`` and ``tensorboard``
+loggers; needs neither verl nor torch.
 
 python -m verl_ext.report outputs/benchmarks/learning --out outputs/report
 """

@@ -2,6 +2,7 @@
 
 python -m verl_ext.report grpo_1.jsonl hora_1.jsonl+hora_1_resumed.jsonl --out outputs/report
 python -m verl_ext.report outputs/benchmarks/learning --target 0.7
+python -m verl_ext.report tensorboard_log/my_project --out outputs/report
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ def main(
         list[str],
         typer.Argument(
             metavar="RUN...",
-            help="JSONL files of verl's file logger, or folders of them. A run that was resumed: a.jsonl+b.jsonl, in "
-            "the order in which they were written. Names that differ only by a trailing _<seed> form one method.",
+            help="JSONL files of verl's file logger, event files of its tensorboard logger, or folders of them: each "
+            ".jsonl is a run, and each folder with event files, however often it was resumed. A run that was resumed "
+            "into another file: a.jsonl+b.jsonl, in the order in which they were written. Names that differ only by a "
+            "trailing _<seed> form one method.",
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder for report.html, report.json and the plots.")] = Path(

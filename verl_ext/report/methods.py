@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from verl_ext.report.runs import Run
+from verl_ext.report.runs import Run, home
 
 SEED = re.compile(r"(?P<method>.+)_(?P<seed>\d+)")
 
@@ -27,20 +27,21 @@ def without_seed(name: str) -> str:
 
 
 def names(paths: Sequence[Path]) -> list[str]:
-    """The files' names without ending, different from each other.
+    """The names of the files without ending, and of the folders of event files, different from each other.
 
     Where two of a method are the same, all of that method get their folder's name before theirs, so that seeds of one
-    folder stay together; where that does not help, the whole path.
+    folder stay together; where that does not help, the whole path; where that does not either, with its ending.
     """
-    stems = [path.stem for path in paths]
+    homes = [home(path) for path in paths]
+    stems = [path.name for path in homes]
     clashing = {without_seed(stem) for stem in stems if stems.count(stem) > 1}
     chosen = [
-        f"{path.resolve().parent.name}/{stem}" if without_seed(stem) in clashing else stem
-        for stem, path in zip(stems, paths, strict=True)
-    ]
+        f"{path.parent.name}/{path.name}" if without_seed(path.name) in clashing else path.name
+        for path in homes
+    ]  # fmt: skip
     return [
-        name if chosen.count(name) == 1 else str(path.resolve().with_suffix(""))
-        for name, path in zip(chosen, paths, strict=True)
+        name if chosen.count(name) == 1 else str(whole) if homes.count(whole) == 1 else str(path.absolute())
+        for name, whole, path in zip(chosen, homes, paths, strict=True)
     ]
 
 

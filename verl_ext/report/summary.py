@@ -148,6 +148,7 @@ def _of_run(run: Run, target: float | None) -> dict[str, Any]:
         "deciding_median_share": float(np.median(shares)) if shares.size else None,
         "skipped_lines": run.skipped_lines,
         "skipped_values": run.skipped_values,
+        "unread_bytes": run.unread_bytes,
         "validations": [asdict(point) for point in validations],
     }
 
@@ -177,10 +178,12 @@ def _notes(runs: Sequence[Run]) -> list[str]:
     """What a reader has to know about how the runs were read."""
     lines = [f"{run.name} {run.skipped_lines}" for run in runs if run.skipped_lines]
     values = [f"{run.name} {run.skipped_values}" for run in runs if run.skipped_values]
+    unread = [f"{run.name} {run.unread_bytes}" for run in runs if run.unread_bytes]
     blind = [run.name for run in runs if not points(run)]
     uncounted = [run.name for run in runs if run.steps[-1] > 0 and run.last(ROLLOUTS) is None]
     notes = (
         ("Lines skipped, since they are not those of verl's file logger", lines),
+        ("Bytes of event files not read, from where a record is cut off or damaged", unread),
         ("Values skipped, since they are not finite", values),
         ("No validation accuracy (trainer.test_freq and data.val_files give one)", blind),
         ("No count of rollouts, so compared by steps and time only", uncounted),
