@@ -16,12 +16,14 @@ CORE = [
     "scipy>=1.11",
     "pyarrow>=19.0",
     "psutil",
+    "filelock>=3.12",
     "math-verify[antlr4-9-3]==0.9.0",  # hydra needs the same antlr 4.9
     "pebble>=5.0",
     "rich",
     "typer",
     "matplotlib",
     "httpx",
+    "tensorboard",  # the report reads event files
 ]
 
 EXTRAS = {

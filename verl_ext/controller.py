@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from verl_ext.ledger import Ledger, batch_metrics
@@ -48,7 +48,7 @@ class RolloutController:
     """One run's policy, live groups, prompt stream and ledger.
 
     A step is: :meth:`begin_step`; then :meth:`finish_waves` as often as waves finish; :meth:`take_batch` in between
-    until it returns groups. ``outstanding`` counts rollouts that are being generated.
+    until it returns groups; :meth:`fill_batch` is those two. ``outstanding`` counts rollouts that are being generated.
     """
 
     VERSION = 3
@@ -130,6 +130,21 @@ class RolloutController:
                 f"({len(self.live)} groups are alive, {len(self.prompts.evicted)} prompts evicted of "
                 f"{self.prompts.rows_per_epoch} rows); loosen its thresholds or give it more data"
             )
+
+    def fill_batch(self, finish: Callable[[], list[tuple[str, list[Rollout]]]], drain: bool = True) -> list[Group]:
+        """The step's batch, where nobody has to wait for the engine.
+
+        Args:
+            finish: gives the waves that finish next; asked only while some are outstanding.
+            drain: also let all that is outstanding finish.
+        """
+        batch: list[Group] = []
+        while True:
+            batch = batch or self.take_batch()
+            if batch and not (drain and self.outstanding):
+                return batch
+            self.check_progress()
+            self.finish_waves(finish())
 
     def metrics(self) -> dict[str, float]:
         """Everything that is logged for the step whose batch was just taken. Checks the books."""

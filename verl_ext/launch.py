@@ -19,7 +19,7 @@ def main(recipe: str) -> None:
     """Run ``python -m recipe.<recipe>`` with the overrides on the command line; exits with 2 on a bad configuration."""
     register_resolvers()
     export_environment(chosen(sys.argv[1:], "hardware", DEFAULT_HARDWARE))
-    sys.argv += implied(sys.argv[1:])
+    sys.argv[1:1] = implied(sys.argv[1:])  # hydra takes overrides only before its flags
     hydra.main(config_path=f"pkg://recipe.{recipe}.config", config_name=recipe, version_base=None)(_train)()
 
 

@@ -19,7 +19,7 @@ class RecordingController(RolloutController):
     | ``event`` | when | holds |
     |---|---|---|
     | ``run`` | once per process | ``version``, ``policy``, ``rows_per_epoch``, ``total_steps`` |
-    | ``load`` | a checkpoint was loaded | ``state``, the controller's |
+    | ``load`` | a checkpoint was loaded | ``state``, the checkpoint's; ``loaded``, what the controller then has |
     | ``step`` | a training step begins | ``step``, ``total_steps``, and what was done |
     | ``waves`` | waves were handed in | ``waves``: [group id, rollouts, trajectories or null]; and what was done |
     | ``batch`` | the policy gave a batch | ``groups``: their ids |
@@ -76,7 +76,7 @@ class RecordingController(RolloutController):
 
     def load_state_dict(self, state: Mapping) -> None:
         super().load_state_dict(state)
-        self._write("load", state=state)
+        self._write("load", state=state, loaded=self.state_dict())
 
     def resubmit_unfinished(self) -> int:
         count = super().resubmit_unfinished()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import resource
+import shutil
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from verl_ext.driver.checkpoint import (
     FILE_NAME,
     LAST_OF_VERL,
     TRACKER,
+    WEIGHTS,
     BadCheckpoint,
     folder_to_resume,
     load_state,
@@ -27,6 +29,8 @@ def whole_checkpoint(run, step, state=None):
     """As verl and we leave it."""
     folder = save_state(run / f"global_step_{step}", state or {"step": step}).parent
     (folder / LAST_OF_VERL).write_bytes(b"verl's")
+    (folder / WEIGHTS).mkdir()
+    (folder / WEIGHTS / "model_world_size_1_rank_0.pt").write_bytes(b"verl's")
     return folder
 
 
@@ -68,6 +72,8 @@ def test_only_a_whole_checkpoint_is_recommended(tmp_path):
     (whole_checkpoint(tmp_path, 2) / FILE_NAME).write_text("{")
     (tmp_path / "global_step_3").mkdir()
     (tmp_path / "global_step_best").mkdir()
+    shutil.rmtree(whole_checkpoint(tmp_path, 4) / WEIGHTS)  # verl keeps trainer.max_actor_ckpt_to_keep of these
+    (whole_checkpoint(tmp_path, 5) / WEIGHTS / "model_world_size_1_rank_0.pt").unlink()
     with pytest.raises(BadCheckpoint, match="does not exist.*no whole checkpoint beside it, so start anew in another"):
         load_state(tmp_path / "global_step_3")
 

@@ -23,7 +23,10 @@ def test_a_new_cluster_gets_the_profiles_resources(monkeypatch, address):
 
 
 def test_without_resources_ray_may_find_the_cluster_that_runs(monkeypatch):
-    assert "address" not in start(monkeypatch, None, "hardware=h200", "data.train_batch_size=512")
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", "/shared/metrics.jsonl")
+    options = start(monkeypatch, None, "hardware=h200", "data.train_batch_size=512")
+    assert "address" not in options
+    assert options["runtime_env"]["env_vars"]["VERL_FILE_LOGGER_PATH"] == "/shared/metrics.jsonl"
 
 
 def test_a_cluster_that_is_joined_has_its_own(monkeypatch):

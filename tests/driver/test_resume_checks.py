@@ -8,7 +8,7 @@ from support.engine import controller
 
 from recipe.dapo.policy import DynamicSampling
 from recipe.grpo.policy import Uniform
-from verl_ext.driver.checkpoint import FILE_NAME, LAST_OF_VERL, TRACKER, save_state
+from verl_ext.driver.checkpoint import FILE_NAME, LAST_OF_VERL, TRACKER, WEIGHTS, save_state
 from verl_ext.driver.validate import BadConfig, validate
 
 
@@ -21,6 +21,8 @@ def checkpoint(run, step, policy=None):
     policy = policy or Uniform(train_batch_size=8, n=64)
     folder = save_state(run / f"global_step_{step}", controller(policy, [0.5] * 9).state_dict()).parent
     (folder / LAST_OF_VERL).write_bytes(b"")
+    (folder / WEIGHTS).mkdir()
+    (folder / WEIGHTS / "model_world_size_1_rank_0.pt").write_bytes(b"")
     (run / TRACKER).write_text(str(step))
     return folder
 

@@ -1,13 +1,17 @@
 """Losing a node or a worker, on a real Ray cluster."""
 
+import ast
 import time
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import ray
 from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group
 
-from verl_ext.driver import watch
+from verl_ext.driver import watch, workers
 from verl_ext.driver.nodes import NodeLost, check_nodes, note_nodes
 from verl_ext.driver.watch import Watch
 from verl_ext.driver.workers import WorkerLost, check_workers, forget_workers, note_workers
@@ -58,8 +62,22 @@ class Worker:
         time.sleep(3600)
 
 
-def named_worker(name: str) -> ray.actor.ActorHandle:
-    worker = Worker.options(name=name, num_cpus=0).remote()
+@ray.remote
+class Server:
+    """As verl's of vLLM: asynchronous, and its engine is another process."""
+
+    def __init__(self):
+        self.engine = SimpleNamespace(errored=False)
+
+    async def answer(self) -> int:
+        return 42
+
+    async def lose_the_engine(self) -> None:
+        self.engine.errored = True
+
+
+def named_worker(name: str, kind=Worker) -> ray.actor.ActorHandle:
+    worker = kind.options(name=name, num_cpus=0).remote()
     assert ray.get(worker.answer.remote(), timeout=60) == 42
     return worker
 
@@ -81,11 +99,45 @@ def test_losing_a_worker_ends_the_wait_for_another(cluster, monkeypatch):
 
 
 def test_workers_may_go_at_the_end(cluster):
-    workers = [named_worker(f"vllm_server_{number}_0") for number in range(5)]
+    servers = [named_worker(f"vllm_server_{number}_0") for number in range(5)]
     note_workers()
-    for worker in workers:
+    for worker in servers:
         ray.kill(worker)
     with pytest.raises(WorkerLost, match=r"5 of its 5 workers: vllm_server_0_0, .*_1_0, .*_2_0 and 2 more;"):
         check_workers()
     forget_workers()
     check_workers()
+
+
+def test_losing_an_engine_ends_the_wait_though_its_server_lives(cluster, monkeypatch):
+    monkeypatch.setattr(watch, "INTERVAL", 0.2)
+    monkeypatch.setattr(watch, "NOTICE", 1.0)
+    waiting, plain = named_worker("WorkerDict_0"), named_worker("sglang_server_0_0")
+    whole, dying = (named_worker(f"vllm_server_{number}_0", Server) for number in range(2))
+    note_workers()
+    check_workers()
+    ray.get([plain.answer.remote(), whole.answer.remote(), dying.lose_the_engine.remote()], timeout=60)
+    lost = r"lost 1 of its 4 workers: vllm_server_1_0 \(its engine\); .* start the same command again"
+    with pytest.raises(WorkerLost, match=lost), Watch():
+        ray.get(waiting.hang.remote(), timeout=120)
+
+
+def test_a_server_that_does_not_answer_is_not_lost(cluster, monkeypatch):
+    monkeypatch.setattr(workers, "ANSWER", 0.2)
+    busy = named_worker("vllm_server_0_0")
+    busy.hang.remote()
+    note_workers()
+    check_workers()
+
+
+def test_verl_and_vllm_still_say_that_an_engine_is_dead():
+    server = Path(find_spec("verl").origin).parent / "workers/rollout/vllm_rollout/vllm_async_server.py"
+    assert "self.engine = engine_client" in server.read_text()
+    tree = ast.parse((Path(find_spec("vllm").origin).parent / "v1/engine/async_llm.py").read_text())
+    (engine,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "AsyncLLM")
+    properties = {
+        node.name
+        for node in engine.body
+        if isinstance(node, ast.FunctionDef) and "property" in [ast.unparse(name) for name in node.decorator_list]
+    }
+    assert "errored" in properties

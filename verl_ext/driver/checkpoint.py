@@ -10,6 +10,7 @@ from pathlib import Path
 
 FILE_NAME = "rollout_policy.json"
 TRACKER = "latest_checkpointed_iteration.txt"  # verl's: the step of the last complete checkpoint
+WEIGHTS = "actor"  # verl's trainer.max_actor_ckpt_to_keep removes this of older checkpoints, and nothing else
 LAST_OF_VERL = "data.pt"  # in every checkpoint that verl has finished, behind the weights
 STEP_FOLDER = "global_step_"
 VERSION = 1
@@ -89,10 +90,11 @@ def folder_to_resume(run: str | Path) -> Path | None:
 
 
 def newest_whole(run: Path, but: Path | None = None) -> Path | None:
-    """The newest checkpoint of a run that is complete and undamaged as far as the policy goes."""
+    """The newest checkpoint of a run that has its weights and is undamaged as far as the policy goes."""
     found = [folder for folder in run.glob(f"{STEP_FOLDER}*") if folder.name.removeprefix(STEP_FOLDER).isdigit()]
     for folder in sorted(found, key=lambda folder: int(folder.name.removeprefix(STEP_FOLDER)), reverse=True):
-        if folder != but and (folder / LAST_OF_VERL).is_file():
+        weights = folder / WEIGHTS
+        if folder != but and (folder / LAST_OF_VERL).is_file() and weights.is_dir() and any(weights.iterdir()):
             try:
                 _read(folder / FILE_NAME)
             except BadCheckpoint:

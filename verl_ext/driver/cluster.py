@@ -16,19 +16,20 @@ def join_cluster(config: DictConfig) -> None:
     """Fit ``ray_kwargs.ray_init`` to the cluster that is named; if none is, and resources are, to one of the run's own.
 
     The named one's resources are the cluster's to say, so they are dropped. Its workers have the environment of their
-    node, not this process's: verl's own variables (VERL_FILE_LOGGER_PATH, ...) are handed on.
+    node, not this process's: verl's own variables (VERL_FILE_LOGGER_PATH, ...) are handed on. So they are where neither
+    a cluster is named nor resources are: Ray then joins what it finds on the machine.
 
     A cluster is named by ``ray_kwargs.ray_init.address`` (+ray_kwargs.ray_init.address=auto) or, as ``ray job submit``
     does, by RAY_ADDRESS in the environment.
     """
     start = config.ray_kwargs.ray_init
     with open_dict(start):
-        if (start.get("address") or os.environ.get("RAY_ADDRESS")) in (None, "", "local"):
-            if any(start.get(key) is not None for key in OF_A_NEW_CLUSTER):
-                start.address = "local"  # or Ray finds one that was started on this machine, and refuses the resources
+        if (start.get("address") or os.environ.get("RAY_ADDRESS")) not in (None, "", "local"):
+            for key in OF_A_NEW_CLUSTER:
+                start.pop(key, None)
+        elif any(start.get(key) is not None for key in OF_A_NEW_CLUSTER):
+            start.address = "local"  # or Ray finds one that was started on this machine, and refuses the resources
             return
-        for key in OF_A_NEW_CLUSTER:
-            start.pop(key, None)
         if SUBMITTED not in os.environ:
             variables = {name: value for name, value in os.environ.items() if name.startswith("VERL_")}
             start.runtime_env = OmegaConf.merge({"env_vars": variables}, start.get("runtime_env") or {})

@@ -56,6 +56,7 @@ def _signatures() -> dict[Callable, tuple[str, ...]]:
     from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
     from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
+    from verl.workers.rollout.llm_server import LLMServerManager
 
     worker, runner = AgentLoopWorkerTQ.__ray_actor_class__, TaskRunnerV1.__ray_actor_class__
     return {
@@ -70,6 +71,7 @@ def _signatures() -> dict[Callable, tuple[str, ...]]:
         ReplayBuffer._materialize_batch: ("self", "partition_id", "selected_prompt_uids", "partition_snapshot"),
         ReplayBuffer._sync_metadata_from_transfer_queue: ("self",),
         ReplayBuffer._clear_groups: ("self", "partition_id", "uids"),
+        ReplayBuffer._wait_for_next_poll: ("self", "partition_id", "last_debug_time"),
         PPOTrainer._build_replay_buffer: ("self",),
         PPOTrainer._init_dataloader: ("self",),
         PPOTrainer._fetch_one_gen_batch: ("self",),
@@ -88,6 +90,7 @@ def _signatures() -> dict[Callable, tuple[str, ...]]:
         PPOTrainer.prepare_step: ("self",),
         PPOTrainer.fit: ("self", "agent_loop_manager"),
         PPOTrainerSeparateAsync._setup: ("self",),
+        LLMServerManager.get_replicas: ("self",),
     }
 
 

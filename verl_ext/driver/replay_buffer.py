@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections import defaultdict
@@ -13,10 +14,12 @@ import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
-from verl_ext.controller import RolloutController
+from verl_ext.controller import EveryRolloutFailed, RolloutController
 from verl_ext.driver.outcome import DIVERGED, GENERATED, TRUNCATED
 from verl_ext.policy import Group, Rollout
 from verl_ext.trajectory import Trajectory
+
+logger = logging.getLogger(__name__)
 
 PARTITION = "train"
 POLL_SHARE = 4  # sleep at least this many times as long as a look takes, so that looking stays cheap
@@ -39,7 +42,7 @@ class _Row:
 
 
 class GroupReplayBuffer(ReplayBuffer):
-    """verl's replay buffer, sampling what the policy takes. Validation is verl's own.
+    """verl's replay buffer, sampling what the policy takes. Validation is verl's own, within bounds of time.
 
     Args:
         poll_interval: seconds between two looks at TransferQueue.
@@ -55,15 +58,16 @@ class GroupReplayBuffer(ReplayBuffer):
         super().__init__(poll_interval=poll_interval, **kwargs)
         self.stall_timeout, self.drain = stall_timeout, drain
         self._shortest_interval = poll_interval
+        self._step, self._ended, self._last_progress = 0, (0, 0), 0.0  # of the sampling that is going on
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict]:
+        self._step, self._ended, self._last_progress = global_steps, (0, 0), time.monotonic()
         if partition_id != PARTITION:
-            return super().sample(global_steps, partition_id, batch_size)
+            return self._stored(*super().sample(global_steps, partition_id, batch_size))
         # What the last step leaves in generation would never be counted.
         drain = self.drain or global_steps >= self.controller.policy.total_steps
         groups: list[Group] = []
-        last_debug = last_progress = time.time()
-        rows_seen = -1
+        last_debug = time.time()
         while True:
             started = time.perf_counter()
             self._sync_metadata_from_transfer_queue()
@@ -75,16 +79,36 @@ class GroupReplayBuffer(ReplayBuffer):
                 ), {}
             if not groups:
                 self.controller.check_progress()
-            if (rows := len(self.partitions[PARTITION])) != rows_seen:
-                rows_seen, last_progress = rows, time.time()
-            elif time.time() - last_progress > self.stall_timeout:
-                raise RolloutStall(
-                    f"step {global_steps}: no rollout has finished for {self.stall_timeout:.0f} s while "
-                    f"{self.controller.outstanding} are outstanding; see the logs of the rollout engines, or raise "
-                    "rollout_driver.stall_timeout if single responses take that long"
-                )
             self.poll_interval = max(self._shortest_interval, POLL_SHARE * (time.perf_counter() - started))
             last_debug = self._wait_for_next_poll(PARTITION, last_debug)
+
+    def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
+        """Part of every loop that waits for rollouts, here and in verl, and so the place for the stall clock."""
+        terminal = len(self.finished_keys[partition_id]) + len(self.failure_keys[partition_id])
+        ended = len(self.partitions[partition_id]), terminal  # a rollout that fails leaves no row
+        if ended != self._ended:
+            self._ended, self._last_progress = ended, time.monotonic()
+        elif time.monotonic() - self._last_progress > self.stall_timeout:
+            prompts = len(self.pending_keys[partition_id]) + len(self.running_keys[partition_id])
+            training = partition_id == PARTITION
+            raise RolloutStall(
+                f"{'' if training else 'validation at '}step {self._step}: no rollout has finished for "
+                f"{self.stall_timeout:.0f} s while {self.controller.outstanding if training else f'{prompts} prompts'} "
+                "are outstanding; see the logs of the rollout engines and reward workers, or raise "
+                "rollout_driver.stall_timeout if single responses take that long"
+            )
+        return super()._wait_for_next_poll(partition_id, last_debug_time)
+
+    def _stored(self, batch: KVBatchMeta, metrics: dict) -> tuple[KVBatchMeta, dict]:
+        """The batch without the rows that TransferQueue has not stored; verl would ask for their fields."""
+        stored = {key: tag for key, tag in zip(batch.keys, batch.tags, strict=True) if tag}
+        self._drop_unstored(batch.partition_id, [key for key in batch.keys if key not in stored])
+        if not stored:
+            raise EveryRolloutFailed(
+                f"validation at step {self._step}: all rollouts failed; the log of the agent-loop workers says why "
+                "(often the reward function or the rollout engine)"
+            )
+        return KVBatchMeta(partition_id=batch.partition_id, keys=list(stored), tags=list(stored.values())), metrics
 
     def finished_waves(self) -> list[tuple[str, list[Rollout]]]:
         """(group id, its new rollouts) of every wave that has ended since the last look."""
@@ -93,10 +117,15 @@ class GroupReplayBuffer(ReplayBuffer):
         if not ended:
             return []
         sessions: dict[str, dict[int, list[str]]] = {uid: defaultdict(list) for uid in ended}
-        for key in self.partitions[PARTITION]:
+        unstored = []
+        for key, tag in self.partitions[PARTITION].items():
             uid, session, _ = key.split("_")
             if uid in ended and int(session) >= len(ended[uid].rollouts):
-                sessions[uid][int(session)].append(key)
+                if tag:
+                    sessions[uid][int(session)].append(key)
+                else:
+                    unstored.append(key)
+        self._drop_unstored(PARTITION, unstored)
         keys = [key for by_session in sessions.values() for rows in by_session.values() for key in rows]
         rows = self._read_rows(keys)
         return [(uid, self._rollouts(group, sessions[uid], rows)) for uid, group in ended.items()]
@@ -142,9 +171,7 @@ class GroupReplayBuffer(ReplayBuffer):
             last = rows[keys[-1]] if keys else _Row()
             failed = not math.isfinite(last.reward) or last.diverged
             if failed and keys:  # it must not reach the update
-                tq.kv_clear(keys=keys, partition_id=PARTITION)
-                for key in keys:
-                    del self.partitions[PARTITION][key]
+                self._drop(PARTITION, keys)
             rollouts.append(
                 Rollout(
                     reward=math.nan if failed else last.reward,
@@ -161,12 +188,30 @@ class GroupReplayBuffer(ReplayBuffer):
             )
         return rollouts
 
+    def _drop_unstored(self, partition_id: str, keys: list[str]) -> None:
+        """Forget rows whose put failed or was cancelled: TransferQueue registers the key first and the tags last."""
+        if keys:
+            logger.warning(
+                "step %d: %d rollouts are not in TransferQueue, so they have failed; the log of the agent-loop workers "
+                "says why (a full queue: raise transfer_queue.backend.SimpleStorage.total_storage_size)",
+                self._step,
+                len({key.rsplit("_", 1)[0] for key in keys}),
+            )
+            self._drop(partition_id, keys)
+
+    def _drop(self, partition_id: str, keys: list[str]) -> None:
+        """Remove rows from the queue and from what is known of it."""
+        tq.kv_clear(keys=keys, partition_id=partition_id)
+        for key in keys:
+            self.partitions[partition_id].pop(key, None)
+
 
 def _components(extra_fields: dict) -> dict[str, float]:
-    """The numbers that the reward function reports beside the score."""
+    """The finite numbers that the reward function reports, beside the score or, as verl has it, with it."""
     reported = extra_fields.get("reward_extra_info", {})
     numbers = (bool, int, float, np.bool_, np.number)
-    return {name: float(value) for name, value in reported.items() if isinstance(value, numbers)}
+    values = {name: float(value) for name, value in reported.items() if isinstance(value, numbers)}
+    return {name: value for name, value in values.items() if math.isfinite(value)}
 
 
 def _verdict(components: dict[str, float]) -> bool | None:

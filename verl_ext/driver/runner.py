@@ -16,10 +16,13 @@ from verl_ext.driver.checkpoint import BadCheckpoint
 from verl_ext.driver.cluster import join_cluster
 from verl_ext.driver.compat import check_verl
 from verl_ext.driver.nodes import NodeLost
+from verl_ext.driver.queue_owner import QueueTaken, await_queue
+from verl_ext.driver.queue_room import QueueFull
 from verl_ext.driver.replay_buffer import RolloutStall
 from verl_ext.driver.stop import EXIT_STOPPED, Stopped, stop_on_signal
 from verl_ext.driver.trainer import TRAINER_MODES
 from verl_ext.driver.watch import Watch
+from verl_ext.driver.weight_turns import WeightsBlocked
 from verl_ext.driver.workers import WorkerLost
 from verl_ext.policy import BadReward, CannotFillBatch
 
@@ -33,8 +36,11 @@ SENTENCES = (
     CannotFillBatch,
     EveryRolloutFailed,
     RolloutStall,
+    QueueTaken,
+    QueueFull,
     NodeLost,
     WorkerLost,
+    WeightsBlocked,
 )
 
 
@@ -55,6 +61,7 @@ class PolicyTaskRunner(TaskRunnerV1.__ray_actor_class__):
     def run(self, config: DictConfig) -> None:
         _configure_logging()
         config.trainer.v1.trainer_mode = TRAINER_MODES[config.trainer.v1.trainer_mode]
+        await_queue()
         super().run(config)
         if (step := self.trainer.stopped_after) is not None:
             raise Stopped(f"stopped after step {step}, as asked; the same command goes on from there")

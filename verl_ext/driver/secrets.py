@@ -6,21 +6,22 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-
 from verl_ext.driver.bad_config import BadConfig
 
 NAME = re.compile(r"(^|_)(api_?key|access_?key|auth_?token|hf_?token|secret|secret_?key|password)$", re.IGNORECASE)
 PASSWORD_IN_ADDRESS = re.compile(r"://[^/\s:@]*:[^/\s@]+@")
 
 
-def refuse_secrets(config: DictConfig) -> None:
+def refuse_secrets(values: dict[str, Any]) -> None:
     """Refuse a key that holds a secret, without showing it.
+
+    Args:
+        values: the resolved configuration, as plain containers.
 
     Raises:
         BadConfig: naming the key, and where the secret belongs.
     """
-    for path, value in _texts(OmegaConf.to_container(config, resolve=True)):
+    for path, value in _texts(values):
         name = path.rpartition(".")[2]
         if NAME.search(name) or PASSWORD_IN_ADDRESS.search(value):
             raise BadConfig(

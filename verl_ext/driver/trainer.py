@@ -14,6 +14,7 @@ import torch
 import transfer_queue as tq
 from omegaconf import OmegaConf, open_dict
 from transfer_queue import KVBatchMeta
+from verl.single_controller.ray import RayResourcePool
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
@@ -28,10 +29,12 @@ from verl_ext.driver.checkpoint import load_state, save_state, unwritten
 from verl_ext.driver.nodes import note_nodes
 from verl_ext.driver.prompt_data import PromptDataset, PromptTexts, endless_rows, prompt_loader
 from verl_ext.driver.prompt_weight import advantage_factors, are_of_one_size, mini_batch_of_rows
+from verl_ext.driver.queue_room import check_queue_full
 from verl_ext.driver.replay_buffer import PARTITION, GroupReplayBuffer
 from verl_ext.driver.step_line import step_line
 from verl_ext.driver.stop import stop_requested
 from verl_ext.driver.stoppable import StoppableTrainer
+from verl_ext.driver.weight_turns import WeightTurns
 from verl_ext.driver.workers import check_workers, forget_workers, note_workers
 from verl_ext.policy import Group, Prompt, RolloutPolicy
 from verl_ext.recorder import RecordingController
@@ -43,7 +46,7 @@ logger = logging.getLogger(__name__)
 TRAINER_MODES = {mode: f"policy_{mode}" for mode in ("sync", "colocate_async", "separate_async")}
 
 
-class PolicyTrainer(StoppableTrainer):
+class PolicyTrainer(StoppableTrainer, WeightTurns):
     """What all modes share; comes before verl's trainer in the method resolution order.
 
     verl's ``fit`` and ``step`` run unchanged. The policy is asked in :meth:`prepare_step` and, through the replay
@@ -73,13 +76,13 @@ class PolicyTrainer(StoppableTrainer):
         )
 
     def _init_dataloader(self) -> None:
-        super()._init_dataloader()
-        size = self.config.data.train_batch_size
-        if len(self.train_dataset) < size:
-            raise BadConfig(
-                f"data.train_files holds {len(self.train_dataset)} prompts after filtering, a training step needs "
-                f"data.train_batch_size={size} different ones: use more data or raise data.max_prompt_length"
-            )
+        try:
+            super()._init_dataloader()
+        except ValueError:
+            if hasattr(self, "val_dataset"):  # both are read, and a loader refuses the one without rows
+                self._check_prompts()
+            raise
+        self._check_prompts()
         if self.total_training_steps > self.steps_per_epoch * self.config.trainer.total_epochs:
             # verl also stops after total_epochs of train_batch_size prompts, without validating or saving.
             with open_dict(self.config):
@@ -91,6 +94,16 @@ class PolicyTrainer(StoppableTrainer):
         self.controller = self._make_controller(rows, len(prompts))
         self.replay_buffer.controller = self.controller
 
+    def _check_prompts(self) -> None:
+        size, remedy = self.config.data.train_batch_size, "use more data or raise data.max_prompt_length"
+        if len(self.train_dataset) < size:
+            raise BadConfig(
+                f"data.train_files holds {len(self.train_dataset)} prompts after filtering, a training step needs "
+                f"data.train_batch_size={size} different ones: {remedy}"
+            )
+        if not len(self.val_dataset):
+            raise BadConfig(f"data.val_files holds 0 prompts after filtering, verl needs at least one: {remedy}")
+
     def _make_controller(self, rows: Iterator[Prompt], rows_per_epoch: int) -> RolloutController:
         record = self.config.rollout_driver.record
         if record is None:
@@ -99,16 +112,20 @@ class PolicyTrainer(StoppableTrainer):
         return RecordingController(self.policy, rows, rows_per_epoch, self, path=record, config=config)
 
     def on_init_end(self) -> None:
-        pools = self.resource_pool_manager.resource_pool_dict.values()
-        note_nodes(group for pool in pools for group in pool.get_placement_groups())
+        note_nodes(group for pool in self._pools() for group in pool.get_placement_groups())
         super().on_init_end()
+
+    def _pools(self) -> list[RayResourcePool]:
+        """On which nodes the run has its workers."""
+        return list(self.resource_pool_manager.resource_pool_dict.values())
 
     def fit(self, agent_loop_manager: WaveManager) -> None:
         note_workers()
         try:
             super().fit(agent_loop_manager)
-        except Exception:
+        except Exception as error:
             check_workers()  # whatever it is, a lost worker has led to it
+            check_queue_full(error, self.config)
             raise
         forget_workers()
 
@@ -304,6 +321,10 @@ class PolicyTrainerSeparateAsync(PolicyTrainer, PPOTrainerSeparateAsync):
             super()._setup()
         finally:
             verls.setLevel(level)
+
+    def _pools(self) -> list[RayResourcePool]:
+        engines = self.standalone_server_manager.get_replicas()  # each has a pool that only it knows
+        return [*super()._pools(), *(engine.resource_pool for engine in engines)]
 
     def prepare_step(self) -> dict:
         return {} if self.controller.step == self.global_steps else super().prepare_step()

@@ -6,6 +6,7 @@ import inspect
 import re
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import hydra
 from omegaconf import DictConfig, OmegaConf
@@ -17,6 +18,7 @@ from verl_ext.driver.check_data import check_data
 from verl_ext.driver.check_engines import check_engines
 from verl_ext.driver.checkpoint import BadCheckpoint, folder_to_resume, load_state
 from verl_ext.driver.prompt_weight import AGGREGATIONS, PROMPT_WEIGHTS
+from verl_ext.driver.queue_room import check_queue_size
 from verl_ext.driver.secrets import refuse_secrets
 from verl_ext.driver.verl_keys import check_combinations, check_keys
 from verl_ext.policy import RolloutPolicy
@@ -41,22 +43,22 @@ def validate(config: DictConfig) -> RolloutPolicy:
     Raises:
         BadConfig: with one sentence that names the key, the value and what would be valid.
     """
-    _interpolations(config)
-    refuse_secrets(config)
+    refuse_secrets(_resolved(config))
     checks = (check_keys, _trainer, check_engines, _batch, _algorithm, _not_ours, _driver, _resume, _model)
     for check in (*checks, check_combinations):
         check(config)
     policy = _policy(config)
     _checkpoint(config, policy)
     check_data(config)
+    check_queue_size(config)
     _reward_function(config)
     _verl(config)
     return policy
 
 
-def _interpolations(config: DictConfig) -> None:
+def _resolved(config: DictConfig) -> dict[str, Any]:
     try:
-        OmegaConf.to_container(config, resolve=True)
+        return OmegaConf.to_container(config, resolve=True)
     except OmegaConfBaseException as error:
         raise BadConfig(" ".join(str(error).split())) from error
 
@@ -123,6 +125,18 @@ def _not_ours(config: DictConfig) -> None:
     }
     for key, valid in rivals.items():
         refuse_if(bool(OmegaConf.select(config, key)), config, key, valid)
+    ahead = "the policy says what is generated ahead"
+    unread = {
+        "trainer.v1.colocate_async.num_warmup_batches": (1, ahead),
+        "trainer.v1.separate_async.num_warmup_batches": (1, ahead),
+        f"{sampler}.max_off_policy_threshold": (
+            8,
+            "the policy says how old a rollout may be (rollout_policy.max_delay)",
+        ),
+    }
+    for key, (default, instead) in unread.items():
+        value = OmegaConf.select(config, key, default=default)
+        refuse_if(value != default, config, key, f"{instead}, leave verl's {default}")
     reward = config.reward.reward_model
     colocated = reward.enable and not reward.enable_resource_pool
     valid = "a colocated reward model scores only after sampling, when the policy has decided; use true"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
 from verl_ext.driver.bad_config import BadConfig, is_count, is_positive, refuse_if
+from verl_ext.driver.check_loggers import check_loggers
 from verl_ext.policy import is_number
 
 ABSENT = object()
@@ -116,13 +118,9 @@ def check_combinations(config: DictConfig) -> None:
     Raises:
         BadConfig: naming the key to change.
     """
-    _loggers(config)
+    check_loggers(config)
     _lengths(config)
     _engines(config)
-    rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
-    devices, parallel = trainer.nnodes * trainer.n_gpus_per_node, rollout.tensor_model_parallel_size
-    valid = f"it must divide the {devices} devices of trainer.nnodes and trainer.n_gpus_per_node"
-    refuse_if(devices % parallel != 0, config, f"{ROLLOUT}.tensor_model_parallel_size", valid)
     _agent_loop(config)
 
 
@@ -133,22 +131,18 @@ def _lengths(config: DictConfig) -> None:
     valid = f"it must be more than data.max_prompt_length={data.max_prompt_length}, or there is no room for a response"
     refuse_if(bool(rollout.max_model_len) and rollout.max_model_len <= data.max_prompt_length, config, key, valid)
     actor = config.actor_rollout_ref.actor
+    shared_by = None  # how many devices have a part of a sequence each
     if actor.strategy.startswith("fsdp"):
-        room = actor.ppo_max_token_len_per_gpu * max(
+        shared_by = max(
             actor.get("ulysses_sequence_parallel_size") or 1,
             actor.fsdp_config.get("ulysses_sequence_parallel_size") or 1,
         )
-        valid = f"a response of full length would not fit, use {longest} (data.max_prompt_length + max_response_length)"
-        refuse_if(room < longest, config, f"{ACTOR}.ppo_max_token_len_per_gpu", f"{valid} or more")
-
-
-def _loggers(config: DictConfig) -> None:
-    from verl.utils.tracking import Tracking
-
-    chosen = config.trainer.logger
-    names = [chosen] if isinstance(chosen, str) else list(chosen or [])
-    known = bool(names) and all(name in Tracking.supported_backend for name in names)
-    refuse_if(not known, config, "trainer.logger", f"list one or more of {', '.join(Tracking.supported_backend)}")
+    elif actor.strategy == "megatron" and not actor.megatron.dynamic_context_parallel:
+        shared_by = actor.megatron.context_parallel_size
+    if shared_by:
+        room, least = actor.ppo_max_token_len_per_gpu * shared_by, math.ceil(longest / shared_by)
+        full = f"a response of full length would not fit, {longest} tokens (data.max_prompt_length + its response)"
+        refuse_if(room < longest, config, f"{ACTOR}.ppo_max_token_len_per_gpu", f"{full}, use {least} or more")
 
 
 def _engines(config: DictConfig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import ray
@@ -10,7 +11,9 @@ from ray.util import list_named_actors
 from verl_ext.driver import job_notes
 
 OF_THE_QUEUE = "transfer_queue"  # the namespace that TransferQueue gives its controller
+OF_A_SERVER = "server_"  # in the names of verl's rollout servers: vllm_server_0_0, sglang_server_reward_1_0
 SHOWN = 3  # names in the error
+ANSWER = 5.0  # seconds; a server that takes longer is busy, not lost
 
 
 class WorkerLost(RuntimeError):
@@ -28,9 +31,12 @@ def forget_workers() -> None:
 
 
 def check_workers() -> None:
-    """Raise WorkerLost if one of the workers noted is gone. Nothing starts it again, and verl may wait for it."""
+    """Raise WorkerLost if one of the workers noted is gone, or its engine. Nothing starts it again, and verl may wait
+    for it: for an engine, with the next weights in hand and no time-out."""
     names = json.loads(job_notes.read("workers") or "[]")
-    gone = sorted(set(names) - _alive()) if names else []
+    if not names:
+        return
+    gone = sorted(set(names) - _alive()) or [f"{name} (its engine)" for name in _without_engine(names)]
     if gone:
         more = f" and {len(gone) - SHOWN} more" if len(gone) > SHOWN else ""
         raise WorkerLost(
@@ -44,3 +50,24 @@ def _alive() -> set[str]:
     """verl names every actor that it starts."""
     namespaces = ray.get_runtime_context().namespace, OF_THE_QUEUE
     return {actor["name"] for actor in list_named_actors(all_namespaces=True) if actor["namespace"] in namespaces}
+
+
+def _without_engine(names: list[str]) -> list[str]:
+    """The servers that say that their engine has died. vLLM's do: it is a process of its own, which they outlive."""
+    asked = {}
+    for name in names:
+        with contextlib.suppress(ValueError):  # not in the run's own namespace, or gone since
+            if OF_A_SERVER in name:
+                asked[ray.get_actor(name).__ray_call__.remote(_has_lost_its_engine)] = name
+    answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER) if asked else ([], [])
+    lost = []
+    for answer in answered:
+        with contextlib.suppress(ray.exceptions.RayError):  # a server that goes meanwhile is seen at the next look
+            if ray.get(answer):
+                lost.append(asked[answer])
+    return sorted(lost)
+
+
+def _has_lost_its_engine(server: object) -> bool:
+    """Asked in the server's process: what vLLM's ``/health`` looks at."""
+    return bool(getattr(getattr(server, "engine", None), "errored", False))

@@ -1,0 +1,54 @@
+"""Two runs on one machine do not hand weights over at the same moment."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from verl_ext.driver.trainer import PolicyTrainerColocateAsync, PolicyTrainerSeparateAsync, PolicyTrainerSync
+from verl_ext.driver.weight_turns import WeightsBlocked, WeightTurns, turn
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from verl_ext.driver.weight_turns import turn
+with turn(Path(sys.argv[1])):
+    print("mine", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_turn_is_waited_for_and_ends_with_its_run(tmp_path):
+    other = subprocess.Popen([sys.executable, "-c", HOLD, tmp_path], stdout=subprocess.PIPE, text=True)
+    try:
+        assert other.stdout.readline() == "mine\n"
+        with (
+            pytest.raises(WeightsBlocked, match=r"for 0 s \(it holds .*\.lock\)"),
+            turn(tmp_path, 0.1),
+        ):
+            pass
+        other.kill()
+        started = time.monotonic()
+        with turn(tmp_path, 60):
+            assert time.monotonic() - started < 30
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_a_turn_ends_with_an_error(tmp_path):
+    with pytest.raises(KeyError), turn(tmp_path):
+        raise KeyError
+    with turn(tmp_path, 0.1):
+        pass
+
+
+@pytest.mark.parametrize("trainer", [PolicyTrainerSync, PolicyTrainerColocateAsync, PolicyTrainerSeparateAsync])
+def test_verls_trainer_sends_weights_within_a_turn(trainer):
+    """A turn is right before verl's own class, so that it spans nothing else, such as a checkpoint."""
+    order = trainer.__mro__
+    (verls,) = [number for number, each in enumerate(order) if each in trainer.__bases__[1:]]
+    assert order[verls - 1] is WeightTurns
