@@ -2,41 +2,46 @@
 
 from __future__ import annotations
 
-import os
 import random
 import tempfile
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from support.training import Task, make_task
 
 from faults.kills import RECIPES, chain
-from faults.running import CASES, FULL_DISK
+from faults.running import CASES
+from faults.runs import NotTried, stop_all
 from faults.verdict import LOST, OUTCOMES
 
 Result = tuple[str, str]  # fault, outcome
 Job = Callable[[], Iterator[Result]]
-console = Console(width=200, highlight=False)
+INTERRUPTED = 130
+console = Console(width=200, highlight=False, markup=False)
 
 
-def jobs(task: Task, folder: Path, names: list[str], recipes: list[str], tries: int, seed: int) -> Iterator[Job]:
-    """Each recipe's kills, one after the other, and each of the other faults once.
+def jobs(
+    task: Task, folder: Path, names: list[str], recipes: list[str], tries: int, seed: int
+) -> Iterator[tuple[str, Job]]:
+    """Each recipe's kills, one after the other, and each of the other faults once, by name.
 
     Every other recipe saves at each second step, the others at each.
     """
     for number, recipe in enumerate(recipes):
         if share := tries // len(recipes) + (number < tries % len(recipes)):
             moment = random.Random(f"{seed} {recipe}")
-            yield partial(kill, task, recipe, folder / recipe, share, 1 + number % 2, moment)
+            yield f"SIGKILL, {recipe}", partial(kill, task, recipe, folder / recipe, share, 1 + number % 2, moment)
     for number, name in enumerate(names):
-        yield partial(break_one, name, task, folder / f"fault_{number}")
+        yield name, partial(break_one, name, task, folder / f"fault_{number}")
 
 
 def kill(task: Task, recipe: str, folder: Path, kills: int, save_every: int, moment: random.Random) -> Iterator[Result]:
@@ -52,34 +57,68 @@ def break_one(name: str, task: Task, folder: Path) -> Iterator[Result]:
     yield name, outcome
 
 
+def do(name: str, job: Job, results: list[Result]) -> None:
+    """Note what came of a job as it comes; one that fails itself is lost, and the others go on."""
+    try:
+        for result in job():
+            results.append(result)
+    except NotTried as reason:
+        console.print(f"{name}: not tried, {reason}")
+    except Exception as error:
+        console.print(f"{name}: {LOST}, {type(error).__name__}: {str(error)[-1000:]}")
+        results.append((name, LOST))
+
+
+def give_up(todo: list[Future]) -> None:
+    """End what is running and begin no more; the folders can go then."""
+    for job in todo:
+        job.cancel()
+    while not all(job.done() for job in todo):
+        stop_all()
+        time.sleep(0.5)
+
+
+def table(results: list[Result]) -> Table:
+    """Of how often each fault had each outcome, in markdown."""
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for fault, outcome in results:
+        counts[fault][outcome] += 1
+    rows = Table("fault", "tries", *OUTCOMES, box=box.MARKDOWN)
+    for fault, count in sorted(counts.items()):
+        rows.add_row(fault, str(count.total()), *(str(count[outcome]) for outcome in OUTCOMES))
+    return rows
+
+
 def main(
     tries: Annotated[int, typer.Option(min=0, help="Kills, over all recipes.")] = 50,
     recipes: Annotated[str, typer.Option(help="To kill, separated by commas.")] = ",".join(RECIPES),
     faults: Annotated[str, typer.Option(help="A part of the names of other faults; '' for all, 'none' for none.")] = "",
     parallel: Annotated[int, typer.Option(min=1, help="Runs at a time; each takes 7 GiB.")] = 2,
     seed: int = 0,
+    out: Annotated[Path | None, typer.Option(help="File for the table, in markdown.")] = None,
 ) -> None:
-    """Print the table; exits with 1 if anything was lost."""
+    """Print the table; exits with 1 if anything was lost. Interrupted, it is of what was done."""
     chosen = recipes.split(",")
     if unknown := set(chosen) - set(RECIPES):
         raise typer.BadParameter(f"--recipes has {min(unknown)}; use {', '.join(RECIPES)}")
     names = [name for name in CASES if faults in name]
-    if FULL_DISK in names and os.geteuid() != 0:
-        names.remove(FULL_DISK)
-        console.print(f"{FULL_DISK}: not tried, as only root can mount a small one")
-    results: dict[str, Counter[str]] = defaultdict(Counter)
+    results: list[Result] = []
+    interrupted = False
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(parallel) as pool:
         folder = Path(name)
         task = make_task(folder)
-        todo = [pool.submit(lambda job: list(job()), job) for job in jobs(task, folder, names, chosen, tries, seed)]
-        for done in as_completed(todo):
-            for fault, outcome in done.result():
-                results[fault][outcome] += 1
-    table = Table("fault", "tries", *OUTCOMES)
-    for fault, count in sorted(results.items()):
-        table.add_row(fault, str(count.total()), *(str(count[outcome]) for outcome in OUTCOMES))
-    console.print(table)
-    raise typer.Exit(int(any(count[LOST] for count in results.values())))
+        todo = [pool.submit(do, *job, results) for job in jobs(task, folder, names, chosen, tries, seed)]
+        try:
+            wait(todo)
+        except KeyboardInterrupt:
+            interrupted, results = True, list(results)  # what ends now was ended by that
+            give_up(todo)
+    console.print(table(results))
+    if out is not None:
+        with out.open("w", encoding="utf-8") as file:
+            Console(file=file, width=200).print(table(results))
+    lost = any(outcome == LOST for _, outcome in results)
+    raise typer.Exit(INTERRUPTED if interrupted else int(lost))
 
 
 if __name__ == "__main__":

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import random
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from support.training import Task, TrainingRun
+from support.training import Task
 
-from faults.verdict import LOST, RECOVERED, REFUSED, compare
-from verl_ext.driver.checkpoint import folder_to_resume, load_state
+from faults.record import read_record, trained_prompts
+from faults.runs import NotTried, last_error, start, stop
+from faults.verdict import LOST, RECOVERED, REFUSED, compare, first_epoch_at_fault
+from verl_ext.driver.checkpoint import BadCheckpoint, folder_to_resume, load_state
 
 RECIPES = {
     "grpo": ["actor_rollout_ref.rollout.n=4"],
@@ -29,6 +32,8 @@ RECIPES = {
     "knapsack": ["actor_rollout_ref.rollout.n=8"],
     "prefix_sampling": ["actor_rollout_ref.rollout.n=8"],
 }
+EACH_ONCE = ("grpo", "hora", "vip", "knapsack")  # they train every prompt that they draw
+PROMPTS, BATCH = 96, 4  # of the task
 PHASES = {  # verl's timers, in the order of a step
     "generation": ("gen",),
     "update": ("old_log_prob", "adv", "update_actor"),
@@ -50,8 +55,12 @@ class Kill:
 
 
 def chain(task: Task, recipe: str, folder: Path, kills: int, save_every: int, moment: random.Random) -> Iterator[Kill]:
-    """Start one run, kill and resume it ``kills`` times, and let it end; yields a verdict on every resume."""
-    end = (2 * kills + 2) * save_every
+    """Start one run, kill and resume it ``kills`` times, and let it end; yields a verdict on every resume.
+
+    Raises:
+        NotTried: the run ended before all kills.
+    """
+    end = 4 * kills + 2 * save_every  # steps; a run does one to four between two kills
     overrides = [
         *RECIPES[recipe],
         f"trainer.total_training_steps={end}",
@@ -59,36 +68,79 @@ def chain(task: Task, recipe: str, folder: Path, kills: int, save_every: int, mo
         "trainer.test_freq=1",
         f"trainer.rollout_data_dir={folder}/rollouts",
     ]
+    if recipe in EACH_ONCE:  # the first epoch ends half-way
+        overrides.append(f"data.train_max_samples={min(PROMPTS, BATCH * (end // 2))}")
     known: dict[int, dict[str, float]] = {}
-    run = TrainingRun(task, recipe, folder, *overrides)
+    unsure: set[int] = set()  # steps whose file was perhaps in writing when the run was killed
+    run = start(task, recipe, folder, *overrides)
     try:
-        run.wait_for_steps(save_every)
-    except AssertionError as error:
-        yield Kill(recipe, 0, "start", LOST, f"it failed before it was killed: {str(error)[-300:]}")
-        return
-    for number in range(1, kills + 1):
-        known |= run.steps()
-        coming = max(run.steps()) + 1
-        alike = [step for step in known if (step - coming) % save_every == 0] or list(known)
-        phase, delay = aim(known[max(alike)], moment)
-        time.sleep(delay)
-        run.kill()
-        before = run.steps()
-        saved = folder_to_resume(run.checkpoints)
-        state = None if saved is None else load_state(saved)
-        run = TrainingRun(task, recipe, folder, *overrides)
         try:
-            after = run.finish() if number == kills else run.wait_for_steps(1)
+            run.wait_for_steps(save_every)
         except AssertionError as error:
-            refusals = [line for line in run.log.splitlines() if line.startswith("error: ")]
-            outcome, why = (REFUSED, refusals[-1]) if refusals else (LOST, str(error)[-300:])
-            yield Kill(recipe, coming, phase, outcome, why)
+            yield Kill(recipe, 0, "start", LOST, f"it failed before it was killed: {str(error)[-300:]}")
             return
-        last = end if number == kills else max(after)
-        # The file of a run's last step is perhaps in writing, or was when the run was killed.
-        unsure = {max(before), max(before) + 1} - set(after) | ({last} - {end})
-        faults = compare(before, after, state, last, trained_inputs(folder / "rollouts", unsure))
-        yield Kill(recipe, coming, phase, LOST if faults else RECOVERED, "; ".join(faults))
+        for number in range(1, kills + 1):
+            known |= run.steps()
+            coming = max(run.steps()) + 1
+            alike = [step for step in known if (step - coming) % save_every == 0] or list(known)
+            phase, delay = aim(known[max(alike)], moment)
+            time.sleep(delay)
+            if run.process.poll() is not None:  # before it could be killed
+                if run.process.returncode:
+                    yield Kill(recipe, coming, phase, LOST, last_error(run.log) or run.log[-300:])
+                    return
+                raise NotTried(f"kills {number} to {kills}: the run had ended")
+            run.kill()
+            known |= run.steps()
+            unsure |= {max(run.steps()), max(run.steps()) + 1}
+            state, keys, refusal = resume_point(run.checkpoints)
+            if refusal:
+                said_before = len(run.log)
+                run = start(task, recipe, folder, *overrides)
+                run.end()
+                if (said := last_error(run.log[said_before:])) != f"error: {refusal}":
+                    yield Kill(
+                        recipe, coming, phase, LOST, f"it had to say: {refusal}; it said: {said or run.log[-300:]}"
+                    )
+                    return
+            run = start(task, recipe, folder, *overrides, *keys)
+            try:
+                after = run.finish() if number == kills else run.wait_for_steps(1)
+            except AssertionError as error:
+                yield Kill(recipe, coming, phase, LOST, last_error(str(error)) or str(error)[-300:])
+                return
+            last = end if number == kills else max(after)
+            unsure -= set(after)
+            written = set(range(1, last + 1)) - unsure - ({last} - {end})
+            record = read_record(run.record)
+            faults = compare(known, after, state, last, record, trained_prompts(folder / "rollouts", written))
+            if number == kills and recipe in EACH_ONCE:
+                faults += first_epoch_at_fault(record)
+            outcome = LOST if faults else REFUSED if refusal else RECOVERED
+            yield Kill(recipe, coming, phase, outcome, "; ".join(faults) or refusal)
+    finally:
+        stop(run)
+
+
+def resume_point(checkpoints: Path) -> tuple[dict[str, Any] | None, list[str], str]:
+    """What a run that was killed is to go on from.
+
+    Returns:
+        (state in the checkpoint, or None where the run is to start anew; the keys that resume from it; the sentence
+        with which the command that was killed must refuse, or ''). The keys are those that the sentence names.
+
+    Raises:
+        BadCheckpoint: the sentence names none, or a checkpoint that is no better.
+    """
+    try:
+        saved = folder_to_resume(checkpoints)
+        return None if saved is None else load_state(saved), [], ""
+    except BadCheckpoint as error:  # a kill while verl was writing its note of the latest, for instance
+        keys = dict(re.findall(r"(trainer\.resume_\w+)=([^\s,]+)", str(error)))
+        if not keys:
+            raise
+        state = load_state(keys["trainer.resume_from_path"])
+        return state, [f"{key}={value}" for key, value in keys.items()], str(error)
 
 
 def aim(step: dict[str, float], moment: random.Random) -> tuple[str, float]:
@@ -102,9 +154,3 @@ def aim(step: dict[str, float], moment: random.Random) -> tuple[str, float]:
     phase = moment.choice(list(starts))
     start, lasts = starts[phase]
     return phase, start + moment.random() * lasts
-
-
-def trained_inputs(folder: Path, but: set[int]) -> dict[int, list[str]]:
-    """The texts of the prompts of every trained row, by step; a step that was done again overwrites its file."""
-    files = {int(path.stem): path for path in folder.glob("*.jsonl") if int(path.stem) not in but}
-    return {step: [json.loads(line)["input"] for line in path.read_text().splitlines()] for step, path in files.items()}

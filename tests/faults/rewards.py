@@ -37,11 +37,22 @@ def blocks(**row: Any) -> dict[str, float]:
     threading.Event().wait()
 
 
-def without_accuracy(**row: Any) -> float:
-    """The score alone."""
-    return compute_score(**row)["score"]
+def blocks_in_validation(**row: Any) -> dict[str, float]:
+    """No call for a prompt of the validation data ever returns."""
+    return blocks() if row["extra_info"]["split"] == "validation" else compute_score(**row)
 
 
-def without_a_verdict(**row: Any) -> float:
+def every_other(**row: Any) -> dict[str, float]:
+    """Right or wrong by turns, whatever the answer is."""
+    verdict = float(next(_calls) % 2)
+    return {"score": verdict, "acc": verdict}
+
+
+def without_accuracy(**row: Any) -> dict[str, float]:
+    """The score alone; a number instead of this would be the accuracy as well, to verl."""
+    return {"score": compute_score(**row)["score"]}
+
+
+def without_a_verdict(**row: Any) -> dict[str, float]:
     """Neither a verdict nor a success rate."""
-    return 3 * compute_score(**row)["score"] - 1
+    return {"score": 3 * compute_score(**row)["score"] - 1}

@@ -1,0 +1,39 @@
+"""The runs of the harness: each is ended when its trial is over, and all of them when the harness is interrupted."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import psutil
+from support.training import Task, TrainingRun
+
+AGENT_LOOPS = Path(__file__).with_name("agent_loops")
+started: list[TrainingRun] = []
+
+
+class NotTried(Exception):
+    """This machine cannot do what the fault takes. The message says what is missing."""
+
+
+def start(task: Task, recipe: str, folder: Path, *overrides: str) -> TrainingRun:
+    run = TrainingRun(task, recipe, folder, *overrides, python_path=str(AGENT_LOOPS))
+    started.append(run)
+    return run
+
+
+def stop(run: TrainingRun) -> None:
+    """End it, if it has not ended."""
+    if run.process.poll() is None:
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has, since
+            run.kill()
+
+
+def stop_all() -> None:
+    for run in list(started):
+        stop(run)
+
+
+def last_error(log: str) -> str:
+    """The sentence that a run has ended with; '' if there is none."""
+    return next((line for line in reversed(log.splitlines()) if line.startswith("error: ")), "")
