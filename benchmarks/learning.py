@@ -22,11 +22,12 @@ import typer
 from rich.console import Console
 
 PROMPTS, ROLLOUTS = 32, 8  # per step and per prompt: 256 rollouts a step, where a method has one wave
+TEMPERATURE = 1.5  # for training and validation: at 1 the model has little left to learn from so few rollouts
 TRAINING_PROMPTS = 256  # eight steps an epoch, so that what is remembered of a prompt can matter
 RECIPES = {
     "grpo": [f"actor_rollout_ref.rollout.n={ROLLOUTS}"],
-    "dapo": [f"actor_rollout_ref.rollout.n={ROLLOUTS}"],
-    "pilot_commit": ["rollout_policy.n_pilot=4", "rollout_policy.n_commit=4"],
+    "dapo": [f"actor_rollout_ref.rollout.n={ROLLOUTS}", "trainer.test_freq=2"],  # more rollouts a step
+    "pilot_commit": ["rollout_policy.n_pilot=4", "rollout_policy.n_commit=4", "trainer.test_freq=2"],
     "hora": [f"actor_rollout_ref.rollout.n={ROLLOUTS}", "rollout_policy.G0=4"],
     "vip": [f"actor_rollout_ref.rollout.n={ROLLOUTS}"],
     "knapsack": [f"actor_rollout_ref.rollout.n={ROLLOUTS}"],
@@ -35,7 +36,6 @@ RECIPES = {
 """What each recipe is given beside its defaults: group sizes that fit the task."""
 STEERED = [
     f"actor_rollout_ref.rollout.n={ROLLOUTS}",
-    "actor_rollout_ref.rollout.temperature=1.5",  # at 1 seven groups in ten all fail or all pass
     "actor_rollout_ref.actor.optim.lr=3e-5",
     "data.train_max_samples=1024",
     "rollout_policy.step=0.05",
@@ -62,7 +62,8 @@ def overrides(name: str, seed: int, rollouts: int, task: Path) -> list[str]:
         "actor_rollout_ref.rollout.max_model_len=64",
         f"actor_rollout_ref.rollout.seed={seed}",
         "actor_rollout_ref.rollout.val_kwargs.do_sample=true",
-        "actor_rollout_ref.rollout.val_kwargs.temperature=1.0",
+        f"actor_rollout_ref.rollout.temperature={TEMPERATURE}",
+        f"actor_rollout_ref.rollout.val_kwargs.temperature={TEMPERATURE}",
         "actor_rollout_ref.rollout.val_kwargs.n=1",
         "reward.custom_reward_function.path=pkg://verl_ext.data.reasoning_gym",
         "trainer.logger=[file]",
@@ -105,7 +106,7 @@ def main(
         list[str] | None, typer.Option(help="A recipe or variant, repeatable. Default: all recipes.")
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds 1, 2, ... of data order and sampling.")] = 3,
-    rollouts: Annotated[int, typer.Option(min=1, help="Rollouts of each run, pilots included.")] = 6144,
+    rollouts: Annotated[int, typer.Option(min=1, help="Rollouts of each run, pilots included.")] = 4608,
 ) -> None:
     """Train every recipe on every seed, one after the other."""
     names = name or list(RECIPES)

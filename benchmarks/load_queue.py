@@ -23,17 +23,18 @@ def main(
     model: Annotated[Path, typer.Option(help="A folder with a tokenizer and a config.json.")],
     recipe: str = "grpo",
     prompts: Annotated[list[int] | None, typer.Option(min=1, help="A step, repeatable.")] = None,
+    rollouts: Annotated[int, typer.Option(min=1, help="Of each prompt.")] = 16,
     tokens: Annotated[int, typer.Option(min=1, help="Of every response.")] = 64,
 ) -> None:
     """Print the table."""
     export_environment("cpu")  # before verl is imported
-    from support.load_queue import PARTS, measure
+    from support.load_queue import DRIVER, PARTS, one_step
 
     console = Console(width=160)
-    costs = [f"{part}, ms/rollout" for part in ("driver", *PARTS)]
-    table = Table("recipe", "prompts", "rollouts", "s/step", *costs, "driver, MiB", "queue, MiB")
+    costs = [f"{part}, ms/rollout" for part in (DRIVER, *PARTS)]
+    table = Table("recipe", "prompts", "rollouts", "s/step", *costs, f"{DRIVER}, MiB", "queue, MiB")
     for count in prompts or [256, 512, 1024]:
-        table.add_row(*measure(recipe, model.resolve(), count, tokens))
+        table.add_row(*one_step(recipe, model.resolve(), count, rollouts, tokens))
         console.print(f"{count:,} prompts: done")
     console.print(table)
 

@@ -2,12 +2,14 @@
 
     PYTHONPATH=.:tests python benchmarks/long_run.py --steps 2000
 
-Nothing may grow, and no step may become slower. Times are of the processor, so other processes do not count; they
-include the engine's.
+Nothing may grow, and no step may become slower: a hundred more steps are compared with the first hundred of a second
+run, one of each by turns, so that a machine whose speed changes slows both. Times are of the processor, so that other
+processes count little; they include the engine's.
 """
 
 from __future__ import annotations
 
+import statistics
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -17,25 +19,25 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
-from support.long_run import Sizes, policies, run
+from support.long_run import LongRun, policies
 
 HUNDRED = 100
 
 
-def measure(recipe: str, steps: int, folder: Path) -> list[Sizes]:
-    """The sizes after every hundred steps."""
-    return list(run(policies(folder)[recipe](), steps, HUNDRED))
-
-
-def row(recipe: str, sizes: list[Sizes]) -> list[str]:
-    """First hundred against last; the state is also compared with the largest on the way."""
+def measure(recipe: str, steps: int, folder: Path) -> list[str]:
+    """Sizes after the first hundred steps and after all; the state is also compared with the largest on the way."""
+    make = policies(folder)[recipe]
+    with LongRun(make(), steps + HUNDRED) as run, LongRun(make(), steps + HUNDRED) as second:
+        sizes = [run.sizes_after(HUNDRED) for _ in range(steps // HUNDRED)]
+        times = [(second.step(), run.step()) for _ in range(HUNDRED)]
     first, last = sizes[0], sizes[-1]
+    fresh, old = (statistics.median(column) for column in zip(*times, strict=True))
     largest = max(size.state_bytes for size in sizes[1:])
     return [
         recipe,
-        f"{1000 * first.cpu_seconds:.2f}",
-        f"{1000 * last.cpu_seconds:.2f}",
-        f"{last.cpu_seconds / first.cpu_seconds:.2f}",
+        f"{1000 * fresh:.2f}",
+        f"{1000 * old:.2f}",
+        f"{old / fresh:.2f}",
         f"{first.memory / 2**20:.1f} → {last.memory / 2**20:.1f}",
         f"{first.state_bytes / 1000:.0f} → {last.state_bytes / 1000:.0f} (≤ {largest / 1000:.0f})",
         f"{first.live} → {last.live}",
@@ -55,9 +57,8 @@ def main(
         names = recipes or list(policies(Path(folder)))
         # A process each, so that memory is the recipe's own.
         with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
-            runs = {name: pool.submit(measure, name, steps, Path(folder)) for name in names}
-            for name, future in runs.items():
-                table.add_row(*row(name, future.result()))
+            for row in pool.map(measure, names, [steps] * len(names), [Path(folder)] * len(names)):
+                table.add_row(*row)
     Console(width=160).print(table)
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from support.long_run import BATCH, PROMPTS, policies, run
+from support.long_run import BATCH, PROMPTS, LongRun, policies
 
 RECIPES = ("grpo", "dapo", "pilot_commit", "hora", "vip", "knapsack", "prefix_sampling")
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_nothing_grows_with_the_steps(recipe, tmp_path):
-    first, *later = run(policies(tmp_path)[recipe](), steps=400, every=100)  # by step 100 every prompt was drawn
+    with LongRun(policies(tmp_path)[recipe](), steps=400) as run:
+        first, *later = [run.sizes_after(100) for _ in range(4)]  # by step 100 every prompt was drawn
     for size in later:
         assert size.live <= 16 * BATCH  # the buffer and the pilots on their way
         assert size.metrics <= first.metrics + 2 * PROMPTS // BATCH  # a count that has just occurred for the first time

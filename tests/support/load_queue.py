@@ -1,9 +1,14 @@
-"""Real TransferQueue, agent loops and reward worker, and an engine that answers at once: benchmarks/load_queue.py."""
+"""Real TransferQueue, agent loops and reward worker, and an engine that answers at once: benchmarks/load_queue.py and
+benchmarks/long_queue.py."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import tempfile
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +24,23 @@ from support.configs import compose
 from verl_ext.driver.agent_loop import WaveManager
 from verl_ext.driver.trainer import TRAINER_MODES, PolicyTrainerSync
 
-ROLLOUTS = 16  # per prompt
-STEPS = 2  # the first warms up
-PARTS = {"agent loops": "ray::WaveWorker", "reward worker": "ray::RewardLoopWorker", "queue": "ray::SimpleStorageUnit"}
+REWARD = Path(__file__).resolve().with_name("load_reward.py")
+DRIVER = "driver"
+PARTS = {
+    "agent loops": "ray::WaveWorker",
+    "reward worker": "ray::RewardLoopWorker",
+    "queue": "ray::SimpleStorageUnit",
+    "its controller": "ray::TransferQueueController",
+}
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Of one process: seconds of the processor so far, bytes of memory, open files."""
+
+    seconds: float
+    memory: int
+    files: int
 
 
 class InstantEngine:
@@ -60,12 +79,9 @@ class LoadedTrainer(PolicyTrainerSync):
         return self.controller.ledger.step["rollouts/sampled"]
 
 
-def compute_score(data_source: str, solution_str: str, ground_truth: str, **_: Any) -> dict[str, float]:
-    """verl's reward function: every other prompt is right."""
-    return {"score": float(ground_truth), "acc": float(ground_truth)}
-
-
-def make_config(recipe: str, model: Path, prompts: int, tokens: int, folder: Path) -> DictConfig:
+def make_config(
+    recipe: str, model: Path, prompts: int, rollouts: int, tokens: int, steps: int, folder: Path
+) -> DictConfig:
     """Twice as many prompts as a step takes, and the config that trains on them."""
     rows = [
         {
@@ -87,9 +103,9 @@ def make_config(recipe: str, model: Path, prompts: int, tokens: int, folder: Pat
         f"actor_rollout_ref.model.path={model}",
         f"actor_rollout_ref.actor.ppo_mini_batch_size={prompts}",
         f"actor_rollout_ref.rollout.max_model_len={tokens + 32}",
-        f"actor_rollout_ref.rollout.n={ROLLOUTS}",
-        f"reward.custom_reward_function.path={Path(__file__).resolve()}",
-        f"trainer.total_training_steps={STEPS + 1}",
+        f"actor_rollout_ref.rollout.n={rollouts}",
+        f"reward.custom_reward_function.path={REWARD}",
+        f"trainer.total_training_steps={steps + 1}",
     ]
     config = compose(recipe, *overrides)
     OmegaConf.resolve(config)
@@ -98,25 +114,28 @@ def make_config(recipe: str, model: Path, prompts: int, tokens: int, folder: Pat
     return config
 
 
-def processes() -> dict[str, psutil.Process]:
-    """Of this run, by what they do."""
-    children = psutil.Process().children(recursive=True)
-    titles = {process: "".join(process.cmdline()[:1]) for process in children if process.is_running()}
+def usage() -> dict[str, Usage]:
+    """Of the driver, this process, and of each of PARTS."""
+    found = {DRIVER: psutil.Process()}
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            name = "".join(process.cmdline()[:1])
+            found |= {part: process for part, title in PARTS.items() if name.startswith(title)}
     return {
-        part: process for part, title in PARTS.items() for process, name in titles.items() if name.startswith(title)
+        part: Usage(sum(process.cpu_times()[:2]), process.memory_info().rss, process.num_fds())
+        for part, process in found.items()
     }
 
 
-def processor_seconds() -> dict[str, float]:
-    """So far, of each part."""
-    return {part: sum(process.cpu_times()[:2]) for part, process in processes().items()}
-
-
-def measure(recipe: str, model: Path, prompts: int, tokens: int) -> list[str]:
-    """Recipe, prompts, and of the last step: rollouts, seconds, ms of processor time per rollout of the driver and of
-    each of PARTS, MiB of the driver and of the queue."""
+@contextlib.contextmanager
+def loaded_trainer(
+    recipe: str, model: Path, *, prompts: int, rollouts: int, tokens: int, steps: int
+) -> Iterator[LoadedTrainer]:
+    """A Ray, a TransferQueue, agent loops and a reward worker of its own."""
+    tests = REWARD.parents[1]
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(tests.parent), str(tests)])  # workers run in another folder
     with tempfile.TemporaryDirectory() as folder:
-        config = make_config(recipe, model, prompts, tokens, Path(folder))
+        config = make_config(recipe, model, prompts, rollouts, tokens, steps, Path(folder))
         ray.init(**OmegaConf.to_container(config.ray_kwargs.ray_init))
         try:
             tq.init(config.transfer_queue)
@@ -127,24 +146,43 @@ def measure(recipe: str, model: Path, prompts: int, tokens: int) -> list[str]:
                 llm_client=trainer.get_llm_client(),
                 reward_loop_worker_handles=trainer.get_reward_handles(),
             )
-            for step in range(1, STEPS + 1):
-                before = processor_seconds()
-                started, own = time.perf_counter(), time.process_time()
-                rollouts = trainer.generate_step(step)
-                own, seconds = time.process_time() - own, time.perf_counter() - started
-                after = processor_seconds()
-            queue = processes()["queue"].memory_info().rss
+            yield trainer
             tq.close()
         finally:
             ray.shutdown()
-    costs = [1e3 * (after[part] - before.get(part, 0.0)) / rollouts for part in PARTS]
+
+
+def one_step(recipe: str, model: Path, prompts: int, rollouts: int, tokens: int) -> list[str]:
+    """Recipe, prompts, and of the second step: rollouts, seconds, ms of processor time per rollout of the driver and of
+    each of PARTS, MiB of the driver and of the queue."""
+    with loaded_trainer(recipe, model, prompts=prompts, rollouts=rollouts, tokens=tokens, steps=2) as trainer:
+        trainer.generate_step(1)  # to warm up
+        before, started = usage(), time.perf_counter()
+        sampled = trainer.generate_step(2)
+        seconds, after = time.perf_counter() - started, usage()
     return [
         recipe,
         f"{prompts:,}",
-        f"{rollouts:,}",
+        f"{sampled:,}",
         f"{seconds:.0f}",
-        f"{1e3 * own / rollouts:.2f}",
-        *(f"{cost:.2f}" for cost in costs),
-        f"{psutil.Process().memory_info().rss / 2**20:,.0f}",
-        f"{queue / 2**20:,.0f}",
+        *(f"{1e3 * (after[part].seconds - before[part].seconds) / sampled:.2f}" for part in (DRIVER, *PARTS)),
+        *(f"{after[part].memory / 2**20:,.0f}" for part in (DRIVER, "queue")),
     ]
+
+
+def many_steps(
+    recipe: str, model: Path, prompts: int, rollouts: int, tokens: int, steps: int, every: int
+) -> Iterator[tuple[dict[str, Usage], int]]:
+    """Usage, and rows in the queue: once the agent loops are up, and after each ``every`` steps."""
+    with loaded_trainer(recipe, model, prompts=prompts, rollouts=rollouts, tokens=tokens, steps=steps) as trainer:
+        trainer.generate_step(1)
+        yield usage(), rows()
+        for step in range(2, steps + 2):
+            trainer.generate_step(step)
+            if (step - 1) % every == 0:
+                yield usage(), rows()
+
+
+def rows() -> int:
+    """In the queue, of all partitions."""
+    return sum(map(len, (tq.kv_list() or {}).values()))

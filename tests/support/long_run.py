@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,51 +82,59 @@ class Sizes:
     """What may not grow.
 
     Attributes:
-        step: the step after which they were taken.
         state_bytes: of the state that goes into a checkpoint.
         live: groups.
         metrics: names that are logged.
         log_records: written since the last sizes.
         memory: resident bytes of the process.
         files: open files of the process.
-        cpu_seconds: processor time of a step, median since the last sizes.
     """
 
-    step: int
     state_bytes: int
     live: int
     metrics: int
     log_records: int
     memory: int
     files: int
-    cpu_seconds: float
 
 
-def run(policy: RolloutPolicy, steps: int, every: int, prompt_count: int = PROMPTS) -> Iterator[Sizes]:
-    """Train ``steps`` steps; yields sizes after each ``every`` of them.
+class LongRun:
+    """A run of so many steps; a context in which what it logs is counted.
 
     Success rates are between 0.1 and 0.5, so that no epoch has nothing to train on and few prompts are evicted, and
     one rollout in fifty fails.
     """
-    rows = prompts(prompt_count)
-    rates = np.random.default_rng(1).uniform(0.1, 0.5, len(rows)).tolist()
-    policy.start_run(steps, [f"What is {row.row} + 1?" for row in rows])
-    engine = FastEngine({row.id: rate for row, rate in zip(rows, rates, strict=True)}, failure_rate=0.02)
-    controller = RolloutController(policy, epochs(rows), len(rows), engine)
-    process, log = psutil.Process(), _Records()
-    spent, records, names = [], 0, set()
-    with log:
-        for step in range(1, steps + 1):
-            started = time.process_time()
-            run_step(controller, step, at_once=64)
-            names |= controller.metrics().keys()
-            spent.append(time.process_time() - started)
-            if step % every == 0:
-                state = len(json.dumps(controller.state_dict()))
-                memory, files, written = process.memory_info().rss, process.num_fds(), log.count - records
-                median = statistics.median(spent)
-                yield Sizes(step, state, len(controller.live), len(names), written, memory, files, median)
-                spent, records = [], log.count
+
+    def __init__(self, policy: RolloutPolicy, steps: int, prompt_count: int = PROMPTS):
+        rows = prompts(prompt_count)
+        rates = np.random.default_rng(1).uniform(0.1, 0.5, len(rows)).tolist()
+        policy.start_run(steps, [f"What is {row.row} + 1?" for row in rows])
+        engine = FastEngine({row.id: rate for row, rate in zip(rows, rates, strict=True)}, failure_rate=0.02)
+        self.controller = RolloutController(policy, epochs(rows), len(rows), engine)
+        self._log, self._names, self._records = _Records(), set(), 0
+
+    def __enter__(self) -> LongRun:
+        self._log.__enter__()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._log.__exit__()
+
+    def step(self) -> float:
+        """The next step; returns its processor time, in seconds."""
+        started = time.process_time()
+        run_step(self.controller, self.controller.step + 1, at_once=64)
+        self._names |= self.controller.metrics().keys()
+        return time.process_time() - started
+
+    def sizes_after(self, steps: int) -> Sizes:
+        """After so many more steps."""
+        for _ in range(steps):
+            self.step()
+        process, state = psutil.Process(), len(json.dumps(self.controller.state_dict()))
+        written, self._records = self._log.count - self._records, self._log.count
+        live, memory = len(self.controller.live), process.memory_info().rss
+        return Sizes(state, live, len(self._names), written, memory, process.num_fds())
 
 
 class _Records(logging.Handler):

@@ -1,0 +1,60 @@
+"""Thousands of steps through real TransferQueue, agent loops and reward worker, with an engine that answers at once.
+
+    PYTHONPATH=.:tests python benchmarks/long_queue.py --model <folder> --steps 2000
+
+Nothing may grow, and no step may become slower, in any of the processes. benchmarks/long_run.py asks the same of each
+recipe's policy; here it is the trainer, its replay buffer and what is verl's and TransferQueue's.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from verl_ext.launch import export_environment
+
+HUNDRED = 100
+
+
+def main(
+    model: Annotated[Path, typer.Option(help="A folder with a tokenizer and a config.json.")],
+    recipe: str = "grpo",
+    steps: Annotated[int, typer.Option(min=2 * HUNDRED)] = 2000,
+    prompts: Annotated[int, typer.Option(min=1, help="Of a step.")] = 4,
+    rollouts: Annotated[int, typer.Option(min=2, help="Of each prompt.")] = 4,
+    tokens: Annotated[int, typer.Option(min=1, help="Of every response.")] = 64,
+) -> None:
+    """Print the table: each value in or after the first hundred steps, and the last."""
+    export_environment("cpu")  # before verl is imported
+    from support.load_queue import DRIVER, PARTS, many_steps
+
+    console = Console(width=160)
+    looks = []
+    for look in many_steps(recipe, model.resolve(), prompts, rollouts, tokens, steps, HUNDRED):
+        console.print(f"{HUNDRED * len(looks):,} steps: done; {look[1]} rows in the queue")
+        looks.append(look)
+    table = Table(
+        "process", "step, ms", "last, ms", "ratio", "memory, MiB", "open files", title=f"{recipe}, {steps} steps"
+    )
+    usages = [usage for usage, _ in looks]
+    for part in (DRIVER, *PARTS):
+        seconds = [usage[part].seconds for usage in usages]
+        first, last = seconds[1] - seconds[0], seconds[-1] - seconds[-2]
+        begin, end = usages[1][part], usages[-1][part]
+        table.add_row(
+            part,
+            f"{1e3 * first / HUNDRED:.1f}",
+            f"{1e3 * last / HUNDRED:.1f}",
+            f"{last / first:.2f}",
+            f"{begin.memory / 2**20:.1f} → {end.memory / 2**20:.1f}",
+            f"{begin.files} → {end.files}",
+        )
+    console.print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)
