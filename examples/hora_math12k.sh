@@ -18,6 +18,14 @@ case $ESTIMATOR in
   *) echo "error: ESTIMATOR=$ESTIMATOR is not valid; use grpo or rloo" >&2; exit 2 ;;
 esac
 
+OPTIMIZER=(                                      # FSDP2's
+  actor_rollout_ref.actor.optim.lr_scheduler_type=cosine        # ours: linear in the paper, which verl does not have here
+  actor_rollout_ref.actor.grad_clip=1.0
+)
+case " $* " in *" model_engine=megatron "*)
+  OPTIMIZER=(actor_rollout_ref.actor.optim.lr_decay_style=linear actor_rollout_ref.actor.optim.clip_grad=1.0) ;;
+esac
+
 NAME=${MODEL_NAME}_math12k
 if [[ $ESTIMATOR != grpo ]]; then NAME+=_$ESTIMATOR; fi
 SETTINGS=(
@@ -30,11 +38,10 @@ SETTINGS=(
 
   actor_rollout_ref.actor.ppo_mini_batch_size=60                # one gradient update per step
   actor_rollout_ref.actor.optim.lr=1e-6
-  actor_rollout_ref.actor.optim.lr_scheduler_type=cosine        # ours: linear in the paper, which verl does not have
+  "${OPTIMIZER[@]}"
   actor_rollout_ref.actor.optim.weight_decay=0
   actor_rollout_ref.actor.clip_ratio_low=0.2
   actor_rollout_ref.actor.clip_ratio_high=0.2
-  actor_rollout_ref.actor.grad_clip=1.0
   actor_rollout_ref.actor.entropy_coeff=0
   actor_rollout_ref.actor.use_kl_loss=false
   algorithm.use_kl_in_reward=false

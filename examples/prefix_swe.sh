@@ -7,7 +7,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/prefix_sampling.sh"
 # From the environment, with these defaults; the scripts set RESPONSE, TURNS and STEPS, and add MODEL_PATH:
 NNODES=${NNODES:-4}                              # 32 GPUs; as 4 nodes: ours
 HARDWARE=${HARDWARE:-b200}
-# R2E-Gym-Subset: python -m verl_ext.data.r2e_gym --source R2E-Gym/R2E-Gym-Subset --out $DATA_DIR/r2e_gym
+# R2E-Gym-Subset: python -m verl_ext.data.prepare r2e_gym --out $DATA_DIR
 TRAIN_FILES=${TRAIN_FILES:-$DATA_DIR/r2e_gym/train.parquet}
 VAL_FILES=${VAL_FILES:-$DATA_DIR/r2e_gym/validation.parquet}     # ours, held out; the paper: SWE-bench Verified
 TOOLS=${TOOLS:-$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/swe_tools.yaml}   # where sandboxes run, and their limits

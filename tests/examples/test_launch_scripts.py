@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 import yaml
 from omegaconf import DictConfig, OmegaConf
-from support import launch_scripts
+from support import configs, launch_scripts
 from support.launch_scripts import argument_printer, run_script
 
 from verl_ext.hardware import GPU_MEMORY
@@ -33,12 +33,12 @@ def stand_in(tmp_path_factory) -> None:
 def dry_run(recipe: str, *arguments: str, model: str = "qwen3_8b", **environment: str) -> dict:
     asked, overrides = launch_scripts.asked(f"{recipe}_{model}", dry_run.python, *arguments, **environment)
     assert asked == recipe
-    return OmegaConf.to_container(launch_scripts.compose(recipe, overrides), resolve=True)
+    return OmegaConf.to_container(configs.compose(recipe, *overrides), resolve=True)
 
 
 @cache
 def compose(*overrides: str) -> DictConfig:
-    config = launch_scripts.compose("grpo", list(overrides))
+    config = configs.compose("grpo", *overrides)
     OmegaConf.resolve(config)
     return config
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 from support import launch_scripts
-from support.configs import write_rows
+from support.configs import compose, write_rows
 from support.launch_scripts import ROOT, argument_printer
 
 from verl_ext.data.catalog import CATALOG
 from verl_ext.driver.validate import validate
-from verl_ext.hardware import GPU_MEMORY, SHAPES, Settings, use
-from verl_ext.hardware.memory import USABLE
+from verl_ext.hardware import GPU_MEMORY, SHAPES, Megatron, Settings, megatron_use, use
+from verl_ext.hardware.memory import TRAINING_SHARE, USABLE
 
 CHOICES = {
     "pilot_commit": [{}, {"N": "16"}],
@@ -53,13 +53,13 @@ def rows(tmp_path_factory) -> str:
 
 
 @cache
-def overrides(script: str, choice: tuple[tuple[str, str], ...]) -> tuple[str, list[str]]:
-    return launch_scripts.asked(script, overrides.python, DATA_DIR="/data", **dict(choice))
+def overrides(script: str, choice: tuple[tuple[str, str], ...], *arguments: str) -> tuple[str, list[str]]:
+    return launch_scripts.asked(script, overrides.python, *arguments, DATA_DIR="/data", **dict(choice))
 
 
 def composed(script: str, choice: dict[str, str], *further: str) -> DictConfig:
     recipe, given = overrides(script, tuple(choice.items()))
-    return launch_scripts.compose(recipe, [*given, *further])
+    return compose(recipe, *given, *further)
 
 
 @pytest.mark.parametrize(("script", "choice"), ALL)
@@ -86,6 +86,35 @@ def test_it_is_valid_and_fits(script, choice, rows):
     assert longest <= model.override_config.get("max_position_embeddings", shape.positions)
     assert gpus % chosen.tensor_parallel == gpus % chosen.sequence_parallel == 0
     assert config.data.train_batch_size * rollout.n % gpus == 0
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_it_is_valid_and_fits_with_megatron(script, rows):
+    small = ("hora_qwen2_5_1_5b", "hora_qwen2_5_3b")  # the paper's 3 GPUs are no multiple of TP 2
+    choice = {"GPUS_PER_NODE": "4"} if script in small else {}
+    recipe, given = overrides(script, tuple(choice.items()), "model_engine=megatron", "actor_engine=megatron")
+    config = compose(recipe, *given, f"data.train_files={rows}", f"data.val_files={rows}")
+    validate(config)
+
+    model, rollout, actor = (config.actor_rollout_ref[name] for name in ("model", "rollout", "actor"))
+    memory, gpus = GPU_MEMORY[config.hardware_name], config.trainer.nnodes * config.trainer.n_gpus_per_node
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    context = actor.megatron.context_parallel_size
+    chosen = Settings(
+        rollout.tensor_model_parallel_size,
+        rollout.gpu_memory_utilization,
+        actor.ppo_max_token_len_per_gpu,
+        rollout.log_prob_max_token_len_per_gpu,
+        context,
+        actor.megatron.param_offload,
+    )
+    sizes = Megatron(actor.megatron.tensor_model_parallel_size, context, actor.megatron.param_offload)
+    held = megatron_use(SHAPES[model.path], memory, gpus, longest, chosen, sizes)
+    assert held.fullest <= USABLE * memory
+    assert held.training_state + max(held.update, held.log_probs) <= TRAINING_SHARE * memory
+    assert longest <= context * min(chosen.ppo_max_token_len_per_gpu, chosen.log_prob_max_token_len_per_gpu)
+    assert gpus % (sizes.tensor_parallel * context) == 0
+    assert SHAPES[model.path].key_value_heads % sizes.tensor_parallel == 0
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

@@ -12,7 +12,7 @@ from functools import cache
 import pytest
 import yaml
 from omegaconf import OmegaConf
-from support import launch_scripts
+from support import configs, launch_scripts
 from support.launch_scripts import argument_printer, run_script
 
 # script: model, size of the profile, GPUs
@@ -45,7 +45,7 @@ def stand_in(tmp_path_factory) -> None:
 @cache
 def compose(script: str, *arguments: str, **environment: str) -> dict:
     recipe, overrides = launch_scripts.asked(script, compose.python, *arguments, **environment)
-    config = launch_scripts.compose(recipe, overrides)
+    config = configs.compose(recipe, *overrides)
     return OmegaConf.to_container(config, resolve=True) | {"recipe": recipe}
 
 

@@ -12,7 +12,7 @@ from functools import cache
 import pytest
 import yaml
 from omegaconf import DictConfig, OmegaConf
-from support import launch_scripts
+from support import configs, launch_scripts
 from support.configs import write_rows
 from support.launch_scripts import argument_printer, run_script
 from verl.utils.import_utils import load_extern_object
@@ -49,7 +49,7 @@ def overrides(script: str, *arguments: str, **environment: str) -> list[str]:
 
 
 def composed(given: list[str]) -> DictConfig:
-    return launch_scripts.compose("prefix_sampling", given)
+    return configs.compose("prefix_sampling", *given)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""examples/slurm/train.sbatch on a real Slurm with two nodes: Ray comes up on both, a stopped job resumes."""
+"""examples/slurm/train.sbatch on a real Slurm with two nodes; tests/stack/test_slurm.py pre-empts a training."""
 
 from __future__ import annotations
 
@@ -54,23 +54,17 @@ def test_a_program_runs_on_all_nodes_and_ray_is_gone_after_it(slurm, tmp_path):
 
 
 @needs_slurm
-def test_a_pre_empted_job_goes_back_into_the_queue_and_on(slurm, tmp_path):
-    job = submit(slurm, tmp_path, sys.executable, str(PROGRAM), "ticks", "1000000")
-    slurm.wait((tmp_path / "ticks").exists, "first tick", 300)
-    urgent = slurm.submit("--partition=urgent", "--nodes=2", "--exclusive", "--wrap=true", cwd=tmp_path)
-    slurm.wait(lambda: slurm.job(urgent)["JobState"] == "COMPLETED", "end of the urgent job", 120)
-    assert slurm.job(job)["JobState"] == "PENDING", output(tmp_path, job)
-    done = len((tmp_path / "ticks").read_text().split())
+def test_a_step_that_does_not_end_in_time_is_given_up_and_the_job_requeued(slurm, tmp_path):
+    deaf = "import pathlib, signal, time; signal.signal(signal.SIGUSR1, signal.SIG_IGN); "
+    deaf += "pathlib.Path('started').touch(); time.sleep(600)"
+    job = submit(slurm, tmp_path, sys.executable, "-c", deaf, STOP_TIMEOUT="1")
+    slurm.wait((tmp_path / "started").exists, "start of the program", 300)
+    slurm.run("scancel", "--batch", "--signal=USR1", job)
+    slurm.wait(lambda: slurm.job(job)["JobState"] == "PENDING", "requeue", 120)
     assert not ray_processes(job) and not Path(f"/tmp/ray_{job}").exists()
-    slurm.start_now(job)
-    slurm.wait(lambda: len((tmp_path / "ticks").read_text().split()) > done, "tick after the restart", 300)
-    slurm.run("scancel", job)
-    slurm.wait(lambda: slurm.job(job)["JobState"] == "CANCELLED", "end of the job", 120)
-    ticks = [int(tick.split("/")[0]) for tick in (tmp_path / "ticks").read_text().split()]
-    assert ticks == list(range(len(ticks)))
     log = output(tmp_path, job)
-    assert "start 1] saved; back into the queue" in log and "start 2] starting" in log
-    slurm.wait(lambda: not ray_processes(job), "end of Ray", 60)
+    assert "STOP_TIMEOUT=1 s" in log and "the step did not end within STOP_TIMEOUT; back into the queue" in log
+    slurm.run("scancel", job)
 
 
 @needs_slurm

@@ -49,6 +49,7 @@ def test_a_pre_empted_training_saves_and_resumes(task, tmp_path):
         urgent = slurm.submit("--partition=urgent", "--nodes=2", "--exclusive", "--wrap=true", cwd=tmp_path)
         slurm.wait(lambda: slurm.job(urgent)["JobState"] == "COMPLETED", "end of the urgent job", 500)
         assert slurm.job(job)["JobState"] == "PENDING", log.read_text()[-6000:]
+        assert not Path(f"/tmp/ray_{job}").exists()
 
         # save_freq is 20: the one checkpoint is that of the step in which the job was pre-empted.
         (checkpoints,) = (tmp_path / "checkpoints").iterdir()
@@ -62,6 +63,7 @@ def test_a_pre_empted_training_saves_and_resumes(task, tmp_path):
         slurm.start_now(job)
         slurm.wait(lambda: slurm.job(job)["JobState"] in ENDED, "end of the job", 600)
         assert slurm.job(job)["JobState"] == "COMPLETED", log.read_text()[-6000:]
+        assert "start 1] saved; back into the queue" in log.read_text() and "start 2] starting" in log.read_text()
     after = metrics_of(tmp_path / "metrics_1.jsonl")
     assert max(after) == STEPS
     assert_nothing_lost(before, after)
