@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +11,11 @@ import pytest
 from verl_ext.launch import export_environment
 
 export_environment("cpu")
+os.environ.setdefault("WANDB_MODE", "offline")  # the launch scripts' logger, which nobody is logged in to here
+# What commands print is compared: the same width and no colours, whatever the tests run in.
+for forces_a_terminal in ("FORCE_COLOR", "GITHUB_ACTIONS", "PY_COLORS", "TTY_COMPATIBLE", "TERMINAL_WIDTH"):
+    os.environ.pop(forces_a_terminal, None)
+os.environ["TERM"] = "xterm"
 LOGGERS = ("recipe", "verl_ext", "verl_ext.composition")
 
 
@@ -20,3 +26,14 @@ def levels_of_loggers() -> Iterator[None]:
     yield
     for name, level in before.items():
         logging.getLogger(name).setLevel(level)
+
+
+@pytest.fixture(autouse=True)
+def one_environment() -> Iterator[None]:
+    """``datasets`` puts a copy in place of ``os.environ`` when it filters in processes of its own.
+
+    Whoever holds the mapping of before, as rich does, would not see what the next tests set.
+    """
+    before = os.environ
+    yield
+    os.environ = before  # noqa: B003 - the very mapping, with what it held

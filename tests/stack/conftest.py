@@ -2,28 +2,47 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from support.training import ROOT, Task, make_task
+
+
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Task:
+    """By the first of pytest-xdist's workers that asks; the others wait for it."""
+    folder = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # all of them have it
+    with FileLock(folder / f"{name}.lock"):
+        if not (folder / name).exists():
+            (folder / f"{name}.part").mkdir(exist_ok=True)
+            make(folder / f"{name}.part")
+            (folder / f"{name}.part").rename(folder / name)
+    return Task(folder / name)
 
 
 @pytest.fixture(scope="session")
 def task(tmp_path_factory) -> Task:
-    return make_task(tmp_path_factory.mktemp("task"))
+    return made_once(tmp_path_factory, "task", make_task)
 
 
 @pytest.fixture(scope="session")
 def agent_task(tmp_path_factory) -> Task:
     """Chains of SQL calls on a database of the trajectory's own; most of them draw a random number."""
-    folder = tmp_path_factory.mktemp("agent")
+    return made_once(tmp_path_factory, "agent_task", make_agent_task)
+
+
+def make_agent_task(folder: Path) -> None:
     data = [sys.executable, "-m", "verl_ext.data.sql_tasks", "--out", f"{folder}/data", "--random-share", "0.6"]
     subprocess.run([*data, "--train", "96", "--validation", "8"], check=True, timeout=120)
     warm_start = [sys.executable, ROOT / "examples/quickstart/warm_start_agent.py", "--data", f"{folder}/data"]
     subprocess.run([*warm_start, "--out", f"{folder}/model", "--steps", "900"], check=True, timeout=600)
-    return Task(folder)
 
 
 @pytest.fixture(scope="session")

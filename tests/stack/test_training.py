@@ -13,6 +13,7 @@ from verl_ext.driver.checkpoint import load_state
 
 pytestmark = pytest.mark.stack
 YOUR_OWN_POLICY = Path(__file__).parents[2] / "docs/your_own_policy.md"
+BROKEN_REWARDS = Path(__file__).parents[1] / "faults/rewards.py"
 UPDATES = 2  # train_batch_size 4 / ppo_mini_batch_size 2
 PILOT_COMMIT = ["rollout_policy.n_pilot=6", "rollout_policy.n_commit=2", "rollout_policy.p_solve=null"]
 PILOT_COMMIT += ["rollout_policy.p_lower=0.15", "rollout_policy.p_upper=0.85"]
@@ -42,11 +43,14 @@ def test_grpo(tied_task, tmp_path):
     assert "step 3/3 | reward" in run.log
 
 
-def test_dapo(task, tmp_path):
+def test_dapo_with_rewards_that_fail(task, tmp_path):
+    """Three of ten raise, are NaN or infinite: those rollouts are counted as failed, and their groups are trained."""
     run = TrainingRun(
         task,
         "dapo",
         tmp_path,
+        f"reward.custom_reward_function.path={BROKEN_REWARDS}",
+        "reward.custom_reward_function.name=broken_at_times",
         "actor_rollout_ref.rollout.n=4",
         "rollout_policy.s=2",
         "trainer.total_training_steps=3",
@@ -58,6 +62,7 @@ def test_dapo(task, tmp_path):
     for metrics in steps.values():
         assert metrics["groups/effective_ratio"] == 1.0 and metrics["rollouts/buffered"] == 0
         assert metrics["rollouts/sampled"] == metrics["dapo/rounds"] * 2 * 4 * 4
+        assert metrics["rollouts/failed"] >= 9  # of at least 32
         assert metrics["actor/grad_norm"] > 0
     assert optimizer_steps(run.checkpoints, 3) == 3 * UPDATES
     run.assert_requests_replay()

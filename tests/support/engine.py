@@ -92,12 +92,6 @@ def run_step(
     engine = run.engine if engine is None else engine
     engine.version = step - 1
     run.begin_step(step)
-    batch: list[Group] = []
-    while True:
-        batch = batch or run.take_batch()
-        if batch and not (drain and run.outstanding):
-            run.ledger.check(run.live.values())
-            return batch
-        if not batch:
-            run.check_progress()
-        run.finish_waves(engine.finish(at_once))
+    batch = run.fill_batch(lambda: engine.finish(at_once), drain)
+    run.ledger.check(run.live.values())
+    return batch

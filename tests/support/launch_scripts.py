@@ -1,22 +1,13 @@
-"""Launch scripts, run dry: with a stand-in for Python that notes what it is asked to do, composed in this process.
+"""Launch scripts, run dry: with a stand-in for Python that notes what it is asked to do.
 
 A real dry run of one script takes as long as importing verl; so does that of all of them here.
 """
 
 from __future__ import annotations
 
-import copy
 import os
 import subprocess
-from functools import cache
 from pathlib import Path
-
-import hydra
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig
-
-from verl_ext.resolvers import register_resolvers
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT  # where scripts are run
@@ -52,20 +43,3 @@ def asked(script: str, python: str, *arguments: str, **environment: str) -> tupl
     assert result.returncode == 0, result.stderr
     _, module, *overrides = result.stdout.splitlines()
     return module.removeprefix("recipe."), overrides
-
-
-def compose(recipe: str, overrides: list[str]) -> DictConfig:
-    """What hydra composes. Its files are read once for each choice of profile and size; the other overrides are applied
-    to a copy, by hydra's own hand. Some tests compare it with a real dry run."""
-    groups = tuple(override for override in overrides if override.startswith(("hardware=", "model_size=")))
-    config = copy.deepcopy(_files(recipe, groups))
-    others = OverridesParser.create().parse_overrides([override for override in overrides if override not in groups])
-    ConfigLoaderImpl._apply_overrides_to_config(others, config)
-    return config
-
-
-@cache
-def _files(recipe: str, groups: tuple[str, ...]) -> DictConfig:
-    register_resolvers()
-    with hydra.initialize_config_module(f"recipe.{recipe}.config", version_base=None):
-        return hydra.compose(recipe, list(groups))

@@ -114,11 +114,15 @@ class TrainingRun:
 
     def kill_worker(self, title: str) -> None:
         """SIGKILL for one process that Ray or vLLM has started for the run and named ``title...``."""
-        processes = psutil.Process(self.process.pid).children(recursive=True)
-        worker = next(
-            process for process in processes if process.cmdline()[:1] and process.cmdline()[0].startswith(title)
-        )
-        worker.kill()
+        titles = set()
+        for process in psutil.Process(self.process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+                found = "".join(process.cmdline()[:1])
+                if found.startswith(title):
+                    process.kill()
+                    return
+                titles.add(found)
+        raise AssertionError(f"no process of the run is named {title}, only {', '.join(sorted(titles))}")
 
     def kill(self) -> None:
         """SIGKILL for the driver and everything Ray started for it."""

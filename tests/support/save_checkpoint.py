@@ -1,0 +1,33 @@
+"""Under torchrun: shard a model in Hugging Face format with FSDP2, and let verl save it as a training's checkpoint.
+
+The first argument is the model, the second the run's folder, the third the step.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
+
+
+def main(source: str, run: Path, step: int) -> None:
+    torch.distributed.init_process_group("gloo")
+    ranks = torch.distributed.get_world_size()
+    mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("fsdp",))
+    model = AutoModelForCausalLM.from_pretrained(source)
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters())
+    manager = FSDPCheckpointManager(model, optimizer, processing_class=AutoTokenizer.from_pretrained(source))
+    manager.save_checkpoint(str(run / f"global_step_{step}/actor"), global_step=step)
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
