@@ -8,8 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from verl_ext.garbage import collect_rarely
 from verl_ext.launch import export_environment
 
+collect_rarely()
 export_environment("cpu")
 os.environ.setdefault("WANDB_MODE", "offline")  # the launch scripts' logger, which nobody is logged in to here
 # What commands print is compared: the same width and no colours, whatever the tests run in.

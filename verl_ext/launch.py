@@ -9,6 +9,7 @@ from importlib import resources
 import hydra
 from omegaconf import DictConfig, OmegaConf
 
+from verl_ext.garbage import collect_rarely
 from verl_ext.resolvers import register_resolvers
 
 DEFAULT_HARDWARE = "cpu"
@@ -17,6 +18,7 @@ GPUS = ("h200", "a800", "b200")
 
 def main(recipe: str) -> None:
     """Run ``python -m recipe.<recipe>`` with the overrides on the command line; exits with 2 on a bad configuration."""
+    collect_rarely()
     register_resolvers()
     export_environment(chosen(sys.argv[1:], "hardware", DEFAULT_HARDWARE))
     sys.argv[1:1] = implied(sys.argv[1:])  # hydra takes overrides only before its flags

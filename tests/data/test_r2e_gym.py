@@ -224,7 +224,9 @@ def test_setup_hides_the_tests_and_the_test_command_runs_them(tmp_path):
     (testbed / ".venv" / "bin").mkdir(parents=True)
     for folder in (root, tests):
         folder.mkdir()
-    (testbed / ".venv" / "bin" / "python").symlink_to(sys.executable)
+    python = testbed / ".venv" / "bin" / "python"  # no link: through one, Python may not see its environment
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
     (testbed / "run_tests.sh").write_text("python -m pytest -rA -p no:cacheprovider r2e_tests")
     (testbed / "answer.py").write_text("answer = 41\n")
     (tests / "test_1.py").write_text("from answer import answer\n\ndef test_answer():\n    assert answer == 42\n")

@@ -13,6 +13,8 @@ import pytest
 from support.ray_nodes import RAY, RayNodes
 from support.training import assert_nothing_lost, metrics_of
 
+from verl_ext.driver.checkpoint import load_state
+
 pytestmark = pytest.mark.stack
 ROOT = Path(__file__).parents[2]
 STEPS = 5
@@ -26,11 +28,15 @@ def nodes():
 
 
 def test_a_node_dies_while_pilots_and_commits_are_generated(nodes, task, tmp_path):
-    """The run, a `ray job submit`, ends with one error soon after; started again, it loses nothing."""
+    """The run, a `ray job submit`, ends with one error soon after; started again, it goes on from its last checkpoint.
+
+    In `colocate_async`: pilots that are still being generated for a complete batch go on under the next weights.
+    """
     checkpoints, logs = tmp_path / "checkpoints", [tmp_path / "first.jsonl", tmp_path / "second.jsonl"]
     train = [sys.executable, "-m", "recipe.pilot_commit", *task.overrides(), "trainer.nnodes=2"]
     train += ["rollout_policy.n_pilot=6", "rollout_policy.n_commit=2", "rollout_policy.p_solve=null"]
-    train += ["rollout_policy.p_lower=0.15", "rollout_policy.p_upper=0.85", "trainer.save_freq=1"]
+    train += ["rollout_policy.p_lower=0.15", "rollout_policy.p_upper=0.85", "trainer.save_freq=2"]
+    train += ["trainer.v1.trainer_mode=colocate_async"]
     train += [f"trainer.total_training_steps={STEPS}", f"trainer.default_local_dir={checkpoints}"]
 
     environment = {"VERL_FILE_LOGGER_PATH": str(logs[0]), "PYTHONPATH": str(ROOT)}
@@ -39,17 +45,19 @@ def test_a_node_dies_while_pilots_and_commits_are_generated(nodes, task, tmp_pat
     with open(tmp_path / "first.log", "w") as log:
         job = subprocess.Popen(submit, stdout=log, stderr=subprocess.STDOUT, env=nodes.environment)
     deadline = time.monotonic() + 600
-    while 2 not in metrics_of(logs[0]):
+    while 3 not in metrics_of(logs[0]):
         assert job.poll() is None and time.monotonic() < deadline, (tmp_path / "first.log").read_text()[-6000:]
         time.sleep(0.05)
-    nodes.kill("worker")  # the third step's pilots and commits have just been asked for
+    nodes.kill("worker")  # the fourth step's pilots and commits have just been asked for
     code = job.wait(timeout=180)
     output = (tmp_path / "first.log").read_text()
     assert code == 1, output[-6000:]
     assert "\nerror: the run has lost 1 of its 2 nodes: worker (" in output[-3000:]
-    before = metrics_of(logs[0])
-    latest = int((checkpoints / "latest_checkpointed_iteration.txt").read_text())
-    assert latest == max(before)
+    assert (checkpoints / "latest_checkpointed_iteration.txt").read_text() == "2"
+    before = {step: metrics for step, metrics in metrics_of(logs[0]).items() if step <= 2}
+    state = load_state(checkpoints / "global_step_2")
+    assert state["ledger"]["buffered"] == before[2]["rollouts/buffered"]
+    assert len(state["policy"]["state"]["buffer"]["groups"]) == before[2]["pilot_commit/buffer"]
 
     nodes.start("worker")
     environment = {**nodes.environment, **environment, "VERL_FILE_LOGGER_PATH": str(logs[1])}
@@ -59,3 +67,6 @@ def test_a_node_dies_while_pilots_and_commits_are_generated(nodes, task, tmp_pat
     after = metrics_of(logs[1])
     assert max(after) == STEPS
     assert_nothing_lost(before, after)
+    if before[2]["pilot_commit/buffer"] >= 4:  # the buffered pilots themselves came back and were trained
+        assert after[3]["pilot_commit/rounds"] == 0 and after[3]["off_policy/delay_max"] >= 1
+    assert all(metrics["off_policy/delay_max"] <= 4 for metrics in (before | after).values())

@@ -8,32 +8,23 @@ from support.training import TrainingRun, assert_books_balance, optimizer_steps
 from verl_ext.driver.checkpoint import load_state
 
 pytestmark = pytest.mark.stack
-BATCH, ROLLOUTS, UPDATES, STEPS = 8, 8, 2, 7
+BATCH, ROLLOUTS, UPDATES, STEPS = 8, 8, 2, 5
 
 
-def test_a_killed_run_goes_on_with_its_prefixes_and_controllers(task, tmp_path):
-    overrides = [
+def test_prefixes_of_one_step_are_replayed_in_the_next(task, tmp_path):
+    run = TrainingRun(
+        task,
+        "prefix_sampling",
+        tmp_path,
         f"data.train_batch_size={BATCH}",
         f"actor_rollout_ref.actor.ppo_mini_batch_size={BATCH // UPDATES}",
         f"actor_rollout_ref.rollout.n={ROLLOUTS}",
         f"trainer.total_training_steps={STEPS}",
-        "trainer.save_freq=2",
-    ]
-    first = TrainingRun(task, "prefix_sampling", tmp_path, *overrides)
-    first.wait_for_step(5)
-    first.kill()
-    before = first.steps()
-    latest = int((first.checkpoints / "latest_checkpointed_iteration.txt").read_text())
-    saved = load_state(first.checkpoints / f"global_step_{latest}")["policy"]["state"]
-    waiting = len(saved["store"])
-    assert waiting == before[latest]["prefix_sampling/store"]
-
-    second = TrainingRun(task, "prefix_sampling", tmp_path, *overrides)
-    after = second.finish()
-    assert list(after) == list(range(latest + 1, STEPS + 1))
-    steps = {step: metrics for step, metrics in before.items() if step <= latest} | after
+        f"trainer.save_freq={STEPS}",
+    )
+    steps = run.finish()
+    assert list(steps) == list(range(1, STEPS + 1))
     assert_books_balance(steps)
-    assert after[latest + 1]["prefix_sampling/replayed"] == waiting
     for step, metrics in steps.items():
         assert metrics["rollouts/sampled"] % (BATCH * ROLLOUTS) == 0  # one round, unless no group had any signal
         assert metrics["groups/effective_ratio"] == 1 and metrics["rollouts/failed"] == 0
@@ -45,9 +36,11 @@ def test_a_killed_run_goes_on_with_its_prefixes_and_controllers(task, tmp_path):
     last = steps[STEPS]
     assert last["tokens/replayed_total"] > 0
     seen = sum(value for name, value in last.items() if name.startswith("prefix_sampling/from_k"))
-    assert seen == sum(metrics["prefix_sampling/replayed"] for metrics in steps.values())  # over the restart
-    assert optimizer_steps(second.checkpoints, STEPS) == STEPS * UPDATES
-    second.assert_requests_replay()
+    assert seen == sum(metrics["prefix_sampling/replayed"] for metrics in steps.values())
+    saved = load_state(run.checkpoints / f"global_step_{STEPS}")["policy"]["state"]
+    assert len(saved["store"]) == last["prefix_sampling/store"]
+    assert optimizer_steps(run.checkpoints, STEPS) == STEPS * UPDATES
+    run.assert_requests_replay()
 
 
 def test_an_agent_replays_its_interactions_and_divergence_is_dropped(agent_task, tmp_path):

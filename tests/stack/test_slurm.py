@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 from support.slurm import ENDED, Slurm, missing
-from support.training import assert_nothing_lost, metrics_of
+from support.training import assert_nothing_lost, metrics_of, optimizer_steps
+
+from verl_ext.driver.checkpoint import load_state
 
 pytestmark = [
     pytest.mark.stack,
@@ -20,6 +22,7 @@ STEPS = 5
 
 
 def test_a_pre_empted_training_saves_and_resumes(task, tmp_path):
+    """In `separate_async`: one node trains, one generates, and weights go over gloo."""
     data, model = task.folder / "data", task.folder / "model"
     environment = {
         "PYTHON": sys.executable,
@@ -35,7 +38,9 @@ def test_a_pre_empted_training_saves_and_resumes(task, tmp_path):
     overrides = [o for o in task.overrides() if not o.startswith(("hardware=", "data.train_files=", "data.val_files="))]
     overrides += ["rollout_policy.n_pilot=6", "rollout_policy.n_commit=2", "rollout_policy.p_solve=null"]
     overrides += ["rollout_policy.p_lower=0.15", "rollout_policy.p_upper=0.85", "trainer.test_freq=2"]
-    overrides += ["actor_rollout_ref.rollout.val_kwargs.n=1", f"trainer.total_training_steps={STEPS}"]
+    overrides += ["actor_rollout_ref.rollout.val_kwargs.n=1", "trainer.nnodes=1", "actor_rollout_ref.rollout.nnodes=1"]
+    overrides += ["trainer.v1.trainer_mode=separate_async", "actor_rollout_ref.hybrid_engine=false"]
+    overrides += ["actor_rollout_ref.rollout.checkpoint_engine.backend=gloo", f"trainer.total_training_steps={STEPS}"]
     with tempfile.TemporaryDirectory(prefix="slurm_") as folder, Slurm(Path(folder)) as slurm:
         job = slurm.submit(
             *["--nodes=2", "--gpus-per-node=1", str(ROOT / "examples/slurm/train.sbatch")],
@@ -67,3 +72,11 @@ def test_a_pre_empted_training_saves_and_resumes(task, tmp_path):
     after = metrics_of(tmp_path / "metrics_1.jsonl")
     assert max(after) == STEPS
     assert_nothing_lost(before, after)
+    steps = before | after
+    assert all(metrics["off_policy/delay_max"] <= 4 for metrics in steps.values())
+    # The step after a restart begins with what was buffered or with fresh pilots, the next ones with what is in flight.
+    assert any(metrics["off_policy/delay_max"] >= 1 for metrics in steps.values())
+    assert any(name.startswith("val-core/") for metrics in after.values() for name in metrics)
+    assert optimizer_steps(checkpoints, STEPS) == STEPS * 2  # train_batch_size 4 / ppo_mini_batch_size 2
+    saved = load_state(checkpoints / f"global_step_{STEPS}")
+    assert saved["step"] == STEPS and saved["ledger"]["buffered"] == steps[STEPS]["rollouts/buffered"]
