@@ -82,7 +82,7 @@ def test_the_sentences_are_the_packages_own():
     assert judged("a vLLM engine dies in generation", str(failed.value)) == REFUSED
     group = Group("3f-1", Prompt("3f", 0), [Rollout(reward, None, 3, 0) for reward in (-1.0, 2.0)])
     with pytest.raises(BadReward) as bad:
-        print(group.success_rate)
+        _ = group.success_rate
     assert judged("rewards that are no verdicts", str(bad.value)) == REFUSED
 
 

@@ -38,8 +38,11 @@ def test_a_cluster_that_is_joined_has_its_own(monkeypatch):
 
 def test_verls_variables_go_to_the_nodes_of_a_cluster_that_is_joined(monkeypatch):
     monkeypatch.setenv("VERL_FILE_LOGGER_PATH", "/shared/metrics.jsonl")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     variables = start(monkeypatch, "10.0.0.1:6379")["runtime_env"]["env_vars"]
     assert variables["VERL_FILE_LOGGER_PATH"] == "/shared/metrics.jsonl"
+    assert variables["WANDB_MODE"] == "offline" and "WANDB_API_KEY" not in variables  # Ray would show it
     assert variables["VERL_PLATFORM"] == "cpu" and variables["OMP_NUM_THREADS"] == "1"  # the profile's stay
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
     assert "VERL_FILE_LOGGER_PATH" not in start(monkeypatch, "10.0.0.1:6379")["runtime_env"]["env_vars"]

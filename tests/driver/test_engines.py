@@ -12,6 +12,7 @@ from verl_ext.hardware.profiles import MEGATRON_GPUS, PROFILES, profile
 from verl_ext.launch import implied
 
 TP = "actor_rollout_ref.rollout.tensor_model_parallel_size"
+MEGATRON, SIZES = ["model_engine=megatron", "actor_engine=megatron"], "actor_rollout_ref.actor.megatron"
 SEPARATE = [
     "trainer.v1.trainer_mode=separate_async",
     "actor_rollout_ref.hybrid_engine=false",
@@ -104,6 +105,22 @@ def test_verls_own_defaults_with_megatron(tmp_path):
             "backend=gloo is not",
         ),
         (
+            ["hardware=cpu", *SEPARATE],
+            "backend=nccl is not valid: weights go to other devices, use one of gloo",
+        ),
+        (
+            ["hardware=h200", *MEGATRON, f"{SIZES}.tensor_model_parallel_size=0"],
+            "megatron.tensor_model_parallel_size=0 is not valid: use an integer of at least 1",
+        ),
+        (
+            ["hardware=h200", *MEGATRON, f"{SIZES}.context_parallel_size=null"],
+            "megatron.context_parallel_size=None is not valid: use an integer of at least 1",
+        ),
+        (
+            ["hardware=h200", *MEGATRON, f"{SIZES}.pipeline_model_parallel_size=1.5"],
+            "megatron.pipeline_model_parallel_size=1.5 is not valid: use an integer of at least 1",
+        ),
+        (
             ["hardware=h200", *SEPARATE, "trainer.v1.separate_async.hybrid_rollout.enable_switch=true"],
             "hybrid_rollout.enable_switch=True is not valid",
         ),
@@ -124,8 +141,7 @@ def test_verls_own_defaults_with_megatron(tmp_path):
         (
             [
                 "hardware=h200",
-                "model_engine=megatron",
-                "actor_engine=megatron",
+                *MEGATRON,
                 "model_size=32b",
                 "trainer.n_gpus_per_node=8",
             ],

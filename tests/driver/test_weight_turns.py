@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import subprocess
 import sys
 import time
@@ -52,3 +54,12 @@ def test_verls_trainer_sends_weights_within_a_turn(trainer):
     order = trainer.__mro__
     (verls,) = [number for number, each in enumerate(order) if each in trainer.__bases__[1:]]
     assert order[verls - 1] is WeightTurns
+    sends = {name for name in vars(order[verls]) if name.startswith("on_") and sends_weights(order[verls], name)}
+    assert sends and sends <= vars(WeightTurns).keys()
+
+
+def sends_weights(trainer: type, method: str) -> bool:
+    """By its source, through the methods of its class that it calls."""
+    source = inspect.getsource(vars(trainer)[method])
+    called = set(re.findall(r"self\.(\w+)\(", source)) & vars(trainer).keys() - {method}
+    return "update_weights(" in source or any(sends_weights(trainer, name) for name in called)

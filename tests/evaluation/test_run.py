@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import re
 import threading
 import time
 from collections import Counter, defaultdict
@@ -17,7 +16,6 @@ import typer
 from pyarrow import parquet
 from typer.testing import CliRunner
 
-from verl_ext.evaluation import reward, settings, source
 from verl_ext.evaluation.run import evaluate
 
 REWARD = """
@@ -392,58 +390,9 @@ def test_responses_come_from_a_checkpoint_or_a_server(folder, arguments, said):
     assert not (folder / "out").exists()
 
 
-def test_a_checkpoint_is_told_from_others_but_not_by_its_port(folder):
-    (folder / "model").mkdir()
-    for name in ("config.json", "model.safetensors"):
-        (folder / "model" / name).write_text("{}")
-    chosen = source.choose(None, None, folder / "model", " --max-model-len  128 ", 60.0)
-    (digest,) = re.findall(r"\((\w{16})\)", chosen.settings["checkpoint"])
-    assert chosen.settings == {
-        "checkpoint": f"{folder / 'model'} ({digest})",
-        "server-args": "--max-model-len 128",
-    }
-    assert chosen.model == f"model-{digest}"
-
-
 def test_no_proxy_is_asked_for_a_server_on_this_machine(folder, serve, monkeypatch):
     monkeypatch.delenv("NO_PROXY")
     monkeypatch.delenv("no_proxy", raising=False)
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     assert invoke(folder, serve()).exit_code == 0
-
-
-def test_reward_functions_load_as_verl_loads_them(folder):
-    for path in (f"file://{folder / 'reward.py'}", str(folder / "reward.py")):
-        assert reward.load(path, "compute_score")("b", "1", "1", {"hint": "1"})["acc"] == 1
-    for path in ("pkg://verl_ext.data.swe_reward", "pkg://verl_ext/data/swe_reward"):
-        assert reward.load(path, "compute_score")("b", "", "", {"tests_passed": True})["score"] == 1
-
-
-@pytest.mark.parametrize(
-    ("response", "answer"),
-    [
-        ("so <answer> 4 </answer>, no, <answer>5</answer>", "5"),
-        (r"\boxed{1} then \boxed{\frac{1}{2}} .", r"\frac{1}{2}"),
-        (r"\boxed{1", None),
-        ("<answer></answer>", None),
-        ("four", None),
-    ],
-)
-def test_answers_are_found_where_they_are_marked(response, answer):
-    assert reward.answer_of(response) == answer
-    assert reward.answer_of(response, "text") == response
-
-
-def test_without_a_path_the_reward_is_verls_own():
-    assert reward.choose(None, None) == ("pkg://verl.utils.reward_score", "default_compute_score")
-    assert reward.choose("r.py", None) == ("r.py", "compute_score")
-    assert reward.choose("r.py", "judge") == ("r.py", "judge")
-    with pytest.raises(ValueError, match="reward-name=judge needs"):
-        reward.choose(None, "judge")
-
-
-def test_ks_are_powers_of_two_and_n():
-    assert settings.parse_ks(None, 64) == [1, 2, 4, 8, 16, 32, 64]
-    assert settings.parse_ks(None, 6) == [1, 2, 4, 6]
-    assert settings.parse_ks("4 1, 2,2", 6) == [1, 2, 4]

@@ -17,6 +17,7 @@ class NotTried(Exception):
 
 
 def start(task: Task, recipe: str, folder: Path, *overrides: str) -> TrainingRun:
+    """A run that :func:`stop_all` knows."""
     run = TrainingRun(task, recipe, folder, *overrides, python_path=str(AGENT_LOOPS))
     started.append(run)
     return run
@@ -30,6 +31,7 @@ def stop(run: TrainingRun) -> None:
 
 
 def stop_all() -> None:
+    """End what :func:`start` has started."""
     for run in list(started):
         stop(run)
 

@@ -28,10 +28,7 @@ def nodes():
 
 
 def test_a_node_dies_while_pilots_and_commits_are_generated(nodes, task, tmp_path):
-    """The run, a `ray job submit`, ends with one error soon after; started again, it goes on from its last checkpoint.
-
-    In `colocate_async`: pilots that are still being generated for a complete batch go on under the next weights.
-    """
+    """In `colocate_async`. The run, a `ray job submit`, ends with one error soon after; started again, it goes on."""
     checkpoints, logs = tmp_path / "checkpoints", [tmp_path / "first.jsonl", tmp_path / "second.jsonl"]
     train = [sys.executable, "-m", "recipe.pilot_commit", *task.overrides(), "trainer.nnodes=2"]
     train += ["rollout_policy.n_pilot=6", "rollout_policy.n_commit=2", "rollout_policy.p_solve=null"]
@@ -57,7 +54,7 @@ def test_a_node_dies_while_pilots_and_commits_are_generated(nodes, task, tmp_pat
     before = {step: metrics for step, metrics in metrics_of(logs[0]).items() if step <= 2}
     state = load_state(checkpoints / "global_step_2")
     assert state["ledger"]["buffered"] == before[2]["rollouts/buffered"]
-    assert len(state["policy"]["state"]["buffer"]["groups"]) == before[2]["pilot_commit/buffer"]
+    assert len(state["policy"]["state"]["buffer"]["groups"]) == before[2]["pilot_commit/buffer"] > 0
 
     nodes.start("worker")
     environment = {**nodes.environment, **environment, "VERL_FILE_LOGGER_PATH": str(logs[1])}

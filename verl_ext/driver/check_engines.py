@@ -45,7 +45,7 @@ def _pools(config: DictConfig) -> None:
         valid = f"trainer.v1.trainer_mode={mode} generates on a pool of its own, use an integer of at least 1"
         refuse_if(not is_count(OmegaConf.select(config, key)), config, key, valid)
     key, carrier = f"{POOL}.checkpoint_engine.backend", rollout.checkpoint_engine
-    known = (*CARRIERS, "gloo") if config.get("hardware_name") == "cpu" else CARRIERS
+    known = ("gloo",) if config.get("hardware_name") == "cpu" else CARRIERS
     own = carrier.get("custom_backend_module") and config.get("hardware_name") != "cpu"
     unknown = carrier.backend == "naive" or not (own or carrier.backend in known)
     refuse_if(unknown, config, key, f"weights go to other devices, use one of {', '.join(known)}")

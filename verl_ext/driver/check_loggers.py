@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import netrc
+import importlib.util
 import os
-from pathlib import Path
-from urllib.parse import urlparse
 
 from omegaconf import DictConfig
 
 from verl_ext.driver.bad_config import refuse_if
 
-WITHOUT_A_SERVER = ("offline", "disabled", "dryrun")  # WANDB_MODE
+WITHOUT_A_SERVER = ("offline", "disabled", "dryrun")  # wandb's modes
 
 
 def check_loggers(config: DictConfig) -> None:
@@ -22,19 +20,34 @@ def check_loggers(config: DictConfig) -> None:
     names = [chosen] if isinstance(chosen, str) else list(chosen or [])
     known = bool(names) and all(name in Tracking.supported_backend for name in names)
     refuse_if(not known, config, key, f"list one or more of {', '.join(Tracking.supported_backend)}")
-    login = "wandb has no key; run wandb login, set WANDB_API_KEY or WANDB_MODE=offline, or use [console,tensorboard]"
-    refuse_if("wandb" in names and not _wandb_can_start(), config, key, login)
+    if "wandb" in names and (missing := _what_wandb_lacks()):
+        refuse_if(True, config, key, f"wandb {missing}, or use [console,tensorboard]")
 
 
-def _wandb_can_start() -> bool:
-    """Whether there is a key where wandb looks for one. A key is not tried, nothing is sent."""
+def _what_wandb_lacks() -> str | None:
+    """What keeps wandb from starting, by its own search for a key; a key is not tried, nothing is sent."""
     if os.environ.get("WANDB_MODE") in WITHOUT_A_SERVER:
-        return True
-    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
-        return True
-    server = urlparse(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname
-    file = Path(os.environ.get("NETRC") or "~/.netrc").expanduser()
+        return None
+    if importlib.util.find_spec("wandb") is None:
+        return "is not installed; pip install wandb"
+    from wandb.errors import AuthenticationError
+
     try:
-        return netrc.netrc(file).authenticators(server) is not None
-    except (OSError, netrc.NetrcParseError):
-        return False
+        from wandb.sdk import wandb_setup
+        from wandb.sdk.lib.wbauth import authenticate_session
+    except ImportError:
+        return None  # of a version that looks for its key elsewhere: it says so itself, only later
+    settings = wandb_setup.singleton().settings
+    if settings.mode in WITHOUT_A_SERVER:
+        return None
+    try:
+        found = authenticate_session(
+            host=settings.base_url, source="trainer.logger", prompt=False, verify=False, update_session=False
+        )
+    except AuthenticationError as error:
+        return f"cannot log in ({error}); correct that, set WANDB_MODE=offline"
+    return (
+        None
+        if found
+        else f"has no key for {settings.base_url}; run wandb login, set WANDB_API_KEY or WANDB_MODE=offline"
+    )

@@ -87,6 +87,7 @@ def _signatures() -> dict[Callable, tuple[str, ...]]:
         PPOTrainer.on_train_begin: ("self",),
         PPOTrainer.on_sample_end: ("self",),
         PPOTrainer.on_step_end: ("self",),
+        PPOTrainer.on_validate_begin: ("self",),
         PPOTrainer.prepare_step: ("self",),
         PPOTrainer.fit: ("self", "agent_loop_manager"),
         PPOTrainerSeparateAsync._setup: ("self",),

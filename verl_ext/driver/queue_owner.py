@@ -19,6 +19,8 @@ class QueueTaken(RuntimeError):
 def await_queue(seconds: float = PATIENCE) -> None:
     """Wait until no run on this Ray cluster has a queue: one that finds a queue joins it, and clears what is in it.
 
+    Two that look within the same second both find none, and share one.
+
     Raises:
         QueueTaken: there still is one after ``seconds``.
     """

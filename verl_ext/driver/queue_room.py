@@ -20,7 +20,8 @@ def check_queue_size(config: DictConfig) -> None:
     if size is None or config.transfer_queue.backend.storage_backend != "SimpleStorage":
         return
     refuse_if(not is_count(size), config, SIZE, "use an integer of at least 1, or null for no limit")
-    prompts, rollouts = config.data.train_batch_size, config.actor_rollout_ref.rollout.n  # checked by now
+    prompts, rollouts = config.data.train_batch_size, config.actor_rollout_ref.rollout.n
+    refuse_if(not is_count(rollouts), config, "actor_rollout_ref.rollout.n", "use an integer of at least 1")
     rows = prompts * (1 + rollouts)
     needs = f"data.train_batch_size={prompts} prompts with actor_rollout_ref.rollout.n={rollouts} rollouts each"
     more = "what is buffered or validated comes on top: use more, or null for no limit"

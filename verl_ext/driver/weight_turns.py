@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from filelock import FileLock, Timeout
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 PATIENCE = 1800.0  # seconds
+SOCKETS = Path("/tmp")  # verl's, whatever TMPDIR says
 
 
 class WeightsBlocked(RuntimeError):
@@ -28,13 +28,13 @@ def turn(folder: Path | None = None, seconds: float = PATIENCE) -> Iterator[None
     """No other run of this user on this machine is in its turn; a run that dies ends its turn.
 
     Args:
-        folder: of the lock; the machine's for temporary files unless given.
+        folder: of the lock; that of the sockets unless given.
         seconds: to wait at most.
 
     Raises:
         WeightsBlocked: another was in its turn all the time.
     """
-    path = (folder or Path(tempfile.gettempdir())) / f"verl_ext_weights_{os.getuid()}.lock"
+    path = (folder or SOCKETS) / f"verl_ext_weights_{os.getuid()}.lock"
     lock = FileLock(path)
     try:
         lock.acquire(timeout=seconds)
@@ -55,6 +55,10 @@ class WeightTurns(PPOTrainer):
     def on_init_end(self) -> None:
         with turn():
             super().on_init_end()
+
+    def on_validate_begin(self) -> None:  # separate_async may lend the actor's devices to a validation
+        with turn():
+            super().on_validate_begin()
 
     def on_step_end(self) -> None:
         with turn():

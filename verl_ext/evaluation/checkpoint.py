@@ -32,6 +32,7 @@ class Checkpoint:
 
     @property
     def identity(self) -> str:
+        """What tells it from others, and from what was at the same place before."""
         return f"{self.folder} ({self.digest})"
 
 

@@ -92,12 +92,16 @@ def merge(checkpoint: Checkpoint, out: Path, console: Console) -> Path:
 
 
 def merge_command(checkpoint: Checkpoint, target: Path) -> list[str]:
+    """verl's command that writes ``checkpoint`` in Hugging Face format into ``target``."""
     command = [sys.executable, "-m", "verl.model_merger", "merge", "--backend", str(checkpoint.backend)]
     return [*command, "--local_dir", str(checkpoint.folder), "--target_dir", str(target)]
 
 
 def server_command(folder: Path, name: str, port: int, arguments: Sequence[str]) -> list[str]:
-    # Without "--generation-config vllm", the model's own defaults (top_k, penalties) would apply to what is not set.
+    """vLLM's command that serves the model in ``folder``; ``arguments`` come last, so they win.
+
+    Without ``--generation-config vllm`` the model's own defaults (top_k, penalties) would apply to what is not set.
+    """
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
     command += ["--served-model-name", name, "--host", HOST, "--port", str(port), "--generation-config", "vllm"]
     return [*command, *arguments]

@@ -46,14 +46,16 @@ class FromCheckpoint:
 
     @property
     def model(self) -> str:
+        """The name that it is served by."""
         return self.checkpoint.name
 
     @property
     def settings(self) -> dict[str, Any]:
-        # The port is not among them: it is another one each time.
+        """What tells its responses from others; not the port, which is another one each time."""
         return {"checkpoint": self.checkpoint.identity, "server-args": shlex.join(self.arguments)}
 
     def start(self, out: Path, console: Console) -> AbstractContextManager[str]:
+        """The address of its server, for as long as the block lasts; what it prints goes to ``out``."""
         return serving.serve(self.checkpoint, self.arguments, out, console, self.timeout)
 
 
