@@ -56,11 +56,6 @@ class SimulatedEngine:
         self._waiting: list[tuple[float, int, str, list[Rollout]]] = []  # a heap, by the time at which they finish
         self._submitted = 0
 
-    @property
-    def idle(self) -> bool:
-        """Whether nothing is being generated."""
-        return not self._waiting
-
     def submit(self, wave: list[tuple[Group, int]]) -> None:
         """Draw everything that this wave will bring, and when; the first groups get the first free places."""
         counts = np.array([count for _, count in wave])
@@ -86,7 +81,8 @@ class SimulatedEngine:
         """Nothing is kept of them."""
 
     def finish(self) -> list[Wave]:
-        """Let time pass until the driver next sees a finished wave; all that it then sees, in the order of time."""
+        """Let time pass until the driver next sees a finished wave; all that it then sees, in the order of time;
+        nothing once nothing is being generated."""
         poll = self.hardware.poll_interval
         if self._waiting and self._waiting[0][0] > self.clock:
             self.clock = max(self._waiting[0][0], poll * math.ceil(self._waiting[0][0] / poll))
