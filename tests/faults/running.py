@@ -107,7 +107,8 @@ FAULTS = {
         (
             *RECIPES["pilot_commit"],
             "trainer.v1.trainer_mode=colocate_async",
-            "actor_rollout_ref.rollout.max_num_seqs=2",  # so that pilots wait behind the commits,
+            "rollout_policy.s=1",  # each step trains those that the one before has piloted
+            "actor_rollout_ref.rollout.max_num_seqs=8",  # the commits of a step: pilots wait behind them,
             "actor_rollout_ref.rollout.ignore_eos=true",  # and are still generated when those have their rewards
             *_reward("every_other"),
         ),
