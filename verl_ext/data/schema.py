@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -13,6 +12,7 @@ from typing import Any
 
 from verl_ext.data.catalog import DataSet, Problem
 from verl_ext.data.sources import sha256
+from verl_ext.data.whole import written_whole
 
 PROMPTS = {
     "boxed": "{question}\n\nPlease reason step by step, and put your final answer within \\boxed{{}}.",
@@ -107,14 +107,12 @@ def write_checked(path: Path, rows: Sequence[dict[str, Any]], account: dict[str,
     from pyarrow import parquet
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".parquet.unfinished")
-    parquet.write_table(pyarrow.Table.from_pylist(list(rows)), unfinished)
-    wrong = faults(unfinished)
-    account |= {"file": path.name, "rows": len(rows), "sha256": sha256(unfinished)}
-    os.replace(unfinished, path)
-    beside = path.with_suffix(".json.unfinished")
-    beside.write_text(json.dumps(account, indent=2) + "\n")
-    os.replace(beside, path.with_suffix(".json"))
+    with written_whole(path) as unfinished:
+        parquet.write_table(pyarrow.Table.from_pylist(list(rows)), unfinished)
+        wrong = faults(unfinished)
+        account |= {"file": path.name, "rows": len(rows), "sha256": sha256(unfinished)}
+    with written_whole(path.with_suffix(".json")) as beside:
+        beside.write_text(json.dumps(account, indent=2) + "\n")
     return wrong
 
 

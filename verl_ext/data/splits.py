@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
 from rich.table import Table
+
+from verl_ext.data.whole import written_whole
 
 
 def write_splits(frames: Mapping[str, pd.DataFrame], out: Path) -> Table:
@@ -19,8 +20,7 @@ def write_splits(frames: Mapping[str, pd.DataFrame], out: Path) -> Table:
     summary = Table("split", "prompts", "file")
     for split, frame in frames.items():
         path = out / f"{split}.parquet"
-        unfinished = path.with_suffix(".parquet.unfinished")
-        frame.to_parquet(unfinished)
-        os.replace(unfinished, path)
+        with written_whole(path) as unfinished:
+            frame.to_parquet(unfinished)
         summary.add_row(split, str(len(frame)), str(path))
     return summary
