@@ -20,8 +20,8 @@ def check_loggers(config: DictConfig) -> None:
     names = [chosen] if isinstance(chosen, str) else list(chosen or [])
     known = bool(names) and all(name in Tracking.supported_backend for name in names)
     refuse_if(not known, config, key, f"list one or more of {', '.join(Tracking.supported_backend)}")
-    if "wandb" in names and (missing := _what_wandb_lacks()):
-        refuse_if(True, config, key, f"wandb {missing}, or use [console,tensorboard]")
+    missing = _what_wandb_lacks() if "wandb" in names else None
+    refuse_if(missing is not None, config, key, f"wandb {missing}, or use [console,tensorboard]")
 
 
 def _what_wandb_lacks() -> str | None:
