@@ -1,6 +1,6 @@
 """Packaging: the core, and one extra per way to run it. The exact CPU stack is in requirements/cpu.txt."""
 
-from setuptools import find_packages, setup
+from setuptools import find_namespace_packages, setup
 
 VERL = "verl{}==0.9.1"
 
@@ -64,7 +64,7 @@ setup(
     description="Rollout allocation for group-based RL: recipes on unmodified verl",
     license="Apache-2.0",
     python_requires=">=3.10,<3.13",
-    packages=find_packages(include=["recipe", "recipe.*", "verl_ext", "verl_ext.*"]),
+    packages=find_namespace_packages(include=["recipe.*", "verl_ext", "verl_ext.*"]),
     package_data={"": ["*.yaml"], "verl_ext.config": ["*/*.yaml"]},
     install_requires=CORE,
     extras_require=EXTRAS,

@@ -3,7 +3,7 @@
     python benchmarks/learning.py --task outputs/quickstart_small
 
 Runs that are finished are not run again, so it can be stopped and started at any time. Each run's metrics are
-``<name>_<seed>.jsonl`` in ``--out``; ``python -m verl_ext.report`` and ``benchmarks/decisions.py`` read them.
+``<name>_<seed>.jsonl`` in ``--out``; ``python -m verl_ext.lab.report`` and ``benchmarks/decisions.py`` read them.
 
 ``--name prefix_ada --name prefix_fix`` is a comparison of its own: Prefix Sampling with and without its controller,
 where both very easy and very hard prompts are many.
@@ -26,7 +26,7 @@ TEMPERATURE = 1.5  # for training and validation: at 1 the model has little left
 TRAINING_PROMPTS = 256  # eight steps an epoch, so that what is remembered of a prompt can matter
 RECIPES = {
     "grpo": [f"actor_rollout_ref.rollout.n={ROLLOUTS}"],
-    "dapo": [f"actor_rollout_ref.rollout.n={ROLLOUTS}", "trainer.test_freq=2"],  # more rollouts a step
+    "dynamic_sampling": [f"actor_rollout_ref.rollout.n={ROLLOUTS}", "trainer.test_freq=2"],  # more rollouts a step
     "pilot_commit": ["rollout_policy.n_pilot=4", "rollout_policy.n_commit=4", "trainer.test_freq=2"],
     "hora": [f"actor_rollout_ref.rollout.n={ROLLOUTS}", "rollout_policy.G0=4"],
     "vip": [f"actor_rollout_ref.rollout.n={ROLLOUTS}"],

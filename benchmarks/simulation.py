@@ -30,11 +30,11 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from verl_ext.simulation import LearningModel, Method, Simulated, World, simulate
-from verl_ext.simulation.hardware import Hardware
-from verl_ext.simulation.lengths import LengthModel
-from verl_ext.simulation.outcomes import Outcome, outcomes, spread
-from verl_ext.simulation.run import ACCURACY, MODES
+from verl_ext.lab.simulate import LearningModel, Method, Simulated, World, simulate
+from verl_ext.lab.simulate.hardware import Hardware
+from verl_ext.lab.simulate.lengths import LengthModel
+from verl_ext.lab.simulate.outcomes import Outcome, outcomes, spread
+from verl_ext.lab.simulate.run import ACCURACY, MODES
 
 BATCH, NOISE = 16, 200.0 / 8
 LEARNING = LearningModel(shared=0.04, noise=NOISE)
@@ -90,11 +90,11 @@ def table1(seeds: Seeds = 3, optimizer: str = "sgd") -> None:
         curves = [member.records for member in next(iter(runs.values()))]
         start = curves[0][0][ACCURACY]
         end = min(records[world.steps][ACCURACY] for records in curves)  # that each of GRPO's seeds reaches
-        runs |= run([f"dapo n={n}", pilot_commit(*split)], replace(world, until=end), seeds)
+        runs |= run([f"dynamic_sampling n={n}", pilot_commit(*split)], replace(world, until=end), seeds)
         for share in (0.5, 1.0):
-            _, (grpo, dapo, pilot) = outcomes(runs, start + share * (end - start))
+            _, (grpo, dynamic_sampling, pilot) = outcomes(runs, start + share * (end - start))
             target = f"{start:.1%} to {start + share * (end - start):.1%}"
-            cells = (target, ratio(grpo, pilot), ratio(dapo, pilot))
+            cells = (target, ratio(grpo, pilot), ratio(dynamic_sampling, pilot))
             shown.add_row(world.population, str(n), *cells, *(paper if share == 1 else ("", "")))
     console.print(shown)
 
@@ -109,9 +109,9 @@ def table2(seeds: Seeds = 3) -> None:
     methods = {
         "grpo n=64": "106",
         pilot_commit(16, 48): "138",
-        "dapo n=64": "280",
+        "dynamic_sampling n=64": "280",
         pilot_commit(16, 48, bind="false", max_delay=0): "",
-        "dapo n=64 s=1": "",
+        "dynamic_sampling n=64 s=1": "",
         "hora G=64 G0=16 shards=1": "",
         "hora G=64 G0=16 shards=4": "",
         "hora G=64 G0=16 shards=16": "",
@@ -203,7 +203,11 @@ def hora(seeds: Seeds = 3) -> None:
 @app.command()
 def conditions(seeds: Seeds = 3) -> None:
     """Every recipe against GRPO at n = 16, on populations and models that suit it or not."""
-    dearer = ["dapo n=16", pilot_commit(8, 8), "prefix_sampling n=16"]  # a step of theirs costs something else
+    dearer = [
+        "dynamic_sampling n=16",
+        pilot_commit(8, 8),
+        "prefix_sampling n=16",
+    ]  # a step of theirs costs something else
     as_dear = ["hora G=16 G0=4", "vip n=16", "knapsack n=16"]
     base, learning = replace(POLARIS, prompts=800), POLARIS.learning
     worlds = {
@@ -219,7 +223,7 @@ def conditions(seeds: Seeds = 3) -> None:
         "prefix_transfer 0.25": replace(base, learning=replace(learning, prefix_transfer=0.25)),
         "adam": replace(base, learning=ADAM),
     }
-    columns = ("world", "target", "dapo", "pilot_commit", "prefix_sampling", "hora", "vip", "knapsack")
+    columns = ("world", "target", "dynamic_sampling", "pilot_commit", "prefix_sampling", "hora", "vip", "knapsack")
     shown = Table(
         *columns, title="GRPO's rollouts to 70 % of what it gains, over the method's: above 1, it needs fewer"
     )
@@ -276,7 +280,14 @@ def speed(prompts: int = 100_000, steps: int = 30, batch: int = 512) -> None:
     """Rollouts per second of the simulator itself, on one core."""
     world = World("polaris_8b", prompts, steps=steps)
     shown = Table("method", "rollouts", "CPU seconds", "rollouts/s", title=f"{prompts:,} prompts, {batch} a step")
-    for text in ("grpo n=8", "dapo n=8", pilot_commit(2, 6), "hora G=8 G0=2", "knapsack n=8", "prefix_sampling n=8"):
+    for text in (
+        "grpo n=8",
+        "dynamic_sampling n=8",
+        pilot_commit(2, 6),
+        "hora G=8 G0=2",
+        "knapsack n=8",
+        "prefix_sampling n=8",
+    ):
         started = time.process_time()
         simulated = simulate(Method.parse(text, batch), world, 0)
         seconds = time.process_time() - started

@@ -17,7 +17,7 @@ from rich.console import Console
 
 ROOT = Path(__file__).resolve().parents[1]
 VERL = "0.9.1"
-RECIPES = ("grpo", "dapo", "pilot_commit", "hora", "vip", "knapsack", "prefix_sampling")
+RECIPES = ("grpo", "dynamic_sampling", "pilot_commit", "hora", "vip", "knapsack", "prefix_sampling")
 
 
 def main(hardware: Annotated[str, typer.Option(help="A hardware profile: cpu, h200, a800 or b200.")] = "cpu") -> None:
@@ -71,7 +71,7 @@ def _recipes(hardware: str) -> str:
     import hydra
     from pyarrow import Table, parquet
 
-    from verl_ext.driver.validate import validate
+    from verl_ext.driver.preflight.validate import validate
     from verl_ext.resolvers import register_resolvers
 
     register_resolvers()

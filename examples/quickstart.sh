@@ -114,4 +114,4 @@ for run in "${RUNS[@]}"; do
   files+=("$OUT/$run.jsonl")
 done
 echo
-python -m verl_ext.report "${files[@]}" --out "$OUT"
+python -m verl_ext.lab.report "${files[@]}" --out "$OUT"

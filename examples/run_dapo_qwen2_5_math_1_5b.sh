@@ -20,4 +20,4 @@ SETTINGS+=(
   +actor_rollout_ref.rollout.engine_kwargs.vllm.hf_overrides.max_position_embeddings=9216
 )
 
-train dapo "${DAPO[@]}" "$@"
+train dynamic_sampling "${DAPO[@]}" "$@"

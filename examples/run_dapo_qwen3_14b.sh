@@ -13,4 +13,4 @@ RESPONSE=4096
 STEPS=500
 source "$(dirname "${BASH_SOURCE[0]}")/pilot_commit_math.sh"
 
-train dapo "${DAPO[@]}" "$@"
+train dynamic_sampling "${DAPO[@]}" "$@"

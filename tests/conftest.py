@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from support.shells import wait_for
 
 from verl_ext.garbage import collect_rarely
 from verl_ext.launch import export_environment
@@ -18,7 +19,7 @@ os.environ.setdefault("WANDB_MODE", "offline")  # the launch scripts' logger, wh
 for forces_a_terminal in ("FORCE_COLOR", "GITHUB_ACTIONS", "PY_COLORS", "TTY_COMPATIBLE", "TERMINAL_WIDTH"):
     os.environ.pop(forces_a_terminal, None)
 os.environ["TERM"] = "xterm"
-LOGGERS = ("recipe", "verl_ext", "verl_ext.composition")
+LOGGERS = ("recipe", "verl_ext", "verl_ext.one_wave")
 
 
 @pytest.fixture(autouse=True)
@@ -39,3 +40,19 @@ def one_environment() -> Iterator[None]:
     before = os.environ
     yield
     os.environ = before  # noqa: B003 - the very mapping, with what it held
+
+
+@pytest.fixture
+def nothing_is_left():
+    """Every sandbox of the test is stopped after it."""
+    from verl_ext.sandbox import shell as sandbox
+
+    yield
+    wait_for(lambda: not sandbox.running(), collect=True)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Where commands start."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.engine import BernoulliEngine, controller, epochs, prompts, run_step
 
-from recipe.dapo.policy import DynamicSampling
+from recipe.dynamic_sampling.policy import DynamicSampling
 from recipe.grpo.policy import Uniform
 from recipe.pilot_commit.policy import PilotCommit
 from verl_ext.controller import EveryRolloutFailed, RolloutController

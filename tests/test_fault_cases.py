@@ -23,7 +23,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase
 
 from recipe.grpo.policy import Uniform
 from verl_ext.controller import EveryRolloutFailed
-from verl_ext.driver.validate import BadConfig, validate
+from verl_ext.driver.preflight.validate import BadConfig, validate
 from verl_ext.policy import BadReward, Group, Prompt, Rollout
 
 STALL = "step 3: no rollout has finished for 1800 s while 4 are outstanding; see the logs"

@@ -18,9 +18,9 @@ from support.engine import BernoulliEngine, controller, epochs, prompts, run_ste
 from recipe.grpo.policy import Uniform
 from recipe.pilot_commit.policy import PilotCommit
 from verl_ext.driver.checkpoint import LAST_OF_VERL, TRACKER, WEIGHTS, BadCheckpoint, save_state
+from verl_ext.lab.simulate.methods import Method
 from verl_ext.policy import RolloutPolicy
-from verl_ext.recorder import RecordingController
-from verl_ext.simulation.methods import Method
+from verl_ext.record import RecordingController
 
 SIZE, SAVED, KILLED, END = 24, 2, 3, 6  # rows of the data; steps
 
@@ -92,7 +92,7 @@ BELIEFS = {
     "knapsack n=6": (*ESTIMATOR, "groups", 0, 1, 0, 0),
     "prefix_sampling": ("policy", "state", "control", "ratio", 0),
     "pilot_commit n_pilot=4 n_commit=4": ("policy", "state", "buffer", "rng", "state", "state"),
-    "dapo n=4": ("ledger", "total", "groups/trained"),
+    "dynamic_sampling n=4": ("ledger", "total", "groups/trained"),
 }
 
 
@@ -140,7 +140,7 @@ def test_a_checkpoint_that_was_not_loaded_is_said(resumed):
     )
 
 
-@pytest.mark.parametrize("text", ["grpo n=4", "dapo n=4"])
+@pytest.mark.parametrize("text", ["grpo n=4", "dynamic_sampling n=4"])
 def test_a_row_that_was_skipped_at_the_restart_is_lost(tmp_path, text):
     faults = Resumed(tmp_path, policy(text, tmp_path), skipped=1).faults()
     assert any("read 1 rows of the data again, and so has lost others" in fault for fault in faults)

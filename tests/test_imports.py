@@ -19,12 +19,12 @@ WITHOUT_VERL = [
     "controller.py",
     "allocation",
     "estimation",
-    "composition",
-    "replay",
-    "report",
+    "one_wave.py",
+    "lab",
     "evaluation",
-    "recorder.py",
-    "simulation",
+    "record.py",
+    "trajectory.py",
+    "files.py",
 ]
 
 
@@ -51,10 +51,10 @@ def test_no_heavy_import_at_module_level(path):
     [
         "verl_ext.allocation",
         "verl_ext.estimation",
-        "verl_ext.report.__main__",
+        "verl_ext.lab.report.__main__",
         "verl_ext.evaluation",
-        "verl_ext.simulation.__main__",
-        "verl_ext.simulation.recording",
+        "verl_ext.lab.simulate.__main__",
+        "verl_ext.lab.simulate.verify_record",
     ],
 )
 def test_a_package_for_use_outside_of_verl_loads_nothing_heavy(package):

@@ -49,7 +49,7 @@ def export_environment(hardware: str) -> None:
 
 
 def _train(config: DictConfig) -> None:
-    from verl_ext.driver.validate import BadConfig, validate
+    from verl_ext.driver.preflight.validate import BadConfig, validate
 
     try:
         validate(config)

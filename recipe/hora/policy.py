@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from recipe.hora.warm_up import WarmUp
+from verl_ext.allocation import by_name as rules
 from verl_ext.allocation import hit_utility
-from verl_ext.composition import rules
-from verl_ext.composition.prompt_estimator import PromptEstimator
+from verl_ext.estimation.by_name import PromptEstimator
 from verl_ext.policy import (
     Action,
     Discard,

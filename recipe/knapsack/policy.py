@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from verl_ext.composition.one_wave import OneWave
+from verl_ext.one_wave import OneWave
 from verl_ext.policy import Group
 
 STATUSES = ("extremely_hard", "hard", "medium", "easy", "extremely_easy")
@@ -31,7 +31,7 @@ class Knapsack(OneWave):
         allocator: ``knapsack``, or any other.
         allocator_options: its further arguments: ``info_gain``, ``gradient``, ``fallback``.
         dynamic_sampling: refill groups without signal (Appendix G.5).
-        max_rounds: see :class:`~verl_ext.composition.one_wave.OneWave`.
+        max_rounds: see :class:`~verl_ext.one_wave.OneWave`.
         prompt_weight: ``rollouts``, as in the paper's eq. 3, or ``equal``.
     """
 

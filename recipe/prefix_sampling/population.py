@@ -10,8 +10,8 @@ import numpy as np
 
 from recipe.prefix_sampling.prefix_control import PrefixControl
 from verl_ext import checks
-from verl_ext.simulation.population import sigmoid
-from verl_ext.simulation.prefix_effect import PrefixEffect
+from verl_ext.lab.simulate.population import sigmoid
+from verl_ext.lab.simulate.prefix_effect import PrefixEffect
 
 LOGITS = np.linspace(-8, 8, 161)
 QUANTILES = [NormalDist().inv_cdf((i + 0.5) / 15) for i in range(15)]
@@ -53,7 +53,8 @@ class Population:
         theta + gain rho^curvature + shift    from a success, for buckets k < n/2
         theta - gain rho^curvature + shift    from a failure, for buckets k > n/2
 
-    with one gain per prompt, see :class:`~verl_ext.simulation.prefix_effect.PrefixEffect`. ``shift`` is drift: whatever
+    with one gain per prompt, see
+    :class:`~verl_ext.lab.simulate.prefix_effect.PrefixEffect`. ``shift`` is drift: whatever
     makes children easier or harder in the course of training at the same k and the same ratio.
     """
 

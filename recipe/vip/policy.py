@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from verl_ext.allocation.gradient_variance import LEAST
-from verl_ext.composition.one_wave import OneWave
+from verl_ext.one_wave import OneWave
 from verl_ext.policy import require, require_integer, require_options
 
 
@@ -30,8 +30,8 @@ class Vip(OneWave):
         gradient: for ``gradient_variance``: ``rloo`` (Proposition 4.3) or ``dr_grpo`` (Proposition 4.2).
         allocator_options: its further arguments.
         rewards: ``binary``, or ``continuous`` where reward variances are predicted (Appendix E).
-        dynamic_sampling: see :class:`~verl_ext.composition.one_wave.OneWave`.
-        max_rounds: see :class:`~verl_ext.composition.one_wave.OneWave`.
+        dynamic_sampling: see :class:`~verl_ext.one_wave.OneWave`.
+        max_rounds: see :class:`~verl_ext.one_wave.OneWave`.
         prompt_weight: see :class:`~verl_ext.policy.RolloutPolicy`.
     """
 

@@ -12,7 +12,7 @@ import yaml
 from support.configs import compose, good_overrides
 from support.engine import controller, run_step
 
-from verl_ext.driver.validate import validate
+from verl_ext.driver.preflight.validate import validate
 from verl_ext.policy import has_spread
 
 DOCUMENT = Path(__file__).parents[2] / "docs/your_own_policy.md"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.configs import RECIPES, changed, compose
 
-from verl_ext.driver.bad_config import BadConfig
+from verl_ext.driver.preflight.bad_config import BadConfig
 from verl_ext.driver.queue_room import SIZE, QueueFull, check_queue_full, check_queue_size
 
 

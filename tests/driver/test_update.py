@@ -12,7 +12,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
 from verl.utils.config import omega_conf_to_dataclass
 
-from verl_ext.driver.prompt_weight import advantage_factors
+from verl_ext.driver.weights import advantage_factors
 
 PROMPT, LENGTH, VOCABULARY = 3, 6, 32
 

@@ -13,7 +13,7 @@ from support.launch_scripts import argument_printer, run_script
 
 from verl_ext.hardware import GPU_MEMORY
 
-RECIPES = ("grpo", "dapo", "pilot_commit")
+RECIPES = ("grpo", "dynamic_sampling", "pilot_commit")
 LONGEST = {"1_5b": 1024 + 8192, "4b": 1024 + 4096, "8b": 1024 + 4096, "14b": 1024 + 4096}
 # model of the scripts: its name, size of the profile, rollouts of a prompt, response, steps
 MODELS = {
@@ -100,7 +100,7 @@ def test_a_budget_that_the_paper_does_not_have_is_refused():
 
 
 def test_dapo_samples_as_many_prompts_as_pilot_commit():
-    assert dry_run("dapo")["rollout_policy"]["s"] == dry_run("pilot_commit")["rollout_policy"]["s"]
+    assert dry_run("dynamic_sampling")["rollout_policy"]["s"] == dry_run("pilot_commit")["rollout_policy"]["s"]
 
 
 def test_the_three_differ_in_the_method_and_in_names_only():
@@ -111,7 +111,7 @@ def test_the_three_differ_in_the_method_and_in_names_only():
         config["trainer"] = {key: value for key, value in config["trainer"].items() if key not in own}
         return yaml.safe_load(yaml.safe_dump(config).replace(f"{recipe}_qwen3_8b", "NAME"))
 
-    assert shared("grpo") == shared("dapo") == shared("pilot_commit")
+    assert shared("grpo") == shared("dynamic_sampling") == shared("pilot_commit")
 
 
 def test_each_method_keeps_its_own_checkpoints():

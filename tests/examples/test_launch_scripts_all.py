@@ -13,7 +13,7 @@ from support.configs import compose, write_rows
 from support.launch_scripts import ROOT, argument_printer
 
 from verl_ext.data.catalog import CATALOG
-from verl_ext.driver.validate import validate
+from verl_ext.driver.preflight.validate import validate
 from verl_ext.hardware import GPU_MEMORY, SHAPES, Megatron, Settings, megatron_use, use
 from verl_ext.hardware.memory import TRAINING_SHARE, USABLE
 

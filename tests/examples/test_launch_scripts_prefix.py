@@ -17,7 +17,7 @@ from support.configs import write_rows
 from support.launch_scripts import argument_printer, run_script
 from verl.utils.import_utils import load_extern_object
 
-from verl_ext.driver.validate import validate
+from verl_ext.driver.preflight.validate import validate
 
 # script: model, profile, its size, nodes of 8 GPUs, steps
 MATH = {

@@ -20,7 +20,7 @@ from verl.tools.tool_registry import initialize_tools_from_config  # noqa: E402
 from verl.utils import hf_tokenizer  # noqa: E402
 
 from verl_ext.data import sql_tasks  # noqa: E402
-from verl_ext.driver.replay import ReplayClient  # noqa: E402
+from verl_ext.driver.prefixes import ReplayClient  # noqa: E402
 
 FOLDER = Path(__file__).parents[2] / "examples" / "quickstart"
 sys.path.insert(0, str(FOLDER))  # as for a script: warm_start.py is beside it

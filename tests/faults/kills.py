@@ -19,7 +19,7 @@ from verl_ext.driver.checkpoint import BadCheckpoint, folder_to_resume, load_sta
 
 RECIPES = {
     "grpo": ["actor_rollout_ref.rollout.n=4"],
-    "dapo": ["actor_rollout_ref.rollout.n=4", "rollout_policy.s=2"],
+    "dynamic_sampling": ["actor_rollout_ref.rollout.n=4", "rollout_policy.s=2"],
     "pilot_commit": [
         "rollout_policy.n_pilot=6",
         "rollout_policy.n_commit=2",

@@ -121,7 +121,9 @@ FAULTS = {
     ),
     # Two batches of prompts are sampled at once. Their rows and those of half of their rollouts fit, and in a second
     # round the prompts beside three groups that are kept.
-    "TransferQueue is full": Fault(None, (*RECIPES["dapo"], f"{TOTAL}=24"), least=1, recipe="dapo"),
+    "TransferQueue is full": Fault(
+        None, (*RECIPES["dynamic_sampling"], f"{TOTAL}=24"), least=1, recipe="dynamic_sampling"
+    ),
     "prompts are too long": Fault(
         "data.train_files holds 0 prompts after filtering",
         ("data.max_prompt_length=4", "data.filter_overlong_prompts=true", "data.filter_overlong_prompts_workers=1"),

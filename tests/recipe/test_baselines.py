@@ -7,7 +7,7 @@ import logging
 import pytest
 from support.engine import controller, run_step
 
-from recipe.dapo.policy import DynamicSampling
+from recipe.dynamic_sampling.policy import DynamicSampling
 from recipe.grpo.policy import Uniform
 from verl_ext.policy import CannotFillBatch, has_spread
 
@@ -34,7 +34,7 @@ def test_dynamic_sampling_trains_only_on_groups_with_spread():
         assert len(batch) == 4 and all(has_spread(group.rewards) for group in batch)
         metrics = run.metrics()
         assert metrics["groups/effective_ratio"] == 1.0 and metrics["rollouts/buffered"] == 0
-        assert metrics["rollouts/sampled"] == 12 * 4 * metrics["dapo/rounds"]
+        assert metrics["rollouts/sampled"] == 12 * 4 * metrics["dynamic_sampling/rounds"]
 
 
 def test_dynamic_sampling_refills_and_is_bounded(caplog):
@@ -43,7 +43,7 @@ def test_dynamic_sampling_refills_and_is_bounded(caplog):
     with caplog.at_level(logging.WARNING):
         batch = run_step(run, 1)
     metrics = run.metrics()
-    assert metrics["dapo/rounds"] == 6 and len(batch) < 4
+    assert metrics["dynamic_sampling/rounds"] == 6 and len(batch) < 4
     assert "trains on" in caplog.text
 
 

@@ -52,7 +52,7 @@ def test_dapo_with_rewards_that_fail(task, tmp_path):
     """Three of ten raise, are NaN or infinite: those rollouts are counted as failed, and their groups are trained."""
     run = TrainingRun(
         task,
-        "dapo",
+        "dynamic_sampling",
         tmp_path,
         f"reward.custom_reward_function.path={BROKEN_REWARDS}",
         "reward.custom_reward_function.name=broken_at_times",
@@ -66,7 +66,7 @@ def test_dapo_with_rewards_that_fail(task, tmp_path):
     assert_books_balance(steps)
     for metrics in steps.values():
         assert metrics["groups/effective_ratio"] == 1.0 and metrics["rollouts/buffered"] == 0
-        assert metrics["rollouts/sampled"] == metrics["dapo/rounds"] * 2 * 4 * 4
+        assert metrics["rollouts/sampled"] == metrics["dynamic_sampling/rounds"] * 2 * 4 * 4
         assert metrics["rollouts/failed"] >= 9  # of at least 32
         assert metrics["actor/grad_norm"] > 0
     assert optimizer_steps(run.checkpoints, 3) == 3 * UPDATES

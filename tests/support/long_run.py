@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from recipe.dapo.policy import DynamicSampling
+from recipe.dynamic_sampling.policy import DynamicSampling
 from recipe.grpo.policy import Uniform
 from recipe.hora.policy import Hora
 from recipe.knapsack.policy import Knapsack
@@ -68,7 +68,7 @@ def policies(
     size = {"train_batch_size": batch}
     return {
         "grpo": lambda: Uniform(**size, n=rollouts),
-        "dapo": lambda: DynamicSampling(**size, n=rollouts),
+        "dynamic_sampling": lambda: DynamicSampling(**size, n=rollouts),
         "pilot_commit": lambda: PilotCommit(**size, n_pilot=8, n_commit=max(rollouts - 8, 8)),
         "hora": lambda: Hora(**size, G=rollouts, G0=2),
         "vip": lambda: Vip(**size, n=rollouts, estimator_options={"features": str(features)}),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from verl_ext.replay.log import RolloutLog
+from verl_ext.lab.waste.log import RolloutLog
 
 
 def line(prompt: str = "a", score: float = 1.0, step: int = 1, uid: str | None = None, **further) -> dict:

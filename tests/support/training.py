@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pyarrow.parquet as pq
 
-from verl_ext.simulation.recording import replay
+from verl_ext.lab.simulate.verify_record import replay
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT = 900  # seconds; a run takes two or three minutes, and a broken weight sync would block for ever

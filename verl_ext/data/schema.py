@@ -12,7 +12,7 @@ from typing import Any
 
 from verl_ext.data.catalog import DataSet, Problem
 from verl_ext.data.sources import sha256
-from verl_ext.data.whole import written_whole
+from verl_ext.files import written_whole
 
 PROMPTS = {
     "boxed": "{question}\n\nPlease reason step by step, and put your final answer within \\boxed{{}}.",

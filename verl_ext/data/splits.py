@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 from rich.table import Table
 
-from verl_ext.data.whole import written_whole
+from verl_ext.files import written_whole
 
 
 def write_splits(frames: Mapping[str, pd.DataFrame], out: Path) -> Table:

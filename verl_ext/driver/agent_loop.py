@@ -14,7 +14,7 @@ from verl.utils import tensordict_utils as tu
 
 from verl_ext.allocation.balance import partition, random_dispatch
 from verl_ext.driver.outcome import has_unanswered_call, note_outcome
-from verl_ext.driver.replay import REPLAY, Replay, ReplayClient, mask_replayed
+from verl_ext.driver.prefixes import REPLAY, Replay, ReplayClient, mask_replayed
 from verl_ext.trajectory import Trajectory
 
 ROLLOUTS = "__rollout_n__"  # verl's own key for the number of rollouts of a prompt

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_ext.driver.bad_config import is_count, refuse_if
+from verl_ext.driver.preflight.bad_config import is_count, refuse_if
 
 SIZE = "transfer_queue.backend.SimpleStorage.total_storage_size"
 COMPLAINT = "Storage capacity exceeded"  # of TransferQueue's storage

@@ -11,18 +11,18 @@ from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
 
 from verl_ext.controller import EveryRolloutFailed
 from verl_ext.driver.agent_loop import WaveManager
-from verl_ext.driver.bad_config import BadConfig
 from verl_ext.driver.checkpoint import BadCheckpoint
 from verl_ext.driver.cluster import join_cluster
 from verl_ext.driver.compat import check_verl
 from verl_ext.driver.nodes import NodeLost
+from verl_ext.driver.preflight.bad_config import BadConfig
 from verl_ext.driver.queue_owner import QueueTaken, await_queue
 from verl_ext.driver.queue_room import QueueFull
 from verl_ext.driver.replay_buffer import RolloutStall
 from verl_ext.driver.stop import EXIT_STOPPED, Stopped, stop_on_signal
 from verl_ext.driver.trainer import TRAINER_MODES
 from verl_ext.driver.watch import Watch
-from verl_ext.driver.weight_turns import WeightsBlocked
+from verl_ext.driver.weight_sync import WeightsBlocked
 from verl_ext.driver.workers import WorkerLost
 from verl_ext.policy import BadReward, CannotFillBatch
 

@@ -26,8 +26,8 @@ from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
 from verl_ext.data.pytest_summary import is_as_expected
 from verl_ext.data.swe_reward import VERDICT
-from verl_ext.driver.tools.deployments import deployment_config, deployment_maker
-from verl_ext.driver.tools.sandbox import Outcome, Plan, Sandbox, SandboxFailure, sandbox_of
+from verl_ext.sandbox.deployments import deployment_config, deployment_maker
+from verl_ext.sandbox.shell import Outcome, Plan, Sandbox, SandboxFailure, sandbox_of
 
 LONGEST_COMMAND = 280  # seconds; swe-rex's client gives up on any answer after 300
 LIMITS = {
@@ -59,7 +59,7 @@ class _SandboxTool(BaseTool):
     """What both tools have in common: their configuration, and the trajectory's sandbox.
 
     Args:
-        config: ``deployment``, swe-rex's (``type`` and its settings, :mod:`~verl_ext.driver.tools.deployments`), the
+        config: ``deployment``, swe-rex's (``type`` and its settings, :mod:`~verl_ext.sandbox.deployments`), the
             limits in ``LIMITS``, ``environment`` (variables of the shell, beside ``ENVIRONMENT``) and ``replacements``
             (pairs of a regular expression and what to put in its place, beside ``REPLACEMENTS``).
         tool_schema: what to tell the model instead of this tool's own.

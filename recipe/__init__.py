@@ -1,1 +1,0 @@
-"""One package per method: a policy, its config, and what to type."""

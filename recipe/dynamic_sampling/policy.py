@@ -1,0 +1,108 @@
+"""Dynamic sampling: the second baseline."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+from verl_ext.policy import (
+    Action,
+    CannotFillBatch,
+    Discard,
+    Draw,
+    Group,
+    Request,
+    RolloutPolicy,
+    has_spread,
+    is_number,
+    require,
+    require_integer,
+    require_prompt_weight,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class DynamicSampling(RolloutPolicy):
+    """Sample s·B prompts with ``n`` rollouts each, drop groups without reward spread, refill until B are left.
+
+    Rounds of s·B prompts are sampled until B groups have spread or ``max_rounds`` is reached; a step that is still
+    short trains on what it has. Groups beyond B are dropped, as in the authors' implementation.
+
+    Source: Yu et al., DAPO (arXiv 2503.14476), section 3.2; s = 3 as in the Pilot-Commit paper, section 4.3.
+
+    Args:
+        train_batch_size: prompts per training step (B).
+        n: rollouts per prompt (G).
+        s: prompts per round, in units of B.
+        max_rounds: rounds per step.
+        prompt_weight: see :class:`~verl_ext.policy.RolloutPolicy`.
+    """
+
+    def __init__(
+        self, *, train_batch_size: int, n: int, s: float = 3, max_rounds: int = 10, prompt_weight: str = "equal"
+    ):
+        require_integer("train_batch_size", train_batch_size, minimum=1)
+        require_integer("n", n, minimum=2)
+        require(is_number(s) and s >= 1, "s", s, "it must be a number of at least 1")
+        require_integer("max_rounds", max_rounds, minimum=1)
+        require_prompt_weight(prompt_weight)
+        self.train_batch_size, self.n, self.max_rounds = train_batch_size, n, max_rounds
+        self.sampling_batch_size = math.ceil(s * train_batch_size)
+        self.prompt_weight = prompt_weight
+        self._awaited = self._rounds = self._dropped = 0
+        self._ready: list[Group] = []
+        self._closed = False
+
+    def start_step(self, step: int, draw: Draw) -> list[Action]:
+        self._step, self._draw = step, draw
+        self._awaited = self._rounds = self._dropped = 0
+        self._ready, self._closed = [], False
+        return self._sample_round()
+
+    def on_group(self, group: Group) -> list[Action]:
+        self._awaited -= 1
+        actions: list[Action] = []
+        if not has_spread(group.rewards):
+            self._dropped += 1
+            actions.append(Discard(group, "no_spread" if group.usable else "empty"))
+        elif len(self._ready) < self.train_batch_size:
+            self._ready.append(group)
+        else:
+            actions.append(Discard(group, "surplus"))
+        return actions if self._awaited else [*actions, *self._sample_round()]
+
+    def take_batch(self) -> list[Group]:
+        if not self._closed or not self._ready:
+            return []
+        batch, self._ready = self._ready, []
+        return batch
+
+    def _sample_round(self) -> list[Action]:
+        """The next round of prompts if one is needed and allowed; else close the batch."""
+        if len(self._ready) < self.train_batch_size and self._rounds < self.max_rounds:
+            prompts = self._draw(self.sampling_batch_size)
+            if prompts:
+                self._rounds += 1
+                self._awaited = len(prompts)
+                return [Request(prompt, self.n) for prompt in prompts]
+        self._closed = True
+        if not self._ready:
+            raise CannotFillBatch(
+                f"step {self._step}: none of {self._dropped} groups in {self._rounds} rounds had two different "
+                "rewards; use data that is neither too easy nor too hard for the model, or raise "
+                "rollout_policy.max_rounds or actor_rollout_ref.rollout.n"
+            )
+        if len(self._ready) < self.train_batch_size:
+            logger.warning(
+                "step %d trains on %d of %d prompts: %d groups had no reward spread in %d rounds",
+                self._step,
+                len(self._ready),
+                self.train_batch_size,
+                self._dropped,
+                self._rounds,
+            )
+        return []
+
+    def metrics(self) -> dict[str, float]:
+        return {"dynamic_sampling/rounds": float(self._rounds), "dynamic_sampling/no_spread": float(self._dropped)}

@@ -1,0 +1,41 @@
+"""Bad configurations of every recipe, each with the sentence that refuses it: ``bad_input.yaml``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from support.configs import RECIPES, changed, compose, good_overrides
+
+from verl_ext.driver.preflight.validate import BadConfig, validate
+
+TABLE: dict[str, dict[str, str]] = yaml.safe_load((Path(__file__).parent / "bad_input.yaml").read_text())
+CASES = [(recipe, override, sentence) for recipe, rows in TABLE.items() for override, sentence in rows.items()]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("bad_input")
+
+
+@pytest.fixture(scope="module")
+def configs(folder):
+    """Each recipe's own configuration, complete; nothing is composed twice."""
+    return {recipe: compose(recipe, *good_overrides(folder)) for recipe in RECIPES}
+
+
+@pytest.mark.parametrize(("recipe", "override", "sentence"), CASES)
+def test_refused_with_its_sentence(recipe, override, sentence, configs, folder):
+    with pytest.raises(BadConfig) as refusal:
+        validate(changed(configs[recipe], override))
+    assert str(refusal.value) == sentence.replace("{folder}", str(folder))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_what_the_table_changes_is_good_before(recipe, configs):
+    validate(configs[recipe])
+
+
+def test_at_least_a_hundred_over_all_recipes():
+    assert len(CASES) >= 100 and set(TABLE) == set(RECIPES)

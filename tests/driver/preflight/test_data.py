@@ -1,0 +1,112 @@
+"""Bad data sets, each with the sentence that refuses it before Ray starts."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from support.configs import changed, compose, good_overrides
+
+from verl_ext.driver.preflight.validate import BadConfig, validate
+
+MESSAGES = [{"role": "user", "content": "1+1="}]
+TRUTH = {"style": "rule", "ground_truth": "2"}
+
+
+def rows(count=40, **columns):
+    """The columns of a good file of ``count`` different prompts, some of them replaced."""
+    good = {
+        "data_source": ["sums"] * count,
+        "prompt": [[{"role": "user", "content": f"{index}+1="}] for index in range(count)],
+        "reward_model": [{"style": "rule", "ground_truth": str(index + 1)} for index in range(count)],
+    }
+    return {name: values for name, values in (good | columns).items() if values is not None}
+
+
+BAD = {
+    "no rows": (rows(0), "it holds 0 prompts, a training step needs data.train_batch_size=8 different ones"),
+    "too few rows": (rows(7), "it holds 7 prompts, a training step needs data.train_batch_size=8 different ones"),
+    "one prompt, forty times": (
+        rows(prompt=[MESSAGES] * 40, reward_model=[TRUTH] * 40),
+        "it holds 40 rows but only 1 different prompts, a training step needs data.train_batch_size=8 different ones",
+    ),
+    "seven prompts, repeated": (
+        rows(prompt=[[{"role": "user", "content": str(i % 7)}] for i in range(40)], reward_model=[TRUTH] * 40),
+        "it holds 40 rows but only 7 different prompts, a training step needs data.train_batch_size=8 different ones",
+    ),
+    "no prompt": (rows(prompt=None), "it lacks the columns ['prompt'] (it has: data_source, reward_model)"),
+    "no data source": (rows(data_source=None), "it lacks the columns ['data_source'] (it has: prompt, reward_model)"),
+    "no answer": (rows(reward_model=None), "it lacks the columns ['reward_model'] (it has: data_source, prompt)"),
+    "prompts that are texts": (
+        rows(prompt=["1+1="] * 40),
+        "row 0 has prompt='1+1=', and it must be a list of messages, each with role and content",
+    ),
+    "prompts without messages": (
+        rows(prompt=pa.array([[]] * 40, pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())])))),
+        "row 0 has prompt=[], and it must be a list of messages, each with role and content",
+    ),
+    "a prompt that is null": (
+        rows(prompt=[MESSAGES, None] * 20),
+        "row 1 has prompt=None, and it must be a list of messages, each with role and content",
+    ),
+    "messages without a role": (
+        rows(prompt=[[{"content": "1+1="}]] * 40),
+        "row 0 has prompt=[{'content': '1+1='}], and it must be a list of messages, each with role and content",
+    ),
+    "messages without content": (
+        rows(prompt=[[{"role": "user"}]] * 40),
+        "row 0 has prompt=[{'role': 'user'}], and it must be a list of messages, each with role and content",
+    ),
+    "answers that are texts": (
+        rows(reward_model=["2"] * 40),
+        "row 0 has reward_model='2', and it must hold ground_truth",
+    ),
+    "answers without a ground truth": (
+        rows(reward_model=[{"style": "rule"}] * 40),
+        "row 0 has reward_model={'style': 'rule'}, and it must hold ground_truth",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    return compose("grpo", *good_overrides(tmp_path_factory.mktemp("bad_data")))
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_training_data_is_refused_with_its_sentence(name, config, tmp_path):
+    columns, sentence = BAD[name]
+    pq.write_table(pa.table(columns), tmp_path / "train.parquet")
+    with pytest.raises(BadConfig) as refusal:
+        validate(changed(config, f"data.train_files={tmp_path}/train.parquet"))
+    assert str(refusal.value).startswith("data.train_files") and str(refusal.value).endswith(sentence)
+
+
+def test_repeated_prompts_are_good_as_long_as_a_step_can_be_filled(config, tmp_path):
+    messages = [[{"role": "user", "content": str(i // 100)}] for i in range(800)]
+    pq.write_table(pa.table(rows(800, prompt=messages, reward_model=[TRUTH] * 800)), tmp_path / "train.parquet")
+    validate(changed(config, f"data.train_files={tmp_path}/train.parquet"))
+
+
+def test_several_files_are_one_data_set(config, tmp_path):
+    for name, count in (("one", 5), ("two", 3)):
+        pq.write_table(pa.table(rows(count, data_source=[name] * count)), tmp_path / f"{name}.parquet")
+    validate(changed(config, f"data.train_files=[{tmp_path}/one.parquet, {tmp_path}/two.parquet]"))
+    with pytest.raises(BadConfig, match="holds 5 prompts"):
+        validate(changed(config, f"data.train_files=[{tmp_path}/one.parquet]"))
+
+
+def test_validation_data_without_rows_are_refused_only_where_they_are_used(config, tmp_path):
+    pq.write_table(pa.table(rows(0)), tmp_path / "none.parquet")
+    with pytest.raises(BadConfig, match="data.val_files=.*it holds no rows, and validation is on"):
+        validate(changed(config, f"data.val_files={tmp_path}/none.parquet"))
+    off = ("trainer.val_before_train=false", "trainer.test_freq=-1")
+    validate(changed(config, f"data.val_files={tmp_path}/none.parquet", *off))
+
+
+def test_a_directory_or_text_under_the_name_of_parquet_is_refused(config, tmp_path):
+    (tmp_path / "text.parquet").write_text("PAR1")
+    with pytest.raises(BadConfig, match="text.parquet is not valid: it is no parquet file"):
+        validate(changed(config, f"data.train_files={tmp_path}/text.parquet"))
+    with pytest.raises(BadConfig, match="there is no such file"):
+        validate(changed(config, f"data.train_files={tmp_path}"))

@@ -1,0 +1,178 @@
+"""Every recipe with the engines that need a GPU to run: composed, validated, and what contradicts itself refused."""
+
+from __future__ import annotations
+
+import pytest
+from omegaconf import DictConfig
+from support.configs import RECIPES, compose, good_overrides
+
+from verl_ext.driver.preflight.validate import BadConfig, validate
+from verl_ext.hardware import GPU_MEMORY
+from verl_ext.hardware.profiles import MEGATRON_GPUS, PROFILES, profile
+from verl_ext.launch import implied
+
+TP = "actor_rollout_ref.rollout.tensor_model_parallel_size"
+MEGATRON, SIZES = ["model_engine=megatron", "actor_engine=megatron"], "actor_rollout_ref.actor.megatron"
+SEPARATE = [
+    "trainer.v1.trainer_mode=separate_async",
+    "actor_rollout_ref.hybrid_engine=false",
+    "actor_rollout_ref.rollout.nnodes=1",
+    "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl",
+]
+
+
+def megatron_fits(config: DictConfig) -> bool:
+    """Whether Megatron's sizes divide the devices, and the longest sequence is within both limits."""
+    actor, rollout, trainer = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, config.trainer
+    context = actor.megatron.context_parallel_size
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    room = context * min(actor.ppo_max_token_len_per_gpu, rollout.log_prob_max_token_len_per_gpu)
+    devices = trainer.nnodes * trainer.n_gpus_per_node
+    return devices % (actor.megatron.tensor_model_parallel_size * context) == 0 and longest <= room
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("hardware", GPU_MEMORY)
+def test_megatron(recipe, hardware, tmp_path):
+    config = compose(recipe, *good_overrides(tmp_path), f"hardware={hardware}", "model_engine=megatron")
+    validate(config)
+    actor = config.actor_rollout_ref.actor
+    assert actor.strategy == "megatron" and "fsdp_config" not in actor
+    assert (actor.megatron.tensor_model_parallel_size, actor.megatron.context_parallel_size) == (2, 1)
+    assert actor.megatron.param_offload and actor.megatron.optimizer_offload
+    assert actor.megatron.sequence_parallel and actor.megatron.use_distributed_optimizer  # what is computed with
+    assert config.actor_rollout_ref.rollout.tensor_model_parallel_size == 1
+    assert megatron_fits(config)
+
+
+@pytest.mark.parametrize("size", PROFILES)
+@pytest.mark.parametrize("hardware", GPU_MEMORY)
+def test_megatron_by_model_size(hardware, size):
+    chosen, sizes = profile(hardware, size)
+    _, gpus, prompt, response = PROFILES[size]
+    config = compose(
+        "grpo",
+        f"hardware={hardware}",
+        f"model_size={size}",
+        "model_engine=megatron",
+        f"trainer.nnodes={MEGATRON_GPUS.get((hardware, size), gpus) // 8}",
+        f"data.max_prompt_length={prompt}",
+        f"data.max_response_length={response}",
+    )
+    megatron = config.actor_rollout_ref.actor.megatron
+    assert (megatron.tensor_model_parallel_size, megatron.context_parallel_size) == (
+        sizes.tensor_parallel,
+        sizes.context_parallel,
+    )
+    assert megatron.param_offload == megatron.optimizer_offload == sizes.offload
+    assert config.actor_rollout_ref.rollout.tensor_model_parallel_size == chosen.tensor_parallel
+    assert megatron_fits(config)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("engine", ["dp", "megatron"])
+def test_sglang(recipe, engine, tmp_path):
+    overrides = ["hardware=h200", f"model_engine={engine}", "actor_rollout_ref.rollout.name=sglang"]
+    config = compose(recipe, *good_overrides(tmp_path), *overrides)
+    validate(config)
+    assert config.actor_rollout_ref.rollout.name == "sglang"
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_pool_of_engines(recipe, tmp_path):
+    validate(compose(recipe, *good_overrides(tmp_path), "hardware=h200", *SEPARATE))
+
+
+def test_verls_own_defaults_with_megatron(tmp_path):
+    overrides = ["hardware=verl", "model_engine=megatron", "actor_rollout_ref.rollout.name=vllm"]
+    validate(compose("hora", *good_overrides(tmp_path), *overrides))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (
+            ["hardware=cpu", "model_engine=megatron"],
+            "model_engine=megatron is not valid: hardware=cpu trains with FSDP2",
+        ),
+        (["hardware=h200", "model_engine=megatron", "actor_engine=dp"], "actor_engine=dp is not valid"),
+        (["hardware=verl"], "actor_rollout_ref.rollout.name is not set: use vllm or sglang"),
+        (["hardware=h200", *SEPARATE[:2]], "actor_rollout_ref.rollout.nnodes=0 is not valid"),
+        (["hardware=h200", *SEPARATE[:3]], "checkpoint_engine.backend=naive is not valid"),
+        (["hardware=h200", *SEPARATE[1:2]], "actor_rollout_ref.hybrid_engine=False is not valid"),
+        (
+            ["hardware=h200", *SEPARATE[:3], "actor_rollout_ref.rollout.checkpoint_engine.backend=gloo"],
+            "backend=gloo is not",
+        ),
+        (
+            ["hardware=cpu", *SEPARATE],
+            "backend=nccl is not valid: weights go to other devices, use one of gloo",
+        ),
+        (
+            ["hardware=h200", *MEGATRON, f"{SIZES}.tensor_model_parallel_size=0"],
+            "megatron.tensor_model_parallel_size=0 is not valid: use an integer of at least 1",
+        ),
+        (
+            ["hardware=h200", *MEGATRON, f"{SIZES}.context_parallel_size=null"],
+            "megatron.context_parallel_size=None is not valid: use an integer of at least 1",
+        ),
+        (
+            ["hardware=h200", *MEGATRON, f"{SIZES}.pipeline_model_parallel_size=1.5"],
+            "megatron.pipeline_model_parallel_size=1.5 is not valid: use an integer of at least 1",
+        ),
+        (
+            ["hardware=h200", *SEPARATE, "trainer.v1.separate_async.hybrid_rollout.enable_switch=true"],
+            "hybrid_rollout.enable_switch=True is not valid",
+        ),
+        (
+            [
+                "hardware=h200",
+                *SEPARATE,
+                f"{TP}=4",
+                "trainer.n_gpus_per_node=8",
+                "actor_rollout_ref.rollout.n_gpus_per_node=6",
+            ],
+            "tensor_model_parallel_size=4 is not valid: it must divide the 6 devices of actor_rollout_ref.rollout.",
+        ),
+        (
+            ["hardware=h200", f"{TP}=4", "trainer.n_gpus_per_node=6"],
+            "tensor_model_parallel_size=4 is not valid: it must divide the 6 devices of trainer.nnodes",
+        ),
+        (
+            [
+                "hardware=h200",
+                *MEGATRON,
+                "model_size=32b",
+                "trainer.n_gpus_per_node=8",
+            ],
+            "megatron.tensor_model_parallel_size=4 is not valid: times context_parallel_size=4",
+        ),
+    ],
+)
+def test_what_contradicts_itself_is_refused(overrides, sentence, tmp_path):
+    with pytest.raises(BadConfig, match=sentence.replace(".", r"\.")):
+        validate(compose("hora", *good_overrides(tmp_path), *overrides))
+
+
+def test_engines_of_their_own_need_not_fit_the_actors_devices(tmp_path):
+    devices = [f"{TP}=4", "trainer.n_gpus_per_node=6", "actor_rollout_ref.rollout.n_gpus_per_node=8"]
+    validate(compose("hora", *good_overrides(tmp_path), "hardware=h200", *SEPARATE, *devices))
+
+
+@pytest.mark.parametrize(("bind", "least"), [(True, 2), (False, 1)])
+def test_engines_of_their_own_need_room_for_delay(bind, least, tmp_path):
+    policy = [f"rollout_policy.bind={bind}", "rollout_policy.max_delay="]
+    base = [*good_overrides(tmp_path), "hardware=h200", *SEPARATE, policy[0]]
+    validate(compose("pilot_commit", *base, f"{policy[1]}{least}"))
+    with pytest.raises(BadConfig, match=rf"rollout_policy\.max_delay={least - 1} is not valid: .* use at least"):
+        validate(compose("pilot_commit", *base, f"{policy[1]}{least - 1}"))
+
+
+def test_a_gpu_profile_follows_the_model_engine():
+    assert implied(["hardware=h200", "model_engine=megatron"]) == ["actor_engine=megatron"]
+    for nothing in (
+        ["hardware=h200"],
+        ["hardware=verl", "model_engine=megatron"],
+        ["hardware=b200", "model_engine=megatron", "actor_engine=megatron"],
+    ):
+        assert implied(nothing) == []

@@ -1,0 +1,66 @@
+"""Checkpoints that a run cannot go on from are refused before Ray starts."""
+
+from __future__ import annotations
+
+import pytest
+from support.configs import changed, compose, good_overrides
+from support.engine import controller
+
+from recipe.dynamic_sampling.policy import DynamicSampling
+from recipe.grpo.policy import Uniform
+from verl_ext.driver.checkpoint import FILE_NAME, LAST_OF_VERL, TRACKER, WEIGHTS, save_state
+from verl_ext.driver.preflight.validate import BadConfig, validate
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    return compose("grpo", *good_overrides(tmp_path_factory.mktemp("resume")))
+
+
+def checkpoint(run, step, policy=None):
+    policy = policy or Uniform(train_batch_size=8, n=64)
+    folder = save_state(run / f"global_step_{step}", controller(policy, [0.5] * 9).state_dict()).parent
+    (folder / LAST_OF_VERL).write_bytes(b"")
+    (folder / WEIGHTS).mkdir()
+    (folder / WEIGHTS / "model_world_size_1_rank_0.pt").write_bytes(b"")
+    (run / TRACKER).write_text(str(step))
+    return folder
+
+
+def refusal(config, *overrides):
+    with pytest.raises(BadConfig) as refused:
+        validate(changed(config, *overrides))
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+def test_a_damaged_checkpoint_names_the_one_before_which_is_used_if_asked(config, tmp_path):
+    before, last = checkpoint(tmp_path, 2), checkpoint(tmp_path, 4)
+    run = f"trainer.default_local_dir={tmp_path}"
+    validate(changed(config, run))
+    (last / FILE_NAME).write_text((last / FILE_NAME).read_text()[:100])
+    sentence = refusal(config, run)
+    assert sentence.startswith(f"{last}/{FILE_NAME} is truncated")
+    assert f"trainer.resume_mode=resume_path trainer.resume_from_path={before}," in sentence
+    validate(changed(config, run, "trainer.resume_mode=resume_path", f"trainer.resume_from_path={before}"))
+    validate(changed(config, run, "trainer.resume_mode=disable"))
+
+
+def test_a_checkpoint_of_another_recipe_or_of_none_of_ours_is_refused(config, tmp_path):
+    folder = checkpoint(tmp_path, 3, DynamicSampling(train_batch_size=8, n=64))
+    run = f"trainer.default_local_dir={tmp_path}"
+    assert "written by DynamicSampling, this run uses Uniform" in refusal(config, run)
+    (folder / FILE_NAME).unlink()
+    assert "does not exist, so this is no checkpoint of ours" in refusal(config, run)
+
+
+def test_a_note_of_the_latest_that_verl_would_trip_over_is_refused(config, tmp_path):
+    whole = checkpoint(tmp_path, 3)
+    (tmp_path / TRACKER).write_text("")
+    assert f"resume_from_path={whole}" in refusal(config, f"trainer.default_local_dir={tmp_path}")
+
+
+def test_a_folder_whose_step_verl_cannot_read_is_refused(config, tmp_path):
+    (tmp_path / "global_step_3_best").mkdir()
+    path = f"trainer.resume_from_path={tmp_path}/global_step_3_best"
+    assert "global_step_N" in refusal(config, "trainer.resume_mode=resume_path", path)

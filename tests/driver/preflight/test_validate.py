@@ -1,0 +1,147 @@
+"""What is refused before Ray starts, and with which sentence."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from support.configs import compose, good_overrides, write_rows
+
+from verl_ext.driver.preflight.validate import BadConfig, validate
+from verl_ext.policy import RolloutPolicy
+
+# recipe, overrides, and what the sentence must hold: the key with its value, and the remedy.
+REFUSED = [
+    ("grpo", ["trainer.use_v1=false"], "trainer.use_v1=False", "use true"),
+    ("grpo", ["trainer.v1.trainer_mode=separate_async"], "trainer.v1.trainer_mode=separate_async", "sync"),
+    ("grpo", ["trainer.total_training_steps=0"], "trainer.total_training_steps=0", "at least 1"),
+    ("grpo", ["trainer.total_epochs=0"], "trainer.total_epochs=0", "at least 1"),
+    ("grpo", ["trainer.nnodes=0"], "trainer.nnodes=0", "at least 1"),
+    ("grpo", ["trainer.n_gpus_per_node=-1"], "trainer.n_gpus_per_node=-1", "at least 1"),
+    ("grpo", ["trainer.critic_warmup=5"], "trainer.critic_warmup=5", "use 0"),
+    ("grpo", ["trainer.device=cuda"], "trainer.device=cuda", "hardware="),
+    ("grpo", ["actor_rollout_ref.hybrid_engine=false"], "actor_rollout_ref.hybrid_engine=False", "use true"),
+    ("grpo", ["data.train_batch_size=0"], "data.train_batch_size=0", "at least 1"),
+    ("grpo", ["actor_rollout_ref.actor.ppo_mini_batch_size=3"], "ppo_mini_batch_size=3", "divide"),
+    ("grpo", ["actor_rollout_ref.actor.ppo_mini_batch_size=16"], "ppo_mini_batch_size=16", "divide"),
+    ("grpo", ["actor_rollout_ref.actor.use_dynamic_bsz=false"], "use_dynamic_bsz=False", "use true"),
+    ("grpo", ["actor_rollout_ref.actor.loss_agg_mode=mean"], "loss_agg_mode=mean", "token-mean"),
+    (
+        "grpo",
+        ["actor_rollout_ref.actor.shuffle=true", "actor_rollout_ref.actor.loss_agg_mode=token-mean"],
+        "actor.shuffle=True",
+        "false",
+    ),
+    ("grpo", ["data.gen_batch_size=4"], "data.gen_batch_size=4", "rollout_policy.s"),
+    ("grpo", ["algorithm.adv_estimator=gae"], "algorithm.adv_estimator=gae", "grpo"),
+    ("grpo", ["algorithm.adv_estimator=remax"], "algorithm.adv_estimator=remax", "rloo"),
+    ("grpo", ["critic.enable=true"], "critic.enable=True", "false"),
+    (
+        "pilot_commit",
+        ["algorithm.rollout_correction.rollout_is=token", "actor_rollout_ref.rollout.calculate_log_probs=false"],
+        "calculate_log_probs=False",
+        "use true",
+    ),
+    (
+        "dynamic_sampling",
+        ["algorithm.filter_groups.enable=true"],
+        "algorithm.filter_groups.enable=True",
+        "recipe.dynamic_sampling",
+    ),
+    ("grpo", ["skip.rollout_tq.enable=true"], "skip.rollout_tq.enable=True", "use false"),
+    ("grpo", ["trainer.v1.sampler.sync_refill_failed_groups=true"], "sync_refill_failed_groups=True", "use false"),
+    ("grpo", ["trainer.v1.sampler.custom_sampler.path=x.py"], "custom_sampler.path=x.py", "use null"),
+    (
+        "grpo",
+        ["+actor_rollout_ref.rollout.agent.agent_loop_manager_class=a.B"],
+        "agent_loop_manager_class=a.B",
+        "use null",
+    ),
+    ("grpo", ["reward.reward_model.enable=true"], "reward.reward_model.enable_resource_pool=False", "use true"),
+    ("grpo", ["rollout_driver.poll_interval=0"], "rollout_driver.poll_interval=0", "positive"),
+    ("grpo", ["rollout_driver.stall_timeout=-3"], "rollout_driver.stall_timeout=-3", "positive"),
+    ("grpo", ["rollout_driver.rollout_budget=0"], "rollout_driver.rollout_budget=0", "at least 1"),
+    ("grpo", ["trainer.resume_mode=always"], "trainer.resume_mode=always", "resume_path"),
+    ("grpo", ["trainer.resume_mode=resume_path"], "trainer.resume_from_path=None", "global_step_N"),
+    ("grpo", ["actor_rollout_ref.model.path=/no/such/model"], "model.path=/no/such/model", "existing folder"),
+    ("grpo", ["data.train_files=/no/such.parquet"], "data.train_files=/no/such.parquet", "no such file"),
+    ("grpo", ["data.train_batch_size=64", "actor_rollout_ref.actor.ppo_mini_batch_size=64"], "train_files=", "40"),
+    ("grpo", ["data.train_max_samples=5"], "data.train_files=", "holds 5 prompts"),
+    ("grpo", ["data.prompt_key=question"], "data.train_files=", "lacks the columns ['question']"),
+    ("grpo", ["reward.custom_reward_function.path=/no/reward.py"], "custom_reward_function.path=/no/reward.py", "load"),
+    ("grpo", ["rollout_policy._target_=recipe.grpo.policy.Nothing"], "recipe.grpo.policy.Nothing", "Nothing"),
+    ("grpo", ["rollout_policy._target_=builtins.dict"], "rollout_policy._target_=builtins.dict", "subclass"),
+    ("grpo", ["rollout_policy.prompt_weight=heavy"], "rollout_policy.prompt_weight='heavy'", "equal"),
+    ("grpo", ["actor_rollout_ref.rollout.n=1"], "rollout_policy.n=1", "at least 2"),
+    ("dynamic_sampling", ["rollout_policy.s=0.5"], "rollout_policy.s=0.5", "at least 1"),
+    ("dynamic_sampling", ["rollout_policy.max_rounds=0"], "rollout_policy.max_rounds=0", "at least 1"),
+    ("hora", ["rollout_policy.G0=32"], "rollout_policy.G0=32", "less than G=32"),
+    ("hora", ["rollout_policy.allocator=best"], "rollout_policy.allocator='best'", "hit_utility"),
+    ("hora", ["rollout_policy.estimator=oracle"], "rollout_policy.estimator='oracle'", "probe"),
+    ("hora", ["rollout_policy.shards=9"], "rollout_policy.shards=9", "train_batch_size"),
+    ("vip", ["rollout_policy.L=9"], "rollout_policy.L=9", "n=8"),
+    ("vip", ["rollout_policy.gradient=dr_grpo", "rollout_policy.L=2"], "rollout_policy.L=2", "at least 3"),
+    ("vip", ["+rollout_policy.estimator_options.speed=1"], "rollout_policy.estimator_options={'speed': 1}", "gaussian"),
+    ("vip", ["rollout_policy.rewards=continuous"], "rollout_policy.estimator='gaussian_process'", "softplus"),
+    ("knapsack", ["rollout_policy.N_up=4"], "rollout_policy.N_up=4", "n=8"),
+    ("knapsack", ["+rollout_policy.allocator_options.fast=1"], "rollout_policy.allocator_options={'fast': 1}", "suit"),
+    ("knapsack", ["rollout_driver.advantage_clip=0"], "rollout_driver.advantage_clip=0", "null"),
+    ("grpo", ["rollout_driver.record=7"], "rollout_driver.record=7", "path of a file"),
+    ("grpo", ["rollout_driver.dispatch=greedy"], "rollout_driver.dispatch=greedy", "balanced"),
+    ("pilot_commit", ["rollout_policy.n_pilot=0"], "rollout_policy.n_pilot=0", "at least 1"),
+    ("pilot_commit", ["rollout_policy.n_commit=0"], "rollout_policy.n_commit=0", "at least 1"),
+    ("pilot_commit", ["rollout_policy.p_lower=0.9"], "rollout_policy.p_lower=0.9", "p_upper"),
+    ("pilot_commit", ["rollout_policy.p_upper=1.5"], "rollout_policy.p_upper=1.5", "[0, 1]"),
+    ("pilot_commit", ["rollout_policy.p_solve=0"], "rollout_policy.p_solve=0", "null"),
+    ("pilot_commit", ["rollout_policy.max_delay=0"], "rollout_policy.max_delay=0", "bind=false"),
+    ("pilot_commit", ["rollout_policy.order=best"], "rollout_policy.order='best'", "max_variance"),
+    ("pilot_commit", ["rollout_policy.n_pilot=2", "rollout_policy.p_lower=0.1", "rollout_policy.p_upper=0.4"],
+     "rollout_policy.n_pilot=2", "wider bounds"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("recipe", "overrides", "names", "remedy"), REFUSED)
+def test_refused_in_one_sentence(recipe, overrides, names, remedy, tmp_path):
+    with pytest.raises(BadConfig) as refusal:
+        validate(compose(recipe, *good_overrides(tmp_path), *overrides))
+    sentence = str(refusal.value)
+    assert names in sentence and remedy in sentence and "\n" not in sentence
+
+
+def test_at_least_25_refusals():
+    assert len(REFUSED) >= 25
+
+
+@pytest.mark.parametrize("recipe", ["grpo", "dynamic_sampling", "pilot_commit", "hora", "vip", "knapsack"])
+@pytest.mark.parametrize("mode", ["sync", "colocate_async"])
+def test_the_recipes_themselves_are_accepted(recipe, mode, tmp_path):
+    policy = validate(compose(recipe, *good_overrides(tmp_path), f"trainer.v1.trainer_mode={mode}"))
+    assert isinstance(policy, RolloutPolicy) and policy.train_batch_size == 8
+
+
+def test_files_that_are_no_data_are_refused(tmp_path):
+    (tmp_path / "broken.parquet").write_text("no parquet")
+    with pytest.raises(BadConfig, match="broken.parquet is not valid: it is no parquet file"):
+        validate(compose("grpo", *good_overrides(tmp_path), f"data.train_files={tmp_path}/broken.parquet"))
+    write_rows(tmp_path / "bare.parquet", 40, columns=("prompt",))
+    with pytest.raises(BadConfig, match=r"lacks the columns \['data_source', 'reward_model'\]"):
+        validate(compose("grpo", *good_overrides(tmp_path), f"data.train_files={tmp_path}/bare.parquet"))
+    write_rows(tmp_path / "none.parquet", 0)
+    with pytest.raises(BadConfig, match="data.val_files=.*no rows"):
+        validate(compose("grpo", *good_overrides(tmp_path), f"data.val_files={tmp_path}/none.parquet"))
+
+
+def test_the_command_line_refuses_without_starting_ray(tmp_path):
+    command = [sys.executable, "-m", "recipe.pilot_commit", *good_overrides(tmp_path), "rollout_policy.p_upper=2"]
+    started = time.monotonic()
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ})
+    seconds = time.monotonic() - started
+    assert result.returncode == 2
+    assert result.stderr.strip().splitlines()[-1] == (
+        "error: rollout_policy.p_upper=2 is not valid: it must be a success rate in [0, 1]"
+    )
+    assert "Started a local Ray instance" not in result.stderr + result.stdout
+    assert seconds < 60  # far above what it takes; the figure is in benchmarks/

@@ -1,0 +1,167 @@
+"""Prefixes replayed through verl's own agent loops, unchanged."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from support.agent_loops import END, ScriptedEngine, make_loop, make_tokenizer, sql_call
+
+from verl_ext.driver.prefixes import REPLAY, Replay, ReplayClient, mask_replayed
+from verl_ext.driver.tools.sqlite import SqliteTool
+from verl_ext.trajectory import Trajectory
+
+LENGTH = 1024
+SCRIPT = "CREATE TABLE r(a INTEGER); INSERT INTO r VALUES(7);"
+STEPS = [sql_call("UPDATE r SET a=a+4 RETURNING a"), sql_call("UPDATE r SET a=a*2 RETURNING a")]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return make_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def tool():
+    return SqliteTool({"type": "native"})
+
+
+def run(loop_name, tokenizer, turns, prefix=None, tools=(), script=SCRIPT, question="+4 *2", overrides=()):
+    """One rollout: what the loop returned after masking, the engine, the replay."""
+    engine = ScriptedEngine(tokenizer, turns)
+    replay = None if prefix is None else Replay(prefix)
+
+    async def rollout():
+        loop = make_loop(loop_name, ReplayClient(engine, LENGTH), tokenizer, tools, *overrides)
+        REPLAY.set(replay)
+        kwargs = {"sql": {"create_kwargs": {"script": script}}}
+        messages = [{"role": "user", "content": question}]
+        output = await loop.run({"temperature": 1.0}, raw_prompt=messages, tools_kwargs=kwargs)
+        if replay is not None:
+            mask_replayed(output, replay, version=9)
+        return output
+
+    return asyncio.run(rollout()), engine, replay
+
+
+def recorded(output) -> Trajectory:
+    return Trajectory(output.response_ids, output.response_mask)
+
+
+@pytest.mark.parametrize("ratio", [0.1, 0.5, 0.95])
+def test_a_single_turn_goes_on_where_the_prefix_ends(tokenizer, ratio):
+    first, _, _ = run("single_turn_agent", tokenizer, ["the answer is 42"])
+    prefix = recorded(first).prefix(ratio)
+    cut = len(prefix)
+    again, engine, _ = run("single_turn_agent", tokenizer, [" no, 43"], prefix)
+    assert engine.calls[0]["prompt_ids"] == first.prompt_ids + prefix.tokens.tolist()
+    assert engine.calls[0]["sampling_params"]["max_tokens"] == LENGTH - cut
+    assert again.prompt_ids == first.prompt_ids
+    assert again.response_ids[:cut] == first.response_ids[:cut]
+    assert tokenizer.decode(again.response_ids[cut:]) == " no, 43" + END  # the reward decodes the whole of it
+    assert again.response_mask == [0] * cut + [1] * (len(again.response_ids) - cut)
+    assert again.response_logprobs == [0.0] * cut + [-0.5] * (len(again.response_ids) - cut)
+    assert again.extra_fields["min_global_steps"] == 3  # of the real call
+
+
+def test_an_agent_replays_its_first_interaction_through_the_tool(tokenizer, tool):
+    first, engine, _ = run("tool_agent", tokenizer, [*STEPS, "22"], tools=[tool])
+    assert len(engine.calls) == 3
+    observations = [span for span in recorded(first).spans if not span.generated]
+    assert [
+        tokenizer.decode(first.response_ids[span.start : span.stop]).count("tool_response") for span in observations
+    ]
+    prefix = recorded(first).prefix(0.5)
+    assert len(prefix) == observations[0].stop
+
+    again, engine, replay = run(
+        "tool_agent", tokenizer, [sql_call("UPDATE r SET a=a-1 RETURNING a"), "10"], prefix, [tool]
+    )
+    cut = len(prefix)
+    assert again.response_ids[:cut] == first.response_ids[:cut] and sum(again.response_mask[:cut]) == 0
+    # The database is where the prefix left it: 7 + 4 - 1.
+    assert "<tool_response>10</tool_response>" in tokenizer.decode(again.response_ids[cut:])
+    assert len(engine.calls) == 2 and engine.calls[0]["prompt_ids"] == first.prompt_ids + prefix.tokens.tolist()
+    new_turns = [sql_call("UPDATE r SET a=a-1 RETURNING a") + END, "10" + END]
+    assert not replay.diverged
+    assert sum(again.response_mask) == sum(len(tokenizer.encode(turn)) for turn in new_turns)  # nothing else is billed
+    generated = [span for span in recorded(first).spans if span.generated]
+    assert prefix.generated.sum() == generated[0].stop - generated[0].start
+
+
+@pytest.mark.parametrize("ratio", [0.4, 0.95])
+def test_the_state_after_a_replay_is_the_state_after_the_original_steps(tokenizer, tool, ratio):
+    class Dumping(SqliteTool):
+        """Notes the whole database after every call."""
+
+        async def execute(self, instance_id, parameters, *, agent_data, **kwargs):
+            result = await super().execute(instance_id, parameters, agent_data=agent_data, **kwargs)
+            self.dumps.append(self.dump(agent_data))
+            return result
+
+    dumping = Dumping({"type": "native"})
+    dumping.dumps = []
+    turns = [
+        sql_call("CREATE TABLE log(t TEXT)"),
+        *STEPS,
+        sql_call("INSERT INTO log SELECT 'now ' || a FROM r"),
+        sql_call("SELECT t FROM log"),
+    ]
+    first, _, _ = run("tool_agent", tokenizer, [*turns, "done"], tools=[dumping])
+    original, dumping.dumps = dumping.dumps, []
+    prefix = recorded(first).prefix(ratio)
+    steps = sum(not span.generated for span in prefix.spans)
+    assert 0 < steps < len(turns)
+    run("tool_agent", tokenizer, ["done"], prefix, [dumping])
+    assert dumping.dumps == original[:steps]
+
+
+def test_a_random_answer_is_caught_as_divergence(tokenizer, tool):
+    turns = [sql_call("SELECT abs(random())"), sql_call("SELECT a FROM r")]
+    first, _, _ = run("tool_agent", tokenizer, [*turns, "7"], tools=[tool])
+    prefix = recorded(first).prefix(0.95)
+    again, engine, replay = run("tool_agent", tokenizer, ["never asked"], prefix, [tool])
+    assert replay.diverged and engine.calls == []
+    assert sum(again.response_mask) == 0  # nothing of it could be trained on
+    assert again.extra_fields["min_global_steps"] == 9
+
+
+def test_another_start_is_caught_as_divergence(tokenizer, tool):
+    first, _, _ = run("tool_agent", tokenizer, [*STEPS, "22"], tools=[tool])
+    prefix = recorded(first).prefix(0.5)
+    _, engine, replay = run("tool_agent", tokenizer, ["x"], prefix, [tool], script=SCRIPT.replace("7", "8"))
+    assert replay.diverged and engine.calls == []
+
+
+def test_a_replay_that_a_limit_ends_early_is_no_replay(tokenizer, tool):
+    first, _, _ = run("tool_agent", tokenizer, [*STEPS, sql_call("SELECT a FROM r"), "22"], tools=[tool])
+    prefix = recorded(first).prefix(0.95)
+    assert sum(not span.generated for span in prefix.spans) == 2
+    limit = ("actor_rollout_ref.rollout.multi_turn.max_assistant_turns=1",)
+    output, engine, replay = run("tool_agent", tokenizer, ["x"], prefix, [tool], overrides=limit)
+    assert replay.diverged and engine.calls == [] and sum(output.response_mask) == 0
+
+
+def test_without_a_prefix_nothing_changes(tokenizer):
+    output, engine, _ = run("single_turn_agent", tokenizer, ["42"])
+    assert engine.calls[0]["sampling_params"] == {"temperature": 1.0}
+    assert output.response_mask == [1] * len(output.response_ids)
+
+
+def test_rollouts_that_run_at_once_do_not_mix(tokenizer):
+    """Every rollout is a task of its own, with its own prefix."""
+    first, _, _ = run("single_turn_agent", tokenizer, ["the answer is 42"])
+    prefixes = [recorded(first).prefix(ratio) for ratio in (0.2, 0.6)]
+    engine = ScriptedEngine(tokenizer, ["a", "b", "c"])
+
+    async def rollout(prefix):
+        loop = make_loop("single_turn_agent", ReplayClient(engine, LENGTH), tokenizer)
+        REPLAY.set(None if prefix is None else Replay(prefix))
+        return await loop.run({}, raw_prompt=[{"role": "user", "content": "+4 *2"}], tools_kwargs={})
+
+    async def all_at_once():
+        return await asyncio.gather(*(asyncio.create_task(rollout(prefix)) for prefix in [*prefixes, None]))
+
+    asyncio.run(all_at_once())
+    lengths = [len(call["prompt_ids"]) for call in engine.calls]
+    assert sorted(lengths) == sorted(len(first.prompt_ids) + extra for extra in (len(prefixes[0]), len(prefixes[1]), 0))

@@ -1,0 +1,65 @@
+"""Two runs on one machine do not hand weights over at the same moment."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+from verl_ext.driver.trainer import PolicyTrainerColocateAsync, PolicyTrainerSeparateAsync, PolicyTrainerSync
+from verl_ext.driver.weight_sync import WeightsBlocked, WeightTurns, turn
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from verl_ext.driver.weight_sync import turn
+with turn(Path(sys.argv[1])):
+    print("mine", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_turn_is_waited_for_and_ends_with_its_run(tmp_path):
+    other = subprocess.Popen([sys.executable, "-c", HOLD, tmp_path], stdout=subprocess.PIPE, text=True)
+    try:
+        assert other.stdout.readline() == "mine\n"
+        with (
+            pytest.raises(WeightsBlocked, match=r"for 0 s \(it holds .*\.lock\)"),
+            turn(tmp_path, 0.1),
+        ):
+            pass
+        other.kill()
+        started = time.monotonic()
+        with turn(tmp_path, 60):
+            assert time.monotonic() - started < 30
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_a_turn_ends_with_an_error(tmp_path):
+    with pytest.raises(KeyError), turn(tmp_path):
+        raise KeyError
+    with turn(tmp_path, 0.1):
+        pass
+
+
+@pytest.mark.parametrize("trainer", [PolicyTrainerSync, PolicyTrainerColocateAsync, PolicyTrainerSeparateAsync])
+def test_verls_trainer_sends_weights_within_a_turn(trainer):
+    """A turn is right before verl's own class, so that it spans nothing else, such as a checkpoint."""
+    order = trainer.__mro__
+    (verls,) = [number for number, each in enumerate(order) if each in trainer.__bases__[1:]]
+    assert order[verls - 1] is WeightTurns
+    sends = {name for name in vars(order[verls]) if name.startswith("on_") and sends_weights(order[verls], name)}
+    assert sends and sends <= vars(WeightTurns).keys()
+
+
+def sends_weights(trainer: type, method: str) -> bool:
+    """By its source, through the methods of its class that it calls."""
+    source = inspect.getsource(vars(trainer)[method])
+    called = set(re.findall(r"self\.(\w+)\(", source)) & vars(trainer).keys() - {method}
+    return "update_weights(" in source or any(sends_weights(trainer, name) for name in called)

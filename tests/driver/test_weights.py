@@ -1,0 +1,145 @@
+"""Prompt weights, checked on the loss that verl computes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from verl.trainer.ppo.core_algos import agg_loss
+
+from verl_ext.driver.weights import (
+    AGGREGATIONS,
+    SEQUENCE_MEANS,
+    advantage_factors,
+    are_of_one_size,
+    mini_batch_of_rows,
+)
+
+LENGTH = 6
+
+
+def make_batch(sizes, padding, seed):
+    """Rows in random order: group of each row, loss mask and per-token loss before weighting."""
+    rng = np.random.default_rng(seed)
+    groups = [f"g{index}" for index, size in enumerate(sizes) for _ in range(size)] + [None] * padding
+    lengths = np.array([0 if group is None else rng.integers(1, LENGTH + 1) for group in groups])
+    order = rng.permutation(len(groups))
+    groups, lengths = [groups[index] for index in order], lengths[order]
+    mask = torch.tensor(np.arange(LENGTH)[None, :] < lengths[:, None]).float()
+    return groups, lengths, mask, torch.tensor(rng.normal(size=(len(groups), LENGTH)))
+
+
+def verl_loss(loss, mask, mode, rows):
+    """As verl computes it for one mini-batch of ``rows`` rows, padding included."""
+    return float(
+        agg_loss(loss, mask, mode, batch_num_tokens=mask.sum(), global_batch_size=rows, loss_scale_factor=LENGTH)
+    )
+
+
+def wanted_loss(groups, loss, mask, mode, prompt_weight):
+    """Brute force: what the weighting means, written out over groups."""
+    rows = {g: [i for i, other in enumerate(groups) if other == g] for g in dict.fromkeys(groups) if g}
+    token_sum = {i: float((loss[i] * mask[i]).sum()) for i in range(len(groups))}
+    tokens = {i: float(mask[i].sum()) for i in range(len(groups))}
+    single = {g for g, members in rows.items() if len(members) == 1}
+    total_rows = sum(map(len, rows.values()))
+
+    def share(group):  # what one rollout counts; all of them together count 1
+        return 1 / (len(rows) * len(rows[group])) if prompt_weight == "equal" else 1 / total_rows
+
+    numerator = denominator = 0.0
+    for group, members in rows.items():
+        for i in members:
+            value = token_sum[i] / tokens[i] if mode == "seq-mean-token-mean" else token_sum[i]
+            numerator += 0.0 if group in single else share(group) * value
+            denominator += share(group) * tokens[i]
+    if mode == "token-mean":
+        return numerator / denominator
+    if mode == "token-sum":
+        return numerator * total_rows
+    return numerator / (LENGTH if mode == "seq-mean-token-sum-norm" else 1)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 6), min_size=1, max_size=6),
+    padding=st.integers(0, 4),
+    seed=st.integers(0, 10_000),
+    mode=st.sampled_from(AGGREGATIONS),
+    prompt_weight=st.sampled_from(["equal", "rollouts"]),
+)
+def test_weighted_loss_is_what_the_weighting_means(sizes, padding, seed, mode, prompt_weight):
+    groups, tokens, mask, loss = make_batch(sizes, padding, seed)
+    factors = advantage_factors(
+        groups, tokens, np.zeros(len(groups), dtype=int), prompt_weight=prompt_weight, loss_agg_mode=mode
+    )
+    weighted = verl_loss(loss * torch.tensor(factors)[:, None], mask, mode, len(groups))
+    assert weighted == pytest.approx(wanted_loss(groups, loss, mask, mode, prompt_weight), abs=1e-9)
+
+
+@pytest.mark.parametrize("mode", AGGREGATIONS)
+@pytest.mark.parametrize("prompt_weight", ["equal", "rollouts"])
+def test_groups_of_one_size_are_left_as_verl_has_them(mode, prompt_weight):
+    groups, tokens, _, _ = make_batch([4] * 6, 0, 1)
+    mini_batch = mini_batch_of_rows(24, 2, 3)
+    factors = advantage_factors(groups, tokens, mini_batch, prompt_weight=prompt_weight, loss_agg_mode=mode)
+    np.testing.assert_allclose(factors, 1.0, rtol=1e-12)
+    assert are_of_one_size(groups)
+    assert not are_of_one_size([*groups, None]) and not are_of_one_size([*groups, "g0"]) and not are_of_one_size(["a"])
+
+
+@pytest.mark.parametrize("mode", AGGREGATIONS)
+def test_trebling_half_of_the_groups_leaves_the_loss(mode):
+    """The same rollouts, half of the groups three times over: an equal prompt weight sees no difference."""
+    groups, tokens, mask, loss = make_batch([8] * 8, 0, 2)
+    rows = [i for i, g in enumerate(groups) for _ in range(3 if int(g[1:]) < 4 else 1)]
+    same = {"prompt_weight": "equal", "loss_agg_mode": mode}
+    uniform = verl_loss(loss, mask, mode, 64)
+    factors = advantage_factors([groups[i] for i in rows], tokens[rows], np.zeros(len(rows), dtype=int), **same)
+    trebled = verl_loss(loss[rows] * torch.tensor(factors)[:, None], mask[rows], mode, len(rows))
+    # token-sum has no mean to keep: it grows with the number of rollouts, 128 of them instead of 64.
+    assert trebled == pytest.approx(uniform * (2 if mode == "token-sum" else 1), abs=1e-9)
+
+
+def test_token_mean_is_exact_in_every_mini_batch():
+    groups, tokens, mask, loss = make_batch([2, 2, 6, 6], 0, 3)
+    mini_batch = mini_batch_of_rows(16, 2, 2)
+    factors = advantage_factors(groups, tokens, mini_batch, prompt_weight="equal", loss_agg_mode="token-mean")
+    for index in (0, 1):
+        rows = np.flatnonzero(mini_batch == index)
+        size = np.array([groups.count(groups[i]) for i in rows])
+        got = verl_loss((loss * torch.tensor(factors)[:, None])[rows], mask[rows], "token-mean", len(rows))
+        sums = (loss * mask).sum(dim=1).numpy()[rows]
+        assert got == pytest.approx((sums / size).sum() / (tokens[rows] / size).sum(), abs=1e-9)
+
+
+def test_a_group_of_one_has_no_advantage():
+    for mode in AGGREGATIONS:
+        factors = advantage_factors(
+            ["a", "b", "b"], np.array([3, 2, 5]), np.zeros(3, dtype=int), prompt_weight="equal", loss_agg_mode=mode
+        )
+        assert factors[0] == 0 and (factors[1:] > 0).all()
+
+
+def test_padding_does_not_dilute_sequence_means():
+    for mode in SEQUENCE_MEANS:
+        factors = advantage_factors(
+            ["a", "a", None, None],
+            np.array([3, 2, 0, 0]),
+            np.zeros(4, int),
+            prompt_weight="rollouts",
+            loss_agg_mode=mode,
+        )
+        np.testing.assert_array_equal(factors, [2, 2, 0, 0])
+
+
+def test_rows_fall_into_mini_batches_as_verl_splits_them():
+    assert mini_batch_of_rows(12, 2, 3).tolist() == [0, 0, 1, 1, 2, 2] * 2
+    assert mini_batch_of_rows(4, 1, 1).tolist() == [0] * 4
+
+
+def test_unknown_aggregation_is_refused():
+    with pytest.raises(ValueError, match="loss_agg_mode='mean'"):
+        advantage_factors(["a"], np.array([1]), np.zeros(1, int), prompt_weight="equal", loss_agg_mode="mean")

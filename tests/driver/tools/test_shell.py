@@ -1,0 +1,242 @@
+"""The shell of a trajectory and the submission, in real bash processes (swe-rex's local deployment)."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from support.agent_loops import ScriptedEngine, make_loop, make_tokenizer
+from support.shells import LOCAL, Agent, run, wait_for
+
+from verl_ext.data.swe_reward import VERDICT
+from verl_ext.driver.prefixes import REPLAY, Replay, ReplayClient, mask_replayed
+from verl_ext.trajectory import Trajectory
+
+pytest.importorskip("swerex")
+
+from verl_ext.driver.tools.shell import ShellTool, SubmitTool  # noqa: E402
+from verl_ext.sandbox import shell as sandbox  # noqa: E402
+from verl_ext.sandbox.shell import NEW_SHELL  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
+
+
+# ---- the shell ----
+
+
+def test_folder_variables_functions_and_files_last_for_a_trajectory_and_no_longer(folder):
+    async def main():
+        tool = ShellTool(LOCAL)
+        one, other = Agent(tool), Agent(tool)
+        assert (
+            await one.bash("mkdir -p a && cd a && export COLOUR=blue && f() { echo f; }; echo here > file")
+            == "[no output]"
+        )
+        assert await one.bash("pwd; echo $COLOUR; f; cat file") == f"{folder}/a\nblue\nf\nhere"
+        assert (
+            await other.bash("pwd; echo -$COLOUR-; f") == f"{folder}\n--\nbash: f: command not found\n[exit code 127]"
+        )
+        assert await one.bash("pwd") == f"{folder}/a"
+        assert sandbox.running() == 2
+
+    run(main())
+
+
+def test_what_a_command_does_wrong_is_an_observation(folder):
+    async def main():
+        agent = Agent(ShellTool(LOCAL | {"command_timeout": 2}))
+        assert await agent.bash("cd /; X=1; ls /nowhere") == (
+            "ls: cannot access '/nowhere': No such file or directory\n[exit code 2]"
+        )
+        assert await agent.bash("echo 'open") == (
+            "bash: line 1: unexpected EOF while looking for matching `''\n[exit code 2]"
+        )
+        assert await agent.bash("echo some output; sleep 30") == "[stopped after 2 s]"
+        assert await agent.bash("pwd; echo $X") == "/\n1"  # a time-out costs the command, not the shell
+        assert await agent.bash("exit 3") == f"[{NEW_SHELL}]"
+        assert await agent.bash("pwd; echo -$X-") == f"{folder}\n--"
+        assert await agent.call("bash", command=["ls"]) == "[error: command must be text]"
+        assert await agent.call("bash") == "[error: command must be text]"
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    "command", ["trap '' INT TSTP; sleep 5", "printf 'SHELLPS1PREFIX\\nSHELLPS1PREFIX'", "set -e; false"]
+)
+def test_the_shell_stays_in_step_or_is_replaced(folder, command):
+    async def main():
+        agent = Agent(ShellTool(LOCAL | {"command_timeout": 2}))
+        await agent.bash(command)
+        for word in "abc":
+            assert await agent.bash(f"echo {word}") in (word, f"[{NEW_SHELL}]")
+        assert await agent.bash("echo d") == "d"
+
+    run(main())
+
+
+def test_an_observation_is_bounded_and_the_same_on_every_run(folder):
+    async def main():
+        shell = ShellTool(LOCAL | {"max_characters": 100, "replacements": [[r"id-\d+", "id-0"]]})
+        agent = Agent(shell)
+        text = await agent.bash("seq 1 100000")
+        assert text.startswith("1\n2\n3\n") and text.endswith("99999\n100000") and len(text) < 160
+        assert "[... 588794 characters left out ...]" in text
+        pytest_says = "=== 1 failed, 21 passed in 0.57s ===\n=== 3 passed in 75.20s (0:01:15) ==="
+        assert await agent.bash(f"echo '{pytest_says}'") == (
+            "=== 1 failed, 21 passed in 0.00s ===\n=== 3 passed in 0.00s ==="
+        )
+        assert await agent.bash("echo '<A object at 0x7f1c2a30> id-17, x = 0xdeadbeef in 3s'") == (
+            "<A object at 0x0> id-0, x = 0xdeadbeef in 3s"
+        )
+        assert await agent.bash("touch new; ls -l new | tail -c 17") == "Jan  1 00:00 new"
+        assert await agent.bash('python3 -c \'print(list({"a", "b", "c", "d"}))\'') == (
+            await Agent(shell).bash('python3 -c \'print(list({"a", "b", "c", "d"}))\'')
+        )
+
+    run(main())
+
+
+def test_setup_is_run_once_and_the_shells_own_for_every_shell(folder):
+    row = {"create_kwargs": {"setup": "echo . >> setups; mkdir a", "shell_setup": "cd a; echo . >> ../shells"}}
+
+    async def main():
+        agent = Agent(ShellTool(LOCAL | {"environment": {"COLOUR": "light blue"}}), rows={"bash": row})
+        assert await agent.bash("pwd; echo $COLOUR $PAGER") == f"{folder}/a\nlight blue cat"
+        await agent.bash("exit")
+        assert await agent.bash("pwd; cat ../setups; cat ../shells") == f"{folder}/a\n.\n.\n."
+
+    run(main())
+
+
+# ---- the submission ----
+
+
+def judged_by(command: str, **more: str) -> dict:
+    return {"submit": {"create_kwargs": {"test_command": command, **more}}}
+
+
+@pytest.mark.parametrize(("content", "verdict"), [("42", True), ("41", False)])
+def test_submit_judges_the_files_and_tells_the_reward_only(folder, content, verdict):
+    async def main():
+        agent = Agent(ShellTool(LOCAL), SubmitTool(LOCAL), rows=judged_by(f"grep -qx 42 {folder}/answer"))
+        await agent.bash(f"echo {content} > answer; grep() {{ true; }}; export -f grep; alias bash=true")
+        assert await agent.call("submit") == "[submitted]"
+        assert agent.data.extra_fields == {VERDICT: verdict}
+        await agent.bash("echo 42 > answer")
+        assert await agent.call("submit") == "[already submitted]"
+        assert agent.data.extra_fields == {VERDICT: verdict}
+        assert sandbox.running() == 1
+
+    run(main())
+
+
+def test_submit_compares_with_the_expected_outcomes(folder):
+    summary = "== short test summary info ==\\nPASSED t.py::test_a\\nFAILED t.py::A::test_b - E\\n== 2 =="
+    log = f"printf '{summary}'; exit 1"
+
+    async def verdict(expected: dict) -> bool:
+        agent = Agent(SubmitTool(LOCAL), rows=judged_by(log, expected=json.dumps(expected)))
+        await agent.call("submit")
+        return agent.data.extra_fields[VERDICT]
+
+    assert run(verdict({"test_a": "PASSED", "A.test_b": "FAILED"})) is True
+    assert run(verdict({"test_a": "PASSED", "A.test_b": "PASSED"})) is False
+    assert run(verdict({"test_a": "PASSED"})) is False
+
+
+def test_tests_that_take_too_long_have_not_passed(folder):
+    async def main():
+        agent = Agent(SubmitTool(LOCAL | {"test_timeout": 0.5}), rows=judged_by("sleep 60 & sleep 60"))
+        started = time.monotonic()
+        await agent.call("submit")
+        assert time.monotonic() - started < 5
+        assert agent.data.extra_fields == {VERDICT: False}
+
+    run(main())
+
+
+# ---- in verl's agent loop ----
+
+LENGTH = 4096
+LOOP = [f"data.max_response_length={LENGTH}", "actor_rollout_ref.rollout.multi_turn.max_tool_response_length=1000"]
+
+
+def turn(name: str, **arguments: str) -> str:
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+def rollout(tools: list, tests: str, turns: list[str], prefix: Trajectory | None = None):
+    """What verl's loop returns, and how its replay went."""
+    tokenizer = make_tokenizer()
+    replay = None if prefix is None else Replay(prefix)
+
+    async def main():
+        client = ReplayClient(ScriptedEngine(tokenizer, turns), LENGTH)
+        loop = make_loop("tool_agent", client, tokenizer, tools, *LOOP)
+        REPLAY.set(replay)
+        messages = [{"role": "user", "content": "make answer 42"}]
+        output = await loop.run({}, raw_prompt=messages, tools_kwargs=judged_by(tests))
+        if replay is not None:
+            mask_replayed(output, replay, version=1)
+        return output
+
+    return run(main()), replay
+
+
+def test_a_prefix_is_replayed_in_a_sandbox_of_its_own(folder):
+    tools = [ShellTool(LOCAL), SubmitTool(LOCAL)]
+    tests = f"grep -qx 42 {folder}/answer"
+    steps = [
+        turn("bash", command='mkdir -p work && cd work && half=21; echo "Ran 3 tests in 0.$(date +%N)s"'),
+        turn("bash", command="echo $((2 * half)) > ../answer; pwd"),
+        turn("submit"),
+    ]
+    first, _ = rollout(tools, tests, [*steps, "done"])
+    assert first.extra_fields[VERDICT] is True
+    wait_for(lambda: not sandbox.running())  # the loop is over, and nobody had to collect garbage
+
+    (folder / "answer").unlink()
+    prefix = Trajectory(first.response_ids, first.response_mask).prefix(0.4)
+    again, replay = rollout(
+        tools, tests, [turn("bash", command="echo $half > ../answer"), turn("submit"), "done"], prefix
+    )
+    assert not replay.diverged and sum(again.response_mask[: len(prefix)]) == 0 < sum(again.response_mask)
+    assert again.extra_fields[VERDICT] is False
+    assert (folder / "answer").read_text() == "21\n"  # the folder and the variable that the prefix had left
+
+
+def test_an_environment_that_answers_differently_is_noticed(folder):
+    tools = [ShellTool(LOCAL), SubmitTool(LOCAL)]
+    steps = [turn("bash", command="date +%s%N"), turn("submit"), "done"]
+    first, _ = rollout(tools, "true", steps)
+    prefix = Trajectory(first.response_ids, first.response_mask).prefix(0.5)
+    again, replay = rollout(tools, "true", steps, prefix)
+    assert replay.diverged and not any(again.response_mask)
+
+
+# ---- the configuration ----
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"deployment": None}, "config.deployment=None is not valid: type must be one of docker, remote"),
+        ({"deployment": {"type": "vm"}}, r"config.deployment={'type': 'vm'} is not valid: type must be one of"),
+        (
+            {"deployment": {"type": "docker", "pul": "never"}},
+            "config.deployment.pul='never' is not valid for type docker",
+        ),
+        ({"deployment": {"type": "docker", "pull": "x"}}, "config.deployment.pull='x' is not valid for type docker"),
+        ({"command_timeout": 0}, "config.command_timeout=0 must be a positive number of at most 280"),
+        ({"test_timeout": 600}, "config.test_timeout=600 must be a positive number of at most 280"),
+        ({"lifetime": "1h"}, "config.lifetime='1h' must be a positive number"),
+        ({"timeout": 5}, "config.timeout is not known; use type, deployment"),
+        ({"replacements": [["(", ""]]}, r"config.replacements: \['\(', ''\] must be a regular expression"),
+    ],
+)
+def test_a_bad_setting_is_refused_in_a_sentence(change, message):
+    for tool in (ShellTool, SubmitTool):
+        with pytest.raises(ValueError, match=message):
+            tool(LOCAL | change)

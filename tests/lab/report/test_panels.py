@@ -1,0 +1,143 @@
+"""Which plots there are, and what is drawn in them."""
+
+import numpy as np
+import pytest
+from support.runs import training_steps, write_log
+
+from verl_ext.lab.report import plots
+from verl_ext.lab.report.methods import by_method
+from verl_ext.lab.report.panels import panels
+from verl_ext.lab.report.runs import Run, read_run
+
+ACCURACY = ["accuracy_rollouts", "accuracy_tokens", "accuracy_step", "accuracy_seconds"]
+
+
+def run_with(name="a", steps=3, **metrics):
+    """A run that logs the same values in every step; ``__`` stands for a slash."""
+    record = {metric.replace("__", "/"): float(value) for metric, value in metrics.items()}
+    return Run(name, tuple(range(1, steps + 1)), (record,) * steps)
+
+
+def drawn(*runs, target=None):
+    return {panel.name: panel for panel in panels(by_method(runs), target)}
+
+
+def test_only_accuracy_without_the_drivers_metrics(tmp_path):
+    run = read_run([write_log(tmp_path / "a.jsonl", training_steps([0.1, 0.2], 10))])
+    assert list(drawn(run, target=0.2)) == ACCURACY
+
+
+def test_nothing_without_metrics():
+    assert drawn(run_with(), run_with("b")) == {}
+
+
+@pytest.mark.parametrize(
+    ("metric", "names"),
+    [
+        ("groups__reward_mean", ["reward_mean"]),
+        ("groups__reward_std_mean", ["reward_spread"]),
+        ("groups__effective_ratio", ["effective_groups"]),
+        ("rollouts__effective_ratio", ["effective_rollouts"]),
+        ("rollouts__trained_total", ["destinations"]),
+        ("allocation__mean", ["allocation"]),
+        ("hora__share_of_rollouts_c2", ["hora_shares"]),
+        ("knapsack__status_easy", ["knapsack_statuses"]),
+        ("prefix_sampling__ratio_k1", ["prefix_ratios"]),
+        ("prefix_sampling__pass_rate_ema_k1", ["prefix_pass_rates"]),
+        ("off_policy__delay_mean", ["delay_mean"]),
+        ("off_policy__delay_max", ["delay_max"]),
+        ("allocation__seconds", ["deciding_seconds"]),
+    ],
+)
+def test_a_plot_is_there_when_any_run_has_its_metric(metric, names):
+    found = drawn(run_with("blind"), run_with("a", **{metric: 1.0}))
+    assert list(found) == names
+    assert plots.to_png(found[names[0]].figure).startswith(b"\x89PNG")
+
+
+def test_everything_at_once_is_in_the_order_of_the_sections():
+    run = run_with(
+        "a", groups__reward_mean=0.5, rollouts__trained_total=3, allocation__mean=8, allocation__seconds=0.1,
+        timing_s__step=2, hora__share_of_rollouts_c0=0.5, off_policy__delay_mean=0, **{"val-core/x/acc/mean@1": 0.5},
+    )  # fmt: skip
+    found = drawn(run, target=0.5)
+    sections = [panel.section for panel in found.values()]
+    assert sorted(range(len(sections)), key=lambda place: sections.index(sections[place])) == list(range(len(sections)))
+    assert "deciding_share" in found and len(set(sections)) == 5
+
+
+def test_a_method_keeps_its_colour_in_all_plots():
+    runs = [run_with("blind"), run_with("a", groups__reward_mean=1), run_with("b", groups__reward_mean=0)]
+    lines = drawn(*runs)["reward_mean"].figure.axes[0].get_lines()
+    assert [line.get_color() for line in lines] == list(plots.COLORS[1:3])
+
+
+def test_more_methods_than_colours_stay_apart():
+    runs = [run_with(f"method_{chr(97 + place)}", groups__reward_mean=place) for place in range(15)]
+    lines = drawn(*runs)["reward_mean"].figure.axes[0].get_lines()
+    assert len({(line.get_color(), line.get_linestyle(), str(line._dash_pattern)) for line in lines}) == 15
+
+
+def test_seeds_are_one_line_with_a_band():
+    runs = [run_with(f"a_{seed}", groups__reward_mean=seed) for seed in (1, 2, 6)]
+    (axes,) = drawn(*runs)["reward_mean"].figure.axes
+    (line,), (band,) = axes.get_lines(), axes.collections
+    assert np.asarray(line.get_ydata()).tolist() == [3, 3, 3] and line.get_label() == "a (3 seeds)"
+    assert {y for _, y in band.get_paths()[0].vertices} == {1, 6}
+
+
+def test_the_ring_is_where_the_target_is_first_reached(tmp_path):
+    run = read_run([write_log(tmp_path / "a.jsonl", training_steps([0.1, 0.4, 0.3, 0.5], 10))])
+    (axes,) = drawn(run, target=0.35)["accuracy_rollouts"].figure.axes
+    line, ring, _ = axes.get_lines()
+    assert line.get_ydata().tolist() == pytest.approx([10, 40, 30, 50])
+    assert (ring.get_xdata()[0], ring.get_ydata()[0]) == (10, 40)
+
+
+def test_rollouts_are_stacked_to_what_was_sampled():
+    """One seed has discarded something, the other nothing: on average half of it."""
+    first = run_with("a_1", rollouts__trained_total=6, rollouts__discarded_solved_total=4, rollouts__failed_total=0)
+    figure = drawn(first, run_with("a_2", rollouts__trained_total=10, rollouts__failed_total=0))["destinations"].figure
+    (axes,) = figure.axes
+    assert [area.get_label() for area in axes.collections] == ["trained", "discarded: solved"]
+    assert [area.get_paths()[0].vertices[:, 1].max() for area in axes.collections] == [8, 10]
+
+
+def test_a_run_that_has_only_discarded_is_drawn():
+    assert "destinations" in drawn(run_with("a", rollouts__trained_total=0, rollouts__discarded_stale_total=4))
+
+
+def test_levels_are_in_the_order_of_difficulty():
+    names = ("easy", "extremely_hard", "medium", "extremely_easy", "hard")
+    found = drawn(run_with("a", **{f"knapsack__status_{name}": 1 for name in names}))["knapsack_statuses"]
+    labels = [area.get_label() for area in found.figure.axes[0].collections]
+    assert labels == ["extremely_hard", "hard", "medium", "easy", "extremely_easy"]
+    ratios = {f"prefix_sampling__ratio_k{k}": 1 for k in (10, 2, 1)}
+    lines = drawn(run_with("a", **ratios))["prefix_ratios"].figure.axes[0].get_lines()
+    assert [line.get_label() for line in lines] == ["k1", "k2", "k10"]
+
+
+def test_the_range_of_allocation_is_not_cut_off():
+    narrow = run_with("a", allocation__min=8, allocation__mean=8, allocation__max=8)
+    wide = run_with("b", allocation__min=2, allocation__mean=8, allocation__max=64)
+    figure = drawn(narrow, wide)["allocation"].figure
+    assert all(axes.get_ylim()[0] == 0 and axes.get_ylim()[1] >= 64 for axes in figure.axes)
+
+
+@pytest.mark.parametrize(("seconds", "label"), [(1, "seconds"), (1000, "minutes"), (10_000, "hours")])
+def test_wall_clock_is_in_a_unit_for_readers(tmp_path, seconds, label):
+    run = read_run([write_log(tmp_path / "a.jsonl", training_steps([0.1, 0.2], 10, seconds=seconds))])
+    panel = drawn(run)["accuracy_seconds"]
+    assert panel.title == f"Accuracy against wall clock ({label})"
+    assert panel.figure.axes[0].get_lines()[0].get_xdata()[-1] == seconds / {"s": 1, "m": 60, "h": 3600}[label[0]]
+
+
+@pytest.mark.parametrize("name", ["$x^{", "_hidden", "a\\b", "_", "100%"])
+def test_names_that_mean_something_to_matplotlib_are_drawn(name):
+    found = drawn(run_with(name, groups__reward_mean=1, allocation__mean=8))
+    assert all(plots.to_png(panel.figure) for panel in found.values())
+
+
+def test_the_same_runs_give_the_same_bytes():
+    one, other = (plots.to_png(drawn(run_with("a", groups__reward_mean=1))["reward_mean"].figure) for _ in range(2))
+    assert one == other

@@ -1,0 +1,121 @@
+"""Reading the logs: what is broken, what was resumed."""
+
+import json
+
+import pytest
+from support.runs import training_steps, write_log, write_run
+
+from verl_ext.lab.report.runs import find_runs, read_run
+
+
+def test_a_killed_run_loses_only_its_last_line(tmp_path):
+    run = read_run([write_run(tmp_path / "a.jsonl", [0.1, 0.2], 10, tail='{"step": 2, "data": {"val-core')])
+    assert (run.name, run.steps, run.skipped_lines) == ("a", (0, 1), 1)
+    assert run.last("rollouts/sampled_total") == 10
+
+
+@pytest.mark.parametrize("line", ["{", "[]", "3", '{"step": 2}', '{"step": "x", "data": {}}', '{"step": 2, "data": 3}',
+                                  '{"step": Infinity, "data": {}}', "\x00\x00", "[" * 100_000])  # fmt: skip
+def test_a_line_that_is_not_the_loggers_is_counted(tmp_path, line):
+    path = write_run(tmp_path / "a.jsonl", [0.1, 0.2], 10)
+    first, rest = path.read_text().split("\n", 1)
+    path.write_text(f"{first}\n{line}\n{rest}")
+    run = read_run([path])
+    assert (run.steps, run.skipped_lines) == ((0, 1), 1)
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "not a log\n", '{"step": 1, "da'])
+def test_a_file_without_a_step_is_refused(tmp_path, text):
+    (tmp_path / "a.jsonl").write_text(text)
+    with pytest.raises(ValueError, match=r"a\.jsonl: holds no step"):
+        read_run([tmp_path / "a.jsonl"])
+
+
+def test_a_file_that_is_not_text_is_refused(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(b"\x89PNG\xff\xfe\n\x00")
+    with pytest.raises(ValueError, match="holds no step"):
+        read_run([tmp_path / "a.jsonl"])
+
+
+def test_values_that_are_not_finite_or_no_numbers_are_left_out(tmp_path):
+    data = {"a": float("nan"), "b": float("inf"), "c": 10**400, "d": "text", "e": True, "f": None, "g": 1}
+    run = read_run([write_log(tmp_path / "a.jsonl", {1: data})])
+    assert (run.records, run.skipped_values) == (({"g": 1.0},), 3)
+
+
+def test_the_later_file_of_a_resumed_run_wins(tmp_path):
+    """Saved after step 2, killed in step 5; it validates before it goes on."""
+    first = write_run(tmp_path / "a.jsonl", [0.1, None, 0.2, 0.3, 0.9], 10)
+    again = write_log(
+        tmp_path / "b.jsonl",
+        {2: {"val-core/x/acc/mean@1": 0.25}} | training_steps([0.35, 0.4], 12, first=3),
+    )
+    run = read_run([first, again])
+    assert (run.name, run.steps) == ("a", (0, 1, 2, 3, 4))
+    steps, rollouts = run.series("rollouts/sampled_total")
+    assert steps.tolist() == [1, 2, 3, 4] and rollouts.tolist() == [10, 20, 36, 48]
+    assert run.records[2]["val-core/x/acc/mean@1"] == 0.25 and run.records[2]["timing_s/step"] == 2.0
+
+
+def test_what_a_resumed_run_has_not_reached_again_is_gone(tmp_path):
+    first = write_run(tmp_path / "a.jsonl", [0.1] * 9, 10)
+    again = write_run(tmp_path / "b.jsonl", [0.2, 0.2], 10, first=3)
+    assert read_run([first, again]).steps == (0, 1, 2, 3, 4)
+
+
+def test_one_file_that_goes_back_is_read_like_two(tmp_path):
+    first, again = (
+        write_run(tmp_path / "a.jsonl", [0.1] * 5, 10),
+        write_run(tmp_path / "b.jsonl", [0.2] * 2, 10, first=2),
+    )
+    both = tmp_path / "both.jsonl"
+    both.write_text(first.read_text() + again.read_text())
+    assert read_run([both]).records == read_run([first, again]).records
+
+
+def test_series_and_level(tmp_path):
+    run = read_run([write_log(tmp_path / "a.jsonl", {1: {"a": 1}, 2: {"b": 5}, 4: {"b": 7}, 5: {"a": 2}})])
+    steps, values = run.series("b")
+    assert steps.tolist() == [2, 4] and values.tolist() == [5, 7]
+    assert run.level("b").tolist() == [0, 5, 7, 7]
+    assert run.series("c")[0].size == 0 and run.last("c") is None
+    assert run.metrics() == {"a", "b"}
+
+
+def test_files_folders_and_parts(tmp_path):
+    for name in ("x/b.jsonl", "x/a.jsonl", "y.jsonl", "z.jsonl"):
+        write_run(tmp_path / name, [0.1], 10)
+    (tmp_path / "x" / "a.log").write_text("no run")
+    arguments = [str(tmp_path / "x"), f"{tmp_path / 'y.jsonl'}+{tmp_path / 'z.jsonl'}"]
+    assert [[path.name for path in files] for files in find_runs(arguments)] == [
+        ["a.jsonl"], ["b.jsonl"], ["y.jsonl", "z.jsonl"],
+    ]  # fmt: skip
+
+
+def test_a_plus_in_a_name_is_a_plus(tmp_path):
+    path = write_run(tmp_path / "a+b.jsonl", [0.1], 10)
+    assert find_runs([str(path)]) == [(path,)]
+
+
+def test_what_is_not_there_is_refused(tmp_path):
+    path = write_run(tmp_path / "a.jsonl", [0.1], 10)
+    with pytest.raises(ValueError, match="no such file"):
+        find_runs([str(tmp_path / "none.jsonl")])
+    with pytest.raises(ValueError, match="no such file"):
+        find_runs([f"{path}+"])
+    with pytest.raises(ValueError, match="named twice"):
+        find_runs([str(path), str(tmp_path)])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="holds no .jsonl"):
+        find_runs([str(tmp_path / "empty")])
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="cannot be read"):
+        read_run([tmp_path / "none.jsonl"])
+
+
+def test_lines_are_split_where_json_lets_them(tmp_path):
+    """U+2028 is a line break to str.splitlines, and may stand in a JSON string."""
+    (tmp_path / "a.jsonl").write_text(json.dumps({"step": 1, "data": {"a\u2028b": 1}}, ensure_ascii=False) + "\n")
+    assert read_run([tmp_path / "a.jsonl"]).records == ({"a\u2028b": 1.0},)

@@ -1,0 +1,140 @@
+"""The numbers, from fabricated logs."""
+
+import json
+
+import pytest
+from support.runs import training_steps, write_log, write_run
+
+from verl_ext.lab.report.runs import read_run
+from verl_ext.lab.report.summary import accuracy_against, accuracy_of, deciding_share, destinations, points, summarize
+
+
+def summary_of(paths, target=None):
+    summary = summarize([read_run([path]) for path in paths], target)
+    json.dumps(summary, allow_nan=False)
+    return summary
+
+
+@pytest.fixture
+def two(tmp_path):
+    slow = write_run(tmp_path / "grpo.jsonl", [0.5, None, 0.6, None, 0.7, 0.65], 100)
+    return [slow, write_run(tmp_path / "pilot_commit.jsonl", [0.5, 0.69, 0.71, 0.9], 150)]
+
+
+def test_what_two_runs_paid_for_the_target(two):
+    summary = summary_of(two)
+    assert summary["target_accuracy"] == 0.7
+    first, second = summary["runs"]
+    assert (first["name"], first["steps"], first["rollouts"], first["tokens"]) == ("grpo", 5, 500, 5000)
+    assert (first["first_accuracy"], first["final_accuracy"], first["best_accuracy"]) == (0.5, 0.65, 0.7)
+    assert first["validations"][0] == {"step": 0, "rollouts": 0, "tokens": 0, "seconds": 0, "accuracy": 0.5}
+    assert first["to_target"] == {"step": 4, "rollouts": 400, "tokens": 4000, "seconds": 8, "accuracy": 0.7}
+    # 0.7 lies between 0.69 and 0.71: the first validation at or above it counts, nothing in between.
+    assert (second["final_accuracy"], second["rollouts_to_target"], second["seconds"]) == (0.9, 300, 6)
+    assert (first["ratio_to_first"], second["ratio_to_first"]) == (1, 0.75)
+    assert summary["notes"] == []
+
+
+def test_a_target_of_ones_own(two):
+    summary = summary_of(two, 0.8)
+    assert summary["target_accuracy"] == 0.8 and "every run" not in summary["rule"]
+    first, second = summary["runs"]
+    assert (first["rollouts_to_target"], second["rollouts_to_target"]) == (None, 450)
+    assert (first["ratio_to_first"], second["ratio_to_first"]) == (None, None)
+
+
+def test_runs_of_a_single_validation(tmp_path):
+    paths = [write_run(tmp_path / f"{name}.jsonl", [value], 10) for name, value in (("a", 0.3), ("b", 0.4))]
+    summary = summary_of(paths)
+    assert summary["target_accuracy"] == 0.3
+    assert [run["rollouts_to_target"] for run in summary["runs"]] == [0, 0]
+    assert [run["ratio_to_first"] for run in summary["runs"]] == [None, None]  # 0 times anything
+    assert summary["notes"] == []
+
+
+def test_data_sources_weigh_the_same():
+    data = {"val-core/a/acc/mean@1": 0.2, "val-core/b/c/acc/mean@16": 0.6, "val-core/a/acc/best@4/mean": 1.0}
+    assert accuracy_of(data) == pytest.approx(0.4)
+    assert accuracy_of({"val-aux/a/acc/mean@1": 0.2}) is None
+
+
+def test_seeds_give_mean_and_range(tmp_path):
+    paths = [write_run(tmp_path / f"grpo_{seed}.jsonl", values, 100)
+             for seed, values in ((1, [0.5, 0.6, 0.8]), (2, [0.4, 0.8, 0.9]))]  # fmt: skip
+    paths.append(write_run(tmp_path / "hora_1.jsonl", [0.5, 0.8], 75))
+    grpo, hora = summary_of(paths)["methods"]
+    assert (grpo["name"], grpo["runs"], hora["name"]) == ("grpo", ["grpo_1", "grpo_2"], "hora_1")
+    assert (grpo["rollouts_to_target"], grpo["rollouts_to_target_range"]) == (150, [100, 200])
+    assert grpo["final_accuracy"] == pytest.approx(0.85) and grpo["final_accuracy_range"] == [0.8, 0.9]
+    assert hora["ratio_to_first"] == 0.5
+
+
+def test_a_method_of_which_a_seed_fails_has_no_rollouts_to_target(tmp_path):
+    paths = [write_run(tmp_path / f"grpo_{seed}.jsonl", [0.1, best], 100) for seed, best in ((1, 0.9), (2, 0.5))]
+    (grpo,) = summary_of(paths, 0.8)["methods"]
+    assert (grpo["reached_target"], grpo["rollouts_to_target"]) == (1, None)
+
+
+def test_without_validation_the_rest_is_there(tmp_path):
+    blind = write_run(tmp_path / "blind.jsonl", [None, None, None], 10)
+    summary = summary_of([blind, write_run(tmp_path / "a.jsonl", [0.1, 0.2], 10)])
+    assert summary["target_accuracy"] == 0.2
+    assert (summary["runs"][0]["rollouts"], summary["runs"][0]["final_accuracy"]) == (20, None)
+    assert summary["notes"] == ["No validation accuracy (trainer.test_freq and data.val_files give one): blind."]
+    assert summary_of([blind])["target_accuracy"] is None
+
+
+def test_a_run_of_plain_verl_is_compared_by_steps_and_time(tmp_path):
+    data = {"timing_s/step": 3.0, "val-core/x/acc/mean@1": 0.5}
+    path = write_log(tmp_path / "verl.jsonl", {0: {"val-core/x/acc/mean@1": 0.4}, 1: data, 2: data})
+    run = read_run([path])
+    assert [(point.step, point.rollouts, point.seconds) for point in points(run)] == [
+        (0, None, 0),
+        (1, None, 3),
+        (2, None, 6),
+    ]
+    assert accuracy_against(run, "rollouts")[0].size == 0 and accuracy_against(run, "seconds")[0].tolist() == [0, 3, 6]
+    assert "No count of rollouts, so compared by steps and time only: verl." in summary_of([path])["notes"]
+
+
+def test_what_a_missing_first_part_has_spent_is_not_known(tmp_path):
+    steps = {10: {"val-core/x/acc/mean@1": 0.4}} | training_steps([0.5], 7, first=11)
+    found = points(read_run([write_log(tmp_path / "a.jsonl", steps)]))
+    assert [(point.step, point.rollouts) for point in found] == [(10, None), (11, 77)]
+
+
+def test_broken_lines_and_values_are_in_the_notes(tmp_path):
+    steps = {0: {"val-core/x/acc/mean@1": 0.4}, 1: {"loss": float("nan"), "rollouts/sampled_total": 1}}
+    notes = summary_of([write_log(tmp_path / "a.jsonl", steps, tail="{\n{")])["notes"]
+    assert notes == [
+        "Lines skipped, since they are not those of verl's file logger: a 2.",
+        "Values skipped, since they are not finite: a 1.",
+    ]
+
+
+def test_seeds_of_different_length_are_in_the_notes(tmp_path):
+    paths = [write_run(tmp_path / f"a_{seed}.jsonl", [0.1] * steps, 10) for seed, steps in ((1, 3), (2, 5))]
+    (note,) = summary_of(paths)["notes"]
+    assert note.endswith(": a 2, 4.")
+
+
+def test_where_rollouts_went(tmp_path):
+    steps = {
+        0: {"val-core/x/acc/mean@1": 0.4},
+        1: {"rollouts/trained_total": 6, "rollouts/failed_total": 1, "rollouts/buffered": 3},
+        2: {"rollouts/trained_total": 12, "rollouts/failed_total": 1, "rollouts/buffered": 2,
+            "rollouts/discarded_too_hard_total": 5, "rollouts/discarded_total": 5, "rollouts/truncated_total": 4},
+    }  # fmt: skip
+    found = destinations(read_run([write_log(tmp_path / "a.jsonl", steps)]))
+    assert {part: counts.tolist() for part, counts in found.items()} == {
+        "trained": [0, 6, 12], "discarded: too_hard": [0, 0, 5], "failed": [0, 1, 1], "buffered": [0, 3, 2],
+    }  # fmt: skip
+
+
+def test_time_spent_deciding(tmp_path):
+    steps = {step: {"allocation/seconds": 0.01 * step, "timing_s/step": 2.0} for step in (1, 2, 3)}
+    steps[4] = {"allocation/seconds": 1.0}
+    path = write_log(tmp_path / "a.jsonl", steps)
+    assert deciding_share(read_run([path]))[1].tolist() == pytest.approx([0.005, 0.01, 0.015])
+    (row,) = summary_of([path])["runs"]
+    assert (row["deciding_median_seconds"], row["deciding_median_share"]) == pytest.approx((0.025, 0.01))

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from verl_ext.lab.simulate.engine import TRAJECTORIES, SimulatedEngine
+from verl_ext.lab.simulate.hardware import Hardware
+from verl_ext.lab.simulate.learning import Ability
+from verl_ext.lab.simulate.lengths import LengthModel
+from verl_ext.lab.simulate.population import sigmoid
+from verl_ext.lab.simulate.prefix_effect import PrefixEffect
+from verl_ext.policy import Group, Prompt
+
+
+def engine(logits, trajectories=False, lengths=None, **hardware) -> SimulatedEngine:
+    return SimulatedEngine(
+        Ability(np.array(logits, dtype=float)),
+        lengths or LengthModel(100, 0.5, 400),
+        Hardware(**hardware),
+        PrefixEffect(median_gain=3.0, gain_spread=0.0),
+        np.random.default_rng(0),
+        trajectories,
+    )
+
+
+def group(row: int, prefix=None) -> Group:
+    return Group(f"g{row}", Prompt(f"p{row}", row), prefix=prefix)
+
+
+def finish_all(made: SimulatedEngine) -> dict[str, list]:
+    waves = {}
+    while finished := made.finish():
+        waves |= dict(finished)
+    return waves
+
+
+def test_rollouts_succeed_as_often_as_their_prompt_says():
+    made = engine([-2.0, 0.0, 2.0])
+    made.version = 7
+    made.submit([(group(row), 20_000) for row in range(3)])
+    waves = finish_all(made)
+    rates = [np.mean([rollout.reward for rollout in waves[f"g{row}"]]) for row in range(3)]
+    assert rates == pytest.approx(sigmoid(np.array([-2.0, 0.0, 2.0])), abs=0.012)
+    assert {rollout.policy_version for rollout in waves["g0"]} == {7}
+    assert all(rollout.correct == (rollout.reward == 1) for rollout in waves["g1"])
+
+
+def test_a_wave_is_finished_with_its_slowest_response_and_seen_at_the_next_look():
+    made = engine([0.0], lengths=LengthModel(10, 0.0, 100, 1.0), slots=2, engines=1, seconds_per_token=0.1)
+    made.submit([(group(0), 3)])
+    assert [group_id for group_id, _ in made.finish()] == ["g0"]
+    assert made.clock == pytest.approx(2.0, abs=0.051)  # two at once, then the third
+    assert not made.finish()
+
+
+def test_waves_come_in_the_order_of_time():
+    made = engine(np.zeros(40), lengths=LengthModel(100, 1.0, 4000), poll_interval=1e-6)
+    made.submit([(group(row), 1) for row in range(40)])
+    seen = []
+    while waves := made.finish():
+        seen += [rollouts[0].tokens for _, rollouts in waves]
+    assert seen == sorted(seen) and len(seen) == 40
+
+
+def test_a_wrong_response_at_the_maximum_is_truncated():
+    made = engine([0.0], lengths=LengthModel(300, 1.0, 400))
+    made.submit([(group(0), 500)])
+    rollouts = finish_all(made)["g0"]
+    cut = [rollout for rollout in rollouts if rollout.truncated]
+    assert cut and all(rollout.tokens == 400 and not rollout.correct for rollout in cut)
+    assert any(rollout.tokens == 400 and rollout.correct for rollout in rollouts)
+
+
+def test_a_prefix_moves_the_logit_and_shortens_what_is_generated():
+    wrong, right = (trajectory.prefix(0.5) for trajectory in TRAJECTORIES)
+    made = engine([0.0, 0.0, 0.0], trajectories=True, lengths=LengthModel(100, 0.0, 400, 1.0))
+    made.submit([(group(0), 10_000), (group(1, right), 10_000), (group(2, wrong), 10_000)])
+    waves = finish_all(made)
+    rates = [np.mean([rollout.reward for rollout in waves[f"g{row}"]]) for row in range(3)]
+    assert rates == pytest.approx(sigmoid(np.array([0, 1.5, -1.5])), abs=0.015)
+    assert (waves["g0"][0].tokens, waves["g0"][0].prefix_tokens) == (100, 0)
+    assert (waves["g1"][0].tokens, waves["g1"][0].prefix_tokens) == (50, 50)
+    assert waves["g1"][0].trajectory is TRAJECTORIES[int(waves["g1"][0].correct)]

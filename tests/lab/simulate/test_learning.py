@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from verl_ext.lab.simulate.learning import Ability, LearningModel
+from verl_ext.policy import Group, Prompt, Rollout
+from verl_ext.trajectory import Trajectory
+
+PREFIX = Trajectory([1], [True])
+
+
+def group(row: int, successes: int, trials: int, version: int = 0, prefix: Trajectory | None = None) -> Group:
+    rewards = [1.0] * successes + [0.0] * (trials - successes)
+    rollouts = [Rollout(reward, reward == 1, 10, version) for reward in rewards]
+    return Group(f"g{row}", Prompt(f"p{row}", row), rollouts, prefix=prefix)
+
+
+def test_a_step_by_hand():
+    """Groups 1 of 4 and 4 of 4, equal weights: G = sqrt(3/16)/2, V = (1/2)^2 · 1/4."""
+    model = LearningModel(shared=0.1, own=0.5, noise=2.0)
+    update = model.update_of([group(0, 1, 4), group(1, 4, 4)], 1, "equal")
+    signal, noise = np.sqrt(3 / 16) / 2, 1 / 16
+    assert (update.signal, update.noise) == pytest.approx((signal, noise))
+    assert update.shared == pytest.approx(0.1 * signal * signal**2 / (signal**2 + 2 * noise))
+    assert update.own == pytest.approx([0.5 * np.sqrt(3 / 16), 0])
+
+
+def test_an_update_of_fixed_length_is_not_shortened_by_groups_without_a_gradient():
+    model = LearningModel(shared=0.1, noise=0, optimizer="adam")
+    for groups in ([group(0, 1, 4)], [group(0, 1, 4), group(1, 4, 4)]):
+        assert model.update_of(groups, 1, "equal").shared == pytest.approx(0.1)
+    signal, noise = 0.5, 1 / 4
+    noisy = LearningModel(shared=0.1, noise=3.0, optimizer="adam").update_of([group(0, 2, 4)], 1, "equal")
+    assert noisy.shared == pytest.approx(0.1 * signal / np.sqrt(signal**2 + 3 * noise))
+
+
+def test_weights_in_proportion_to_rollouts():
+    model = LearningModel(own=1.0, noise=0.0, shared=1.0)
+    update = model.update_of([group(0, 1, 2), group(1, 3, 6)], 1, "rollouts")
+    assert update.signal == pytest.approx(0.5)
+    assert update.noise == pytest.approx((1 / 4) ** 2 / 2 + (3 / 4) ** 2 / 6)
+    assert update.own == pytest.approx([2 * 0.25 * 0.5, 2 * 0.75 * 0.5])
+
+
+def test_without_normalisation_the_signal_is_the_variance():
+    update = LearningModel(advantage="rloo").update_of([group(0, 1, 4)], 1, "equal")
+    assert (update.signal, update.noise) == pytest.approx((3 / 16, 3 / 16 / 4))
+
+
+def test_stale_rollouts_and_re_rollouts_count_less():
+    model = LearningModel(staleness=0.5, prefix_transfer=0.25)
+    at = [group(0, 1, 2, version=2), group(0, 1, 2, version=0), group(0, 1, 2, version=2, prefix=PREFIX)]
+    assert [model.update_of([one], 3, "equal").signal for one in at] == pytest.approx([0.5, 0.125, 0.125])
+
+
+def test_the_mean_delay_of_a_group_counts():
+    mixed = group(0, 1, 2, version=2)
+    mixed.rollouts += group(0, 1, 2, version=0).rollouts
+    assert LearningModel(staleness=0.5).update_of([mixed], 3, "equal").signal == pytest.approx(0.5 * 0.5)
+
+
+def test_failed_rollouts_teach_nothing():
+    one = group(0, 1, 2)
+    one.rollouts.append(Rollout(float("nan"), None, 0, 0, failed=True))
+    assert LearningModel().update_of([one], 1, "equal").signal == pytest.approx(0.5)
+
+
+def test_a_batch_without_spread_moves_nothing():
+    update = LearningModel().update_of([group(0, 0, 8), group(1, 8, 8)], 1, "equal")
+    assert update.shared == update.signal == update.noise == 0 and not update.own.any()
+
+
+def test_more_rollouts_are_worth_more_and_less_each_time():
+    gains = [LearningModel().update_of([group(0, n // 2, n)], 1, "equal").shared for n in (8, 16, 32, 64)]
+    assert np.all(np.diff(gains) > 0)
+    without_noise = [LearningModel(noise=0).update_of([group(0, n // 2, n)], 1, "equal").shared for n in (8, 64)]
+    assert without_noise[0] == pytest.approx(without_noise[1])
+
+
+def test_every_prompt_gains_the_shared_component_and_the_trained_ones_their_own():
+    ability = Ability(np.zeros(3))
+    groups = [group(1, 2, 4)]
+    ability.learn(groups, LearningModel(shared=1.0, own=2.0, noise=0).update_of(groups, 1, "equal"))
+    assert ability.logits(np.arange(3)) == pytest.approx([0.5, 1.5, 0.5])
+    assert ability.held_out_rates() == pytest.approx(np.full(3, 1 / (1 + np.exp(-0.5))))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"shared": -1}, "shared"),
+        ({"noise": np.nan}, "noise"),
+        ({"staleness": 1.5}, "staleness"),
+        ({"advantage": "gae"}, "grpo, rloo"),
+        ({"optimizer": "lion"}, "sgd, adam"),
+        ({"prefix_transfer": -0.1}, "prefix_transfer"),
+    ],
+)
+def test_bad_parameters_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        LearningModel(**arguments)

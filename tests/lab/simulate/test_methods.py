@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from recipe.hora.policy import Hora
+from recipe.pilot_commit.policy import PilotCommit
+from verl_ext.lab.simulate.methods import Method, recipes, stand_in_features
+
+
+def test_every_recipe_is_there_and_is_what_its_own_file_says():
+    assert list(recipes()) == ["dynamic_sampling", "grpo", "hora", "knapsack", "pilot_commit", "prefix_sampling", "vip"]
+    for name in recipes():
+        method = Method.parse(name, 8)
+        assert (method.name, method.train_batch_size) == (name, 8)
+
+
+def test_defaults_are_the_recipes_and_overrides_win():
+    policy = Method.parse("pilot_commit n_pilot=8 p_solve=null rollout_policy.order=oldest", 4).policy(seed=3)
+    assert isinstance(policy, PilotCommit)
+    assert (policy.n_pilot, policy.n_commit, policy.train_batch_size) == (8, 48, 4)
+    assert policy.filter.p_solve is None and policy.buffer.order == "oldest"
+
+
+def test_what_a_recipe_refers_to_can_be_set_where_it_is():
+    policy = Method.parse("hora actor_rollout_ref.rollout.n=24 data.train_batch_size=6", 8).policy(seed=0)
+    assert isinstance(policy, Hora)
+    assert (policy.G, policy.train_batch_size) == (24, 6)
+
+
+def test_names_tell_what_was_overridden_or_are_given():
+    assert Method.parse("grpo n=8", 4).name == "grpo-n=8"
+    assert Method.parse("small:grpo n=8", 4).name == "small"
+
+
+def test_a_policy_of_ones_own_is_named_by_its_file(tmp_path):
+    file = tmp_path / "mine.yaml"
+    target = "_target_: recipe.grpo.policy.Uniform"
+    file.write_text(f"rollout_policy:\n  {target}\n  train_batch_size: ${{data.train_batch_size}}\n  n: 4\n")
+    method = Method.parse(f"{file} n=6", 8)
+    assert method.name == "mine-n=6"
+    assert (method.policy(seed=0).n, method.train_batch_size) == (6, 8)
+    file.write_text("policy: {}")
+    with pytest.raises(ValueError, match="a .yaml file that has rollout_policy"):
+        Method.parse(str(file), 8)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("", "begins with one of"), ("ppo", "begins with one of dynamic_sampling, grpo"), ("grpo n", "n is no key=value")],
+)
+def test_what_is_no_method_is_refused(text, message):
+    with pytest.raises(ValueError, match=message):
+        Method.parse(text, 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("grpo n=1", "rollout_policy.n=1"), ("grpo m=3", "unexpected keyword argument 'm'")]
+)
+def test_what_a_policy_refuses_is_refused_in_its_words(text, message):
+    with pytest.raises(ValueError, match=message):
+        Method.parse(text, 4).policy(seed=0)
+
+
+def test_only_estimators_over_texts_need_stand_ins():
+    assert Method.parse("vip", 4).reads_texts
+    assert not Method.parse("vip estimator=history", 4).reads_texts
+    assert not Method.parse("vip rollout_policy.estimator_options.features=x.npy", 4).reads_texts
+    assert not Method.parse("grpo", 4).reads_texts
+
+
+def test_stand_ins_know_as_much_of_the_difficulty_as_is_said():
+    rng = np.random.default_rng(0)
+    logits = rng.normal(1.0, 2.0, 20_000)
+    for correlation in (0.0, 0.5, 1.0):
+        features = stand_in_features(logits, correlation, rng)
+        assert features.shape == (20_000, 16)
+        assert np.corrcoef(features[:, 0], logits)[0, 1] == pytest.approx(correlation, abs=0.02)

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from verl_ext.lab.simulate.outcomes import cost_table, outcomes, spread, waste_table
+from verl_ext.lab.simulate.run import ACCURACY, Simulated
+
+
+def simulated(accuracies: list[float], rollouts: int, discarded: int = 0, ended: str | None = None) -> Simulated:
+    """A validation in every step."""
+    records = {0: {ACCURACY: accuracies[0]}}
+    for step, accuracy in enumerate(accuracies[1:], 1):
+        records[step] = {
+            ACCURACY: accuracy,
+            "rollouts/sampled": float(rollouts),
+            "rollouts/sampled_total": float(rollouts * step),
+            "rollouts/trained_total": float((rollouts - discarded) * step),
+            "rollouts/discarded_easy_total": float(discarded * step),
+            "tokens/sampled_total": 1e6 * step,
+            "timing_s/step": 1800.0,
+            "groups/effective_ratio": 0.5,
+            "rollouts/effective_ratio": 0.25,
+            "off_policy/delay_mean": 1.0,
+        }
+    return Simulated(records, 1.0, ended)
+
+
+RUNS = {
+    "slow": [simulated([0.1, 0.2, 0.3], 100), simulated([0.1, 0.3, 0.4], 100)],
+    "fast": [simulated([0.1, 0.4], 100, 25), simulated([0.1, 0.4], 100, 25, ended="no more data")],
+}
+
+
+def test_costs_are_those_of_the_first_validation_at_the_common_target():
+    target, (slow, fast) = outcomes(RUNS)
+    assert target == 0.3
+    assert (slow.rollouts, fast.rollouts) == ([200, 100], [100, 100])
+    assert (slow.steps, slow.tokens, slow.seconds) == ([2, 1], [2e6, 1e6], [3600, 1800])
+    assert (slow.accuracy, fast.waste["discarded: easy"]) == ([0.3, 0.4], [0.25, 0.25])
+    assert fast.ended == ("no more data",)
+
+
+def test_a_target_that_a_seed_misses_is_reached_by_none():
+    _, (slow, _) = outcomes(RUNS, 0.35)
+    assert slow.rollouts == [None, 200]
+    assert spread(slow.rollouts) == "- (1 of 2)"
+
+
+def test_means_and_spreads():
+    assert spread([1.0, 3.0], ".1f") == "2.0 ± 1.4"
+    assert spread([0.5], ".0f", 100, " %") == "50 %"
+    assert spread([None, None]) == "-"
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [(lambda t, f: cost_table(t, f), ("150 ± 71", "1.50", "30.0%")), (lambda _, f: waste_table(f), ("easy 25%",))],
+)
+def test_tables_show_them(make, expected):
+    console = Console(width=160, record=True, file=io.StringIO())
+    console.print(make(*outcomes(RUNS)))
+    text = console.export_text()
+    assert all(cell in text for cell in expected)

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from verl_ext.lab.simulate.population import PRESETS, Mixture, draw_logits, logit, sigmoid
+
+
+def rng():
+    return np.random.default_rng(0)
+
+
+def shares(population: str, rollouts: int) -> tuple[float, float]:
+    """Of prompts with no success and with nothing else, among so many rollouts."""
+    rates = sigmoid(draw_logits(population, 200_000, rng()))
+    return ((1 - rates) ** rollouts).mean(), (rates**rollouts).mean()
+
+
+@pytest.mark.parametrize(("preset", "wrong", "right"), [("math12k_7b", 0.15, 0.51), ("dapo_math_7b_late", 0.20, 0.40)])
+def test_presets_have_the_shares_that_their_papers_state(preset, wrong, right):
+    assert shares(preset, 8) == pytest.approx((wrong, right), abs=0.005)
+
+
+def test_every_preset_is_a_distribution():
+    for name in PRESETS:
+        logits = draw_logits(name, 100, rng())
+        assert logits.shape == (100,) and np.isfinite(logits).all()
+
+
+def test_a_mixture_has_its_mean():
+    logits = draw_logits("0.25:1:3,0.75:3:1", 100_000, rng())
+    assert sigmoid(logits).mean() == pytest.approx(0.25 * 0.25 + 0.75 * 0.75, abs=0.005)
+
+
+def test_logits_of_certain_rates_are_finite():
+    assert logit(np.array([0.0, 0.5, 1.0])) == pytest.approx([-13.8155, 0, 13.8155], abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("polaris", "use one of math12k_7b"), ("0.5:1:1", "sum to 0.5"), ("1:0:1", "alpha"), ("1:1", "weight:alpha:beta")],
+)
+def test_what_is_no_population_is_refused(text, message):
+    with pytest.raises(ValueError, match=message):
+        draw_logits(text, 10, rng())
+
+
+def test_recorded_rates_are_taken_as_they_are(tmp_path):
+    path = tmp_path / "prompts.parquet"
+    pq.write_table(pa.table({"success_rate": [0.1, 0.5, 0.9], "prompt": ["a", "b", "c"]}), path)
+    assert sigmoid(draw_logits(str(path), None, rng())) == pytest.approx([0.1, 0.5, 0.9])
+
+
+def test_counts_are_drawn_from_their_posterior(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"successes": k, "trials": 8}) + "\n" for k in [0] * 4000 + [8] * 4000))
+    rates = sigmoid(draw_logits(str(path), None, rng()))
+    assert rates[:4000].mean() == pytest.approx(0.5 / 9, abs=0.005)
+    assert rates[4000:].mean() == pytest.approx(8.5 / 9, abs=0.005)
+
+
+def test_fewer_prompts_than_recorded_are_part_of_them(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"success_rate": rate / 10}) + "\n" for rate in range(1, 10)))
+    drawn = sigmoid(draw_logits(str(path), 3, rng()))
+    assert len(set(drawn.round(1))) == 3
+    with pytest.raises(ValueError, match="prompts=10: .*holds 9"):
+        draw_logits(str(path), 10, rng())
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"rate": 0.1}', r"needs success_rate.*\['rate'\]"),
+        ("nonsense", "line 1 is no JSON"),
+        ('{"success_rate": 1.5}', r"success_rate\[0\]=1.5"),
+        ('{"successes": 3, "trials": 2}', "trials minus successes"),
+    ],
+)
+def test_what_is_no_record_is_refused(tmp_path, line, message):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(line + "\n")
+    with pytest.raises(ValueError, match=message):
+        draw_logits(str(path), None, rng())
+
+
+def test_a_missing_file_is_named():
+    with pytest.raises(ValueError, match="absent.parquet: there is no such file"):
+        draw_logits("absent.parquet", None, rng())
+
+
+def test_a_mixture_is_parsed():
+    assert Mixture.parse("0.5:1:2,0.5:3:4").parts == ((0.5, 1, 2), (0.5, 3, 4))

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from verl_ext.lab.simulate import LearningModel, Method, World, simulate
+from verl_ext.lab.simulate.hardware import Hardware
+from verl_ext.lab.simulate.run import ACCURACY
+
+WORLD = World("1:1:1", 120, steps=12, test_freq=4, learning=LearningModel(shared=0.1, noise=10.0))
+METHODS = [
+    "grpo n=8",
+    "dynamic_sampling n=8",
+    "pilot_commit n_pilot=4 n_commit=8",
+    "hora G=8 G0=2",
+    "vip n=8",
+    "knapsack n=8",
+    "prefix_sampling",
+]
+
+
+@pytest.mark.parametrize("text", METHODS)
+@pytest.mark.parametrize("mode", ["sync", "colocate_async", "separate_async"])
+def test_every_recipe_trains_and_its_books_balance(text, mode):
+    records = simulate(Method.parse(text, 8), replace(WORLD, mode=mode), seed=1).records
+    assert list(records) == list(range(13))
+    last = records[12]
+    gone = last["rollouts/trained_total"] + last["rollouts/discarded_total"] + last["rollouts/failed_total"]
+    assert last["rollouts/sampled_total"] == gone + last["rollouts/buffered"] > 0
+    assert records[12][ACCURACY] > records[4][ACCURACY] > records[0][ACCURACY]
+    assert sum(ACCURACY in record for record in records.values()) == 4
+    assert all(records[step]["timing_s/step"] > records[step]["timing_s/gen"] > 0 for step in range(1, 13))
+
+
+def test_a_run_is_its_seed():
+    one, same, other = (simulate(Method.parse(METHODS[2], 8), WORLD, seed).records for seed in (1, 1, 2))
+    for record in (*one.values(), *same.values()):
+        record.pop("allocation/seconds", None)
+    assert one == same
+    assert one[0] == other[0] and one[12][ACCURACY] != other[12][ACCURACY]
+
+
+def test_a_run_ends_at_the_accuracy_it_is_to_reach():
+    whole = simulate(Method.parse("grpo n=8", 8), WORLD, 0).records
+    records = simulate(Method.parse("grpo n=8", 8), replace(WORLD, until=whole[8][ACCURACY]), 0).records
+    assert max(records) == 8
+
+
+def test_a_run_that_cannot_go_on_says_why():
+    simulated = simulate(
+        Method.parse("dynamic_sampling n=8 max_rounds=1", 8), replace(WORLD, population="1:0.001:10"), 0
+    )
+    assert "had two different rewards" in simulated.ended and max(simulated.records) < 12
+
+
+def test_too_few_prompts_are_refused():
+    with pytest.raises(ValueError, match="prompts=120: a training step needs 128"):
+        simulate(Method.parse("grpo", 128), WORLD, 0)
+
+
+def generation(text: str, **world: object) -> float:
+    """Mean seconds, the first and the last step left out: they lack pilots of before and of after."""
+    records = simulate(Method.parse(text, 8), replace(WORLD, **world), 0).records
+    return sum(records[step]["timing_s/gen"] for step in range(2, 12)) / 10
+
+
+def test_binding_saves_a_wave_and_a_refill_costs_one():
+    pilot_commit = "pilot_commit n_pilot=4 n_commit=8"
+    assert generation(pilot_commit) < 0.8 * generation(f"{pilot_commit} bind=false")
+    assert generation("dynamic_sampling n=8 s=1") > 1.5 * generation("grpo n=8")
+
+
+def test_smaller_shards_wait_less_where_places_are_scarce():
+    scarce = Hardware(engines=1, slots=8)
+    assert generation("hora G=8 G0=2 shards=4", hardware=scarce) < generation("hora G=8 G0=2 shards=1", hardware=scarce)
+
+
+def test_an_update_that_interrupts_does_not_wait_for_pilots():
+    text, scarce = "pilot_commit n_pilot=4 n_commit=8", Hardware(engines=1, slots=16)
+    assert generation(text, mode="colocate_async", hardware=scarce) < generation(text, hardware=scarce)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"), [("mode", "async"), ("steps", 0), ("until", 2.0), ("embedding_correlation", 2)]
+)
+def test_bad_worlds_are_refused(argument, value):
+    with pytest.raises(ValueError, match=argument):
+        World(**{argument: value})

@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+from omegaconf import OmegaConf
+from support.engine import BernoulliEngine, epochs, prompts, run_step
+from typer.testing import CliRunner
+
+from verl_ext.lab.simulate.methods import Method
+from verl_ext.lab.simulate.verify_record import RecordingDiffers, main, replay
+from verl_ext.policy import RolloutPolicy
+from verl_ext.record import RecordingController
+
+SIZE, STEPS = 40, 5
+METHODS = [
+    "grpo n=4",
+    "dynamic_sampling n=4",
+    "pilot_commit n_pilot=4 n_commit=4",
+    "hora G=6 G0=2",
+    "vip n=6",
+    "vip n=6 estimator=history",
+    "knapsack n=6",
+    "prefix_sampling",
+]
+
+
+class Recorded:
+    """A run on the Bernoulli engine, that is recorded."""
+
+    def __init__(self, path: Path, text: str, failure_rate: float = 0.1):
+        self.path, self.method = path, Method.parse(text, 6)
+        self.features = path.parent / "features.npy"
+        np.save(self.features, np.random.default_rng(0).normal(size=(SIZE, 3)))
+        self.failure_rate = failure_rate
+        self.run = self.start()
+
+    def policy(self) -> RolloutPolicy:
+        return self.method.policy(seed=0, features=self.features)
+
+    def start(self, state: dict | None = None) -> RecordingController:
+        """A process: all of it is new but the file."""
+        policy, rows = self.policy(), prompts(SIZE)
+        policy.start_run(STEPS, [""] * SIZE)
+        rates = {row.id: rate for row, rate in zip(rows, np.linspace(0.05, 0.95, SIZE), strict=True)}
+        self.engine = BernoulliEngine(rates, failure_rate=self.failure_rate)
+        config = self.method.config.copy()
+        OmegaConf.update(config, "rollout_policy.estimator_options.features", str(self.features), force_add=True)
+        if not self.method.reads_texts:
+            config = self.method.config.copy()
+        config.data.seed = 0
+        self.run = RecordingController(
+            policy, epochs(rows), SIZE, self.engine, path=self.path,
+            config=OmegaConf.to_container(config.rollout_policy, resolve=True),
+        )  # fmt: skip
+        if state is not None:
+            self.run.load_state_dict(state)
+            self.run.resubmit_unfinished()
+        return self.run
+
+    def steps(self, first: int, last: int) -> None:
+        for step in range(first, last + 1):
+            self.engine.version = step - 1
+            run_step(self.run, step, engine=self.engine)
+
+
+@pytest.fixture
+def path(tmp_path) -> Path:
+    return tmp_path / "record.jsonl"
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines() if line]
+
+
+def rewrite(path: Path, events: list[dict]) -> None:
+    path.write_text("".join(json.dumps(event) + "\n" for event in events))
+
+
+@pytest.mark.parametrize("text", METHODS)
+def test_a_fresh_policy_asks_for_the_same(path, text):
+    recorded = Recorded(path, text)
+    recorded.steps(1, STEPS)
+    replayed = replay(path)
+    assert (replayed.steps, replayed.batches) == (STEPS, STEPS)
+    assert replayed.rollouts == recorded.run.ledger.total["rollouts/sampled"] + recorded.run.outstanding
+    assert replayed.requests == sum(len(wave) for wave in recorded.engine.submitted)
+    assert replayed.policy.state_dict() == recorded.run.policy.state_dict()
+
+
+@pytest.mark.parametrize("text", ["pilot_commit n_pilot=4 n_commit=4", "prefix_sampling", "knapsack n=6"])
+def test_a_run_that_was_killed_and_resumed_is_one_record(path, text):
+    recorded = Recorded(path, text)
+    recorded.steps(1, 2)
+    state = json.loads(json.dumps(recorded.run.state_dict()))
+    recorded.steps(3, 3)  # lost: the checkpoint is older
+    with path.open("a") as file:
+        file.write('{"event": "waves", "wav')  # the kill
+    recorded.start(state)
+    recorded.steps(3, STEPS)
+    replayed = replay(path)
+    assert (replayed.steps, replayed.batches) == (STEPS + 1, STEPS + 1)
+    assert replayed.policy.state_dict() == recorded.run.policy.state_dict()
+
+
+@pytest.mark.parametrize("text", METHODS)
+def test_a_resumed_run_records_that_it_has_what_the_checkpoint_has(path, text):
+    recorded = Recorded(path, text)
+    recorded.steps(1, 3)
+    state = json.loads(json.dumps(recorded.run.state_dict()))
+    recorded.start(state)
+    loads = [event for event in lines(path) if event["event"] == "load"]
+    assert [event["loaded"] for event in loads] == [event["state"] for event in loads] == [state]
+
+
+def test_another_policy_is_found_out(path):
+    Recorded(path, "pilot_commit n_pilot=4 n_commit=4 p_upper=0.75").steps(1, STEPS)
+    other = Method.parse("pilot_commit n_pilot=4 n_commit=4 p_upper=0.5", 6)
+    with pytest.raises(RecordingDiffers, match=r"line \d+: (requests|groups given up) differ"):
+        replay(path, lambda: other.policy(seed=0))
+
+
+def test_a_changed_result_is_found_out(path):
+    Recorded(path, "dynamic_sampling n=4", failure_rate=0.0).steps(1, STEPS)
+    events = lines(path)
+    wave = next(event for event in events if event["event"] == "waves")["waves"][0]
+    spread = len({rollout[0] for rollout in wave[1]}) > 1
+    wave[1] = [[1.0 if spread else float(index % 2), None, *rollout[2:]] for index, rollout in enumerate(wave[1])]
+    rewrite(path, events)
+    with pytest.raises(RecordingDiffers):
+        replay(path)
+
+
+def test_the_end_of_a_run_that_moves_is_followed(path):
+    """rollout_driver.rollout_budget makes an earlier step the last one, for which no pilots are generated ahead."""
+    recorded = Recorded(path, "pilot_commit n_pilot=4 n_commit=4")
+    recorded.steps(1, 2)
+    recorded.run.policy.total_steps = 3
+    recorded.steps(3, 3)
+    assert replay(path).rollouts == recorded.run.ledger.total["rollouts/sampled"]
+
+
+def test_what_is_no_record_is_refused(path):
+    with pytest.raises(ValueError, match="there is no such file"):
+        replay(path)
+    path.write_text('{"step": 1, "data": {}}\n')
+    with pytest.raises(ValueError, match="does not begin as a record does"):
+        replay(path)
+    rewrite(path, [{"event": "run", "version": 99, "policy": None, "rows_per_epoch": 1, "total_steps": 1}])
+    with pytest.raises(ValueError, match="version 99"):
+        replay(path)
+
+
+def test_the_command_says_that_it_is_the_same_or_where_it_is_not(path):
+    Recorded(path, "hora G=6 G0=2").steps(1, STEPS)
+    application = typer.Typer()
+    application.command()(main)
+    same = CliRunner().invoke(application, [str(path)])
+    assert same.exit_code == 0 and f"{STEPS} batches in {STEPS} steps" in " ".join(same.output.split())
+    events = lines(path)
+    events[0]["policy"]["G0"] = 3
+    rewrite(path, events)
+    differs = CliRunner().invoke(application, [str(path)])
+    assert differs.exit_code == 1 and "step 1 (line 2): requests differ" in differs.output

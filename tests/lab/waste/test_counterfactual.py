@@ -1,0 +1,150 @@
+"""The recipes' own policies on recorded rates."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.rollout_logs import log_of
+
+from verl_ext.lab.waste import methods
+from verl_ext.lab.waste.counterfactual import Outcome, RecordedEngine, of_the_log, replay
+from verl_ext.lab.waste.rates import RecordedRates, fit_prior
+
+BATCH, N = 8, 8
+
+
+def recorded_log(epochs=3, seed=0, prompts=64):
+    """Three kinds of prompts, hopeless, even and solved, visited once per epoch in a new order."""
+    rng = np.random.default_rng(seed)
+    rates = np.repeat([0.0, 0.5, 1.0], [prompts // 2, prompts // 4, prompts // 4])
+    order = np.concatenate([rng.permutation(prompts) for _ in range(epochs)])
+    counts = rng.binomial(N, rates[order])
+    return log_of([(1 + i // BATCH, prompt, count, N) for i, (prompt, count) in enumerate(zip(order, counts))])  # noqa: B905
+
+
+def run(name, log, budget=None, seed=0, **settings):
+    settings = methods.settings(name, N, seed, embeddings=False) | settings
+    policy = methods.build(name, settings, BATCH)
+    budget = budget or int(log.rollouts.sum())
+    recorded = RecordedRates(log, fit_prior(log.correct, log.rollouts))
+    return replay(policy, log, recorded, train_batch_size=BATCH, budget=budget, seed=seed)
+
+
+def test_uniform_goes_through_the_log_as_it_was():
+    """Each step draws the prompts of that step, so the rates are those of the very groups."""
+    log = recorded_log()
+    drawn = []
+
+    class Noting(RecordedRates):
+        def nearest(self, prompt, batch):
+            drawn.append((prompt, batch))
+            return super().nearest(prompt, batch)
+
+    recorded = Noting(log, (0.1, 0.1))
+    policy = methods.build("grpo", {"n": N}, BATCH)
+    outcome = replay(policy, log, recorded, train_batch_size=BATCH, budget=10**9, seed=0)
+    assert drawn == list(zip(log.prompt.tolist(), log.batch.tolist(), strict=True))
+    assert outcome.steps == len(log.batches) and outcome.sampled == log.rollouts.sum() == 1536
+    assert outcome.short_steps == 0 and outcome.stopped is None and outcome.discarded == {}
+
+
+def test_uniform_has_the_gradients_of_the_log():
+    """Over many groups: the share with a gradient is that of the log the rates come from."""
+    rng = np.random.default_rng(0)
+    rates = rng.beta(0.4, 0.4, 2000)
+    log = log_of([(1 + i // BATCH, i, count, N) for i, count in enumerate(rng.binomial(N, rates))])
+    outcome, own = run("grpo", log), of_the_log(log, RecordedRates(log, (1.0, 1.0)), int(log.rollouts.sum()))
+    share = outcome.gradient_groups / outcome.trained_groups
+    assert share == pytest.approx(own.gradient_groups / own.trained_groups, abs=0.03)
+
+
+def test_the_log_itself():
+    log = log_of([(1, 0, 2, 4), (1, 1, 0, 4), (2, 0, 8, 8)])
+    own = of_the_log(log, RecordedRates(log, (0.01, 0.01)), 100)
+    assert (own.steps, own.sampled, own.trained_groups, own.trained_rollouts) == (2, 100, 3, 16)
+    assert (own.gradient_groups, own.gradient_rollouts) == (1, 4)
+    assert own.curve == [(8, 1), (16, 1)]
+    assert own.rollouts_in_band.tolist() == [4, 0, 4, 0, 8] and own.prompts_in_band.tolist() == [1, 0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("name", ["grpo", "hora", "vip", "knapsack"])
+def test_one_step_costs_what_a_step_of_the_log_cost(name):
+    log = recorded_log()
+    outcome = run(name, log)
+    assert outcome.steps == 24 and outcome.sampled == outcome.trained_rollouts == 1536
+    assert outcome.rollouts_in_band.sum() == outcome.sampled and outcome.prompts_in_band.sum() == 24 * BATCH
+    assert len(outcome.curve) == 24 and outcome.curve[-1] == (1536, outcome.gradient_groups)
+
+
+def test_a_history_knows_nothing_in_the_first_epoch():
+    """Knapsack-RL: uniform until prompts are seen again; then away from what is hopeless or solved."""
+    log = recorded_log(epochs=4)
+    first = log_of(list(zip(log.step, log.prompt, log.correct, log.rollouts, strict=True))[:64])
+    outcome = run("knapsack", first)
+    drawn = outcome.prompts_in_band
+    assert (outcome.rollouts_in_band[drawn > 0] / drawn[drawn > 0]).tolist() == [N] * int((drawn > 0).sum())
+    later = run("knapsack", log, allocator_options={"fallback": False})
+    per_prompt = later.rollouts_in_band / np.maximum(later.prompts_in_band, 1)
+    assert per_prompt[1:4].max() > 2 * N > 2 * per_prompt[0] and per_prompt[4] < N
+
+
+def test_pilots_and_commits():
+    """Everything trained on has a gradient; three pilots are paid for each commit, so the steps are fewer."""
+    log = recorded_log(epochs=8)
+    outcome = run("pilot_commit", log, p_solve=None)
+    assert outcome.trained_groups > 0 and outcome.gradient_groups == outcome.trained_groups
+    discarded = sum(outcome.discarded.values())
+    assert {"too_hard", "too_easy"} <= set(outcome.discarded)
+    assert 0 <= outcome.sampled - outcome.trained_rollouts - discarded <= 4 * BATCH * 4  # what is left is buffered
+    assert outcome.sampled >= 64 * 8 * N and outcome.steps < len(log.batches)
+
+
+def test_refills_are_paid_for():
+    outcome = run("dynamic_sampling", recorded_log(), budget=600)
+    assert outcome.gradient_groups == outcome.trained_groups and outcome.sampled >= 600
+    assert outcome.trained_rollouts + sum(outcome.discarded.values()) == outcome.sampled
+    assert outcome.curve[-1][0] == outcome.sampled and all(spent < 600 for spent, _ in outcome.curve[:-1])
+
+
+def test_nothing_to_train_on_ends_a_replay_with_the_reason():
+    log = log_of([(step, prompt, 0, 2000) for step in (1, 2) for prompt in range(BATCH)])
+    outcome = run("dynamic_sampling", log)
+    assert outcome.steps == 0 and "none of" in outcome.stopped and outcome.sampled > 0
+
+
+def test_the_same_seed_does_the_same():
+    log = recorded_log()
+    one, same, other = (run("hora", log, seed=seed) for seed in (3, 3, 4))
+    assert one.curve == same.curve and one.curve != other.curve
+
+
+def test_verdicts_come_at_the_recorded_rate():
+    log = log_of([(1, 0, 3, 10), (1, 1, 10, 10)])
+    outcome = Outcome()
+    recorded = RecordedRates(log, (1.0, 1.0))
+    engine = RecordedEngine(recorded, np.array([0.3, 1.0]), np.random.default_rng(0), outcome)
+    from verl_ext.policy import Group, Prompt
+
+    groups = [Group("a", Prompt("p0", 0)), Group("b", Prompt("p1", 1))]
+    engine.submit([(groups[0], 10_000), (groups[1], 5)])
+    waves = dict(engine.finish())
+    assert np.mean([rollout.correct for rollout in waves["a"]]) == pytest.approx(0.3, abs=0.02)
+    assert [rollout.reward for rollout in waves["b"]] == [1.0] * 5
+    engine.submit([(groups[1], 3)])
+    engine.finish()
+    assert engine.verdicts["b"] == (8, 8)
+    assert outcome.rollouts_in_band.tolist() == [0, 10_000, 0, 0, 8] and outcome.prompts_in_band.sum() == 2
+
+
+@pytest.mark.parametrize("name", methods.POLICIES)
+@pytest.mark.parametrize("n", [3, 4, 8, 64])
+def test_recipes_take_their_settings(name, n):
+    methods.build(name, methods.settings(name, n, 0, embeddings=False), 1)
+
+
+def test_waves_add_up():
+    for n in (3, 4, 8, 32, 64):
+        options = methods.settings("pilot_commit", n, 0, embeddings=False)
+        assert options["n_pilot"] + options["n_commit"] == n
+    assert methods.settings("pilot_commit", 64, 0, False)["n_pilot"] == 16
+    assert methods.settings("hora", 32, 0, False)["G0"] == 8

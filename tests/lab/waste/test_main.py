@@ -1,0 +1,179 @@
+"""The command: what it writes, what it refuses, what it loads."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import typer
+from support.rollout_logs import line, write_lines
+from support.runs import write_log as write_metrics
+from typer.testing import CliRunner
+
+from verl_ext.lab.waste.__main__ import main
+
+ROOT = Path(__file__).parents[3]
+FLAT = re.compile(r"[\s│]+")
+
+
+@pytest.fixture
+def invoke():
+    app = typer.Typer()
+    app.command()(main)
+    return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "220"})
+
+
+@pytest.fixture(scope="module")
+def benchmark():
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    try:
+        import replay
+    finally:
+        sys.path.remove(str(ROOT / "benchmarks"))
+    return replay
+
+
+@pytest.fixture(scope="module")
+def small_log(benchmark, tmp_path_factory):
+    """What the benchmark measures, smaller: 8,192 rollouts of 512 prompts, four steps."""
+    folder = tmp_path_factory.mktemp("rollouts")
+    benchmark.write_log(folder, 8000, 512, 200)
+    return folder
+
+
+def groups_of(folder):
+    """The log read in the plainest way: (step, prompt) -> scores."""
+    groups = defaultdict(list)
+    for path in folder.glob("*.jsonl"):
+        for row in map(json.loads, path.read_text().splitlines()):
+            groups[row["step"], row["gts"]].append(row["score"])
+    return groups
+
+
+def test_page_plots_numbers_and_histories(small_log, tmp_path, invoke):
+    result = invoke(small_log, "--out", tmp_path, "--repeats", 2)
+    assert result.exit_code == 0, result.output
+    groups = groups_of(small_log)
+    summary = json.loads((tmp_path / "replay.json").read_text())
+    assert summary["log"]["rollouts"] == 8192 == 8 * len(groups) and summary["log"]["steps"] == 4
+    assert summary["log"]["prompts"] == len({prompt for _, prompt in groups}) == 512
+    assert summary["spent"]["total"]["groups"] == {
+        "with gradient": sum(len(set(scores)) > 1 for scores in groups.values()),
+        "all correct": sum(set(scores) == {1.0} for scores in groups.values()),
+        "all wrong": sum(set(scores) == {0.0} for scores in groups.values()),
+        "equal scores": 0,
+    }
+    replayed = summary["counterfactual"]
+    assert (replayed["train_batch_size"], replayed["n"], replayed["repeats"]) == (256, 8, 2)
+    assert list(replayed["methods"]) == [
+        "the log",
+        "grpo",
+        "dynamic_sampling",
+        "hora",
+        "vip",
+        "knapsack",
+        "pilot_commit",
+    ]
+    own, grpo = replayed["methods"]["the log"], replayed["methods"]["grpo"]
+    assert own["sampled"] == grpo["sampled"] == 8192 and grpo["steps"] == 4
+    assert grpo["groups_with_gradient"] == pytest.approx(own["groups_with_gradient"], abs=0.04)
+    assert replayed["methods"]["pilot_commit"]["groups_with_gradient"] == 1.0
+    assert summary["transitions"]["statuses"][0] == "extremely_hard"
+    assert sum(map(sum, summary["transitions"]["counts"])) == 512
+
+    table = pq.read_table(tmp_path / "prompts.parquet").to_pylist()
+    assert len(table) == 512 and all(row["step"] == sorted(row["step"]) and len(row["correct"]) == 2 for row in table)
+    assert sum(sum(row["correct"]) for row in table) == sum(map(sum, groups.values()))
+
+    assert (
+        sorted(summary["plots"]) == sorted(path.name for path in tmp_path.glob("*.png")) and len(summary["plots"]) == 5
+    )
+    page = (tmp_path / "replay.html").read_text()
+    assert page.count("data:image/png;base64,") == 5 and "recorded success rates stand for the true ones" in page
+    assert "recorded success rates stand for the true ones" in FLAT.sub(" ", result.output)
+    assert "What each method would have done" in result.output and "verl logs the rollouts that are trained on" in page
+
+
+def test_the_budget_of_the_metrics(small_log, tmp_path, invoke):
+    """With what was sampled and discarded up to the log's last step, and not after it."""
+    steps = {
+        step: {
+            "rollouts/sampled_total": 3000.0 * step,
+            "rollouts/discarded_too_hard_total": 952.0 * step,
+            "rollouts/discarded_total": 952.0 * step,
+            "tokens/sampled_total": 5.0 * step,
+        }
+        for step in range(1, 7)
+    }
+    metrics = write_metrics(tmp_path / "metrics.jsonl", steps)
+    result = invoke(small_log, "--out", tmp_path / "out", "--metrics", metrics, "--repeats", 1)
+    assert result.exit_code == 0, result.output
+    summary = json.loads((tmp_path / "out" / "replay.json").read_text())
+    assert summary["budget"] == {
+        "rollouts": 12_000,
+        "tokens": 20,
+        "from_metrics": True,
+        "discarded": {"too_hard": 3808},
+    }
+    assert summary["counterfactual"]["methods"]["the log"]["sampled"] == 12_000
+    assert "as the metrics say, 20 tokens in all; discarded: 3,808 too_hard." in FLAT.sub(" ", result.output)
+
+
+def test_malformed_lines_are_shown_and_not_fatal(tmp_path, invoke):
+    path = write_lines(
+        tmp_path / "[bold]<b>.jsonl", [line(score=1.0), line(score=0.0), '{"inp', line(score=float("nan"))]
+    )
+    result = invoke(path, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "score is not finite" in result.output and "[bold]<b>.jsonl:4" in FLAT.sub("", result.output)
+    page = (tmp_path / "out" / "replay.html").read_text()
+    assert "[bold]&lt;b&gt;.jsonl:3" in page and "<b>" not in page
+
+
+def test_a_method_that_refuses_the_log_is_named(tmp_path, invoke):
+    """Two rollouts per prompt are too few for VIP's L and for a commit."""
+    rows = [line(str(prompt), prompt % 2, step) for step in (1, 2) for prompt in range(4) for _ in range(2)]
+    result = invoke(write_lines(tmp_path / "1.jsonl", rows), "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "vip was not replayed: rollout_policy.L=3 is not valid" in FLAT.sub(" ", result.output)
+
+
+@pytest.mark.parametrize("score", [0.0, 1.0])
+def test_one_line_is_a_log(tmp_path, invoke, score):
+    result = invoke(write_lines(tmp_path / "1.jsonl", [line(score=score)]), "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "1 rollouts in 1 groups of 1 prompts, 1 steps; 1 of them (100.0%)" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["{}/none"], "no such file or folder"),
+        (["{}/metrics.jsonl"], "not one line is a rollout"),
+        (["{}/1.jsonl", "--metrics", "{}/none.jsonl"], "there is no such file"),
+        (["{}/1.jsonl", "--metrics", "{}"], "holds 2 runs"),
+        (["{}/1.jsonl", "--correct-above", "nan"], "correct_above=nan must be a finite number"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_in_one_sentence(tmp_path, invoke, arguments, why):
+    write_lines(tmp_path / "1.jsonl", [line()])
+    write_metrics(tmp_path / "metrics.jsonl", {1: {"a": 1.0}})
+    result = invoke(*(argument.format(tmp_path) for argument in arguments), "--out", tmp_path / "out")
+    assert result.exit_code == 2 and "Traceback" not in result.output
+    assert why in FLAT.sub(" ", result.output) and not (tmp_path / "out").exists()
+
+
+def test_it_loads_neither_verl_nor_torch():
+    code = (
+        "import sys, verl_ext.lab.waste.__main__; "
+        "import recipe.knapsack.policy, recipe.hora.policy, recipe.pilot_commit.policy; "
+        "print(' '.join(sorted({name.partition('.')[0] for name in sys.modules})))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert not set(result.stdout.split()) & {"verl", "ray", "torch", "vllm", "transformers"}

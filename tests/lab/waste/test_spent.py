@@ -1,0 +1,59 @@
+"""Where logged rollouts went."""
+
+import numpy as np
+import pytest
+from support.rollout_logs import line, log_of, write_lines
+
+from verl_ext.lab.waste.reader import read_rollouts
+from verl_ext.lab.waste.spent import by_batch, outcomes, spent
+
+LOG = log_of([(1, 0, 8, 8), (1, 1, 0, 8), (1, 2, 4, 8), (2, 0, 7, 8), (2, 1, 0, 4), (5, 1, 0, 2)])
+
+
+def test_totals():
+    total = spent(LOG, (1.0, 1.0))["total"]
+    assert total["groups"] == {"with gradient": 2, "all correct": 1, "all wrong": 3, "equal scores": 0}
+    assert total["rollouts"] == {"with gradient": 16, "all correct": 8, "all wrong": 14, "equal scores": 0}
+    assert total["characters"] == {"with gradient": 160, "all correct": 80, "all wrong": 140, "equal scores": 0}
+    assert total["success_rate"] == 19 / 38
+
+
+def test_by_visit():
+    visits = spent(LOG, (1.0, 1.0))["by_visit"]
+    assert list(visits) == ["1", "2", "3"]
+    assert [sum(part["groups"].values()) for part in visits.values()] == [3, 2, 1]
+    assert [part["groups"]["all wrong"] for part in visits.values()] == [1, 1, 1]
+    assert visits["2"]["success_rate"] == 7 / 12
+
+
+def test_many_visits_are_put_together():
+    visits = spent(log_of([(step, 0, 1, 2) for step in range(1, 31)]), (1.0, 1.0))["by_visit"]
+    assert list(visits)[:2] == ["1 to 2", "3 to 5"] and len(visits) == 12
+    assert sum(sum(part["groups"].values()) for part in visits.values()) == 30
+
+
+def test_by_difficulty():
+    """Posterior means under a flat prior: 16/18, 1/16 and 5/10."""
+    parts = spent(LOG, (1.0, 1.0))["by_difficulty"]
+    assert {name: part["prompts"] for name, part in parts.items()} == {
+        "0 to 20 %": 1,
+        "20 to 40 %": 0,
+        "40 to 60 %": 1,
+        "60 to 80 %": 0,
+        "80 to 100 %": 1,
+    }
+    assert parts["0 to 20 %"]["rollouts"]["all wrong"] == 14 and parts["20 to 40 %"]["success_rate"] is None
+
+
+def test_scores_decide_about_the_gradient(tmp_path):
+    """Scores that differ among correct rollouts give one; equal scores give none, whatever the verdicts."""
+    rows = [line("a", 1.0, acc=1), line("a", 0.8, acc=1), line("b", 0.5, acc=1), line("b", 0.5, acc=0)]
+    log = read_rollouts([write_lines(tmp_path / "1.jsonl", rows)])
+    assert outcomes(log).tolist() == [0, 3]
+
+
+def test_shares_of_each_step():
+    shares = by_batch(LOG)
+    assert list(shares) == ["with gradient", "all correct", "all wrong"]
+    assert shares["all wrong"] == pytest.approx([1 / 3, 0.5, 1.0])
+    assert np.sum(list(shares.values()), axis=0) == pytest.approx(np.ones(3))

@@ -1,0 +1,195 @@
+"""VIP and Knapsack-RL: one wave, divided by what is believed."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from support.engine import controller, run_step
+
+from recipe.knapsack.policy import STATUSES, Knapsack, status
+from recipe.vip.policy import Vip
+from verl_ext.allocation import gradient_variance, knapsack
+from verl_ext.allocation.by_name import RULES
+from verl_ext.estimation.by_name import BY_ID, BY_TEXT
+from verl_ext.one_wave import prediction_metrics
+
+RATES = [0.0, 0.1, 0.4, 0.7, 1.0] * 12
+
+
+@pytest.fixture
+def features(tmp_path):
+    path = tmp_path / "features.npy"
+    np.save(path, np.array(RATES)[:, None] + 0.01 * np.random.default_rng(0).normal(size=(len(RATES), 3)))
+    return str(path)
+
+
+def test_vip_divides_by_predicted_variance_and_learns(features):
+    policy = Vip(train_batch_size=20, n=8, U=24, estimator_options={"features": features, "noise": 0.5})
+    run = controller(policy, RATES)
+    errors = []
+    for step in range(1, 10):
+        run.engine.version = step - 1
+        batch = run_step(run, step)
+        by_prompt = dict(run.engine.submitted[-1])
+        predicted = np.array([policy._predicted[prompt] for prompt in by_prompt])
+        expected = gradient_variance.allocate(predicted, 160, lower=3, upper=24)
+        assert list(by_prompt.values()) == expected.tolist()
+        assert sum(len(group.rollouts) for group in batch) == 160
+        metrics = run.metrics()
+        errors.append((metrics["vip/prediction_mae"], metrics["vip/prediction_mae_moving_average"]))
+    assert np.mean(errors[3:], axis=0)[0] < 0.5 * np.mean(errors[3:], axis=0)[1]
+    assert metrics["vip/prediction_correlation"] > 0.8 and metrics["vip/prediction_calibration_error"] < 0.2
+
+
+def test_vip_with_continuous_rewards_predicts_variances(features):
+    options = {"features": features, "link": "softplus", "noise": 2.0}
+    run = controller(Vip(train_batch_size=20, n=8, rewards="continuous", estimator_options=options), RATES)
+    given = np.zeros(5)
+    for step in range(1, 13):
+        batch = run_step(run, step)
+        assert sum(len(group.rollouts) for group in batch) == 160
+        if step > 3:
+            given += np.bincount([group.prompt.row % 5 for group in batch], [len(group.rollouts) for group in batch], 5)
+    assert min(given[2], given[3]) > 1.3 * max(given[0], given[4])  # 0.4 and 0.7 vary, 0 and 1 do not
+
+
+def test_knapsack_is_uniform_in_the_first_epoch_and_then_follows_the_rule():
+    policy = Knapsack(train_batch_size=20, n=8)
+    run = controller(policy, RATES)
+    for step in range(1, 4):
+        assert {len(group.rollouts) for group in run_step(run, step)} == {8}
+    for step in range(4, 10):
+        batch = run_step(run, step)
+        by_prompt = dict(run.engine.submitted[-1])
+        predicted = np.array([policy._predicted[prompt] for prompt in by_prompt])
+        assert list(by_prompt.values()) == knapsack.allocate(predicted, 160).tolist()
+        assert len({len(group.rollouts) for group in batch}) > 1
+        assert run.metrics()["rollouts/sampled"] == 160
+
+
+def test_knapsack_has_more_effective_gradients_than_uniform():
+    ratio = {}
+    for allocator in ("knapsack", "uniform"):
+        run = controller(Knapsack(train_batch_size=20, n=4, allocator=allocator), [0.0, 0.08, 0.5, 0.95, 1.0] * 12)
+        ratios = []
+        for step in range(1, 31):
+            batch = run_step(run, step)
+            weights = [len(group.usable) for group in batch]
+            effective = [0 < sum(group.verdicts) < len(group.verdicts) for group in batch]
+            ratios.append(np.dot(weights, effective) / sum(weights))
+        ratio[allocator] = np.mean(ratios[6:])
+    assert ratio["knapsack"] > ratio["uniform"] + 0.05
+
+
+def test_status_transitions_are_counted():
+    assert [STATUSES[status(p)] for p in (0, 0.2, 0.21, 0.79, 0.8, 1)] == [
+        "extremely_hard",
+        "hard",
+        "medium",
+        "medium",
+        "easy",
+        "extremely_easy",
+    ]
+    run = controller(Knapsack(train_batch_size=60, n=4), RATES)
+    for step in range(1, 5):
+        run_step(run, step)
+        metrics = run.metrics()
+    counted = sum(value for name, value in metrics.items() if name.startswith("knapsack/from_"))
+    assert counted == 3 * 60 and sum(metrics[f"knapsack/status_{name}"] for name in STATUSES) == 60
+    assert metrics["knapsack/from_extremely_hard_to_extremely_hard"] >= 3 * 12
+
+
+@pytest.mark.parametrize("allocator", RULES)
+@pytest.mark.parametrize("estimator", [*BY_ID, *BY_TEXT])
+def test_any_estimator_goes_with_any_rule(estimator, allocator, features):
+    options = {"features": features} if estimator in BY_TEXT else {}
+    policy = Vip(train_batch_size=12, n=6, U=20, estimator=estimator, estimator_options=options, allocator=allocator)
+    run = controller(policy, RATES)
+    for step in range(1, 4):
+        sizes = [len(group.rollouts) for group in run_step(run, step)]
+        assert sum(sizes) == 72 and min(sizes) >= 3 and max(sizes) <= 20
+
+
+def test_dynamic_sampling_trains_only_on_groups_with_signal():
+    run = controller(Knapsack(train_batch_size=6, n=6, dynamic_sampling=True), RATES)
+    for step in range(1, 6):
+        batch = run_step(run, step)
+        assert len(batch) == 6 and all(len(set(group.rewards)) == 2 for group in batch)
+        assert run.metrics()["knapsack/rounds"] > 1
+
+
+@pytest.mark.parametrize("make", [Vip, Knapsack])
+def test_state_is_restored(make, features):
+    options = {"estimator": "gaussian_process", "estimator_options": {"features": features}} if make is Vip else {}
+    run = controller(make(train_batch_size=12, n=6, **options), RATES)
+    for step in range(1, 8):
+        run_step(run, step)
+    state = json.loads(json.dumps(run.policy.state_dict()))
+    other = make(train_batch_size=12, n=6, **options)
+    other.start_run(None, [""] * len(RATES))
+    other.load_state_dict(state)
+    assert other.state_dict() == run.policy.state_dict()
+    prompts = [group.prompt for group in run._batch]
+    assert other.estimator.predict(prompts).tolist() == run.policy.estimator.predict(prompts).tolist()
+
+
+def test_a_state_of_another_estimator_is_refused(features):
+    saved = Knapsack(train_batch_size=4, n=4).state_dict()
+    with pytest.raises(ValueError, match="history"):
+        Knapsack(train_batch_size=4, n=4, estimator="beta_posterior", estimator_options={}).load_state_dict(saved)
+
+
+def test_prediction_metrics_by_hand():
+    metrics = prediction_metrics(np.array([0.1, 0.9, 0.95]), np.array([0.2, 0.7, 1.0]))
+    assert metrics["mae"] == pytest.approx((0.1 + 0.2 + 0.05) / 3)
+    assert metrics["calibration_error"] == pytest.approx((0.1 + 0.15) / 3)  # 0.9 and 0.95 share a bin
+    assert metrics["correlation"] == pytest.approx(np.corrcoef([0.1, 0.9, 0.95], [0.2, 0.7, 1.0])[0, 1])
+    assert prediction_metrics(np.array([]), np.array([])) == {}
+
+
+@pytest.mark.parametrize(
+    ("make", "key", "value"),
+    [
+        (Vip, "L", 0),
+        (Vip, "L", 9),
+        (Vip, "L", 2.5),
+        (Vip, "U", 7),
+        (Vip, "gradient", "grpo"),
+        (Vip, "rewards", "some"),
+        (Vip, "n", 1),
+        (Vip, "dynamic_sampling", "yes"),
+        (Knapsack, "N_low", 0),
+        (Knapsack, "N_low", 9),
+        (Knapsack, "N_up", 4),
+        (Knapsack, "max_rounds", 0),
+        (Knapsack, "prompt_weight", "x"),
+        (Knapsack, "train_batch_size", 0),
+    ],
+)
+def test_bad_parameters_are_named(make, key, value):
+    with pytest.raises(ValueError, match=f"rollout_policy.{key}="):
+        make(**{"train_batch_size": 16, "n": 8, "estimator": "history", key: value})
+
+
+def test_dr_grpo_needs_three_rollouts():
+    with pytest.raises(ValueError, match="rollout_policy.L=2"):
+        Vip(train_batch_size=4, n=8, L=2, gradient="dr_grpo", estimator="history")
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"allocator": "best"}, "allocator"),
+        ({"allocator_options": {"speed": 1}}, "allocator_options"),
+        ({"estimator": "oracle"}, "estimator"),
+        ({"estimator_options": {"length": 3}}, "estimator_options"),
+        ({"rewards": "continuous"}, "estimator"),
+        ({"rewards": "continuous", "allocator": "knapsack"}, "allocator"),
+        ({"estimator": "gaussian_process", "estimator_options": {"model": "/nowhere"}}, "model"),
+    ],
+)
+def test_combinations_that_cannot_work_are_refused(options, named):
+    with pytest.raises(ValueError, match=named):
+        Vip(**{"train_batch_size": 16, "n": 8, "estimator": "history", **options})

@@ -1,0 +1,149 @@
+"""What runs cost, and what they got for it, over seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from rich.table import Table
+
+from verl_ext.lab.report.runs import Run
+from verl_ext.lab.report.summary import accuracy_against, common_target, destinations, first_at
+from verl_ext.lab.simulate.run import Simulated
+
+Values = list[float | None]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One method; each list has an entry per seed, None where the seed's run lacks it.
+
+    Attributes:
+        name: of the method.
+        rollouts, tokens, seconds, steps: up to the first validation at or above the target; None: not reached.
+        accuracy: the best.
+        effective_groups, effective_rollouts: share of trained groups, and rollouts, with a gradient; mean over steps.
+        delay: policy versions between a rollout and its update; mean over steps.
+        rollouts_per_step: sampled.
+        waste: by reason, share of all rollouts sampled that were not trained on; what is left in buffers included.
+        ended: why runs ended early, each reason once.
+    """
+
+    name: str
+    rollouts: Values
+    tokens: Values
+    seconds: Values
+    steps: Values
+    accuracy: Values
+    effective_groups: Values
+    effective_rollouts: Values
+    delay: Values
+    rollouts_per_step: Values
+    waste: dict[str, Values]
+    ended: tuple[str, ...]
+
+
+def as_run(name: str, seed: int, simulated: Simulated) -> Run:
+    """In the report's terms."""
+    return Run(f"{name}_{seed}", tuple(simulated.records), tuple(simulated.records.values()))
+
+
+def outcomes(runs: dict[str, list[Simulated]], target: float | None = None) -> tuple[float, list[Outcome]]:
+    """The target, and what each method makes of it.
+
+    Args:
+        runs: by method, one per seed.
+        target: accuracy in [0, 1]; None: the best that every run reached.
+    """
+    as_runs = {name: [as_run(name, seed, run) for seed, run in enumerate(seeds)] for name, seeds in runs.items()}
+    if target is None:
+        target = common_target([run for seeds in as_runs.values() for run in seeds]) or 0.0
+    return target, [_outcome(name, as_runs[name], seeds, target) for name, seeds in runs.items()]
+
+
+def _outcome(name: str, runs: Sequence[Run], simulated: Sequence[Simulated], target: float) -> Outcome:
+    reached = [first_at(run, target) for run in runs]
+    reasons = list(dict.fromkeys(reason for run in runs for reason in destinations(run) if reason != "trained"))
+    ended = tuple(dict.fromkeys(run.ended for run in simulated if run.ended is not None))
+    return Outcome(
+        name,
+        rollouts=[None if point is None else point.rollouts for point in reached],
+        tokens=[None if point is None else point.tokens for point in reached],
+        seconds=[None if point is None else point.seconds for point in reached],
+        steps=[None if point is None else float(point.step) for point in reached],
+        accuracy=[float(accuracy_against(run, "step")[1].max()) for run in runs],
+        effective_groups=_means(runs, "groups/effective_ratio"),
+        effective_rollouts=_means(runs, "rollouts/effective_ratio"),
+        delay=_means(runs, "off_policy/delay_mean"),
+        rollouts_per_step=_means(runs, "rollouts/sampled"),
+        waste={reason: [_share(run, reason) for run in runs] for reason in reasons},
+        ended=ended,
+    )
+
+
+def _means(runs: Sequence[Run], metric: str) -> Values:
+    series = [run.series(metric)[1] for run in runs]
+    return [float(values.mean()) if values.size else None for values in series]
+
+
+def _share(run: Run, reason: str) -> float | None:
+    sampled = run.last("rollouts/sampled_total")
+    counts = destinations(run).get(reason)
+    return None if not sampled else 0.0 if counts is None else float(counts[-1]) / sampled
+
+
+def mean(values: Values) -> float | None:
+    """Over the seeds; None where one lacks it: what is left would flatter."""
+    return None if not values or None in values else float(np.mean(values))
+
+
+def spread(values: Values, form: str = ",.0f", scale: float = 1.0, unit: str = "") -> str:
+    """``mean ± standard deviation`` over seeds, scaled; a dash where a seed lacks the number."""
+    middle = mean(values)
+    if middle is None:
+        found = sum(value is not None for value in values)
+        return f"- ({found} of {len(values)})" if found else "-"
+    deviation = f" ± {np.std(values, ddof=1) * scale:{form}}" if len(values) > 1 else ""
+    return f"{middle * scale:{form}}{deviation}{unit}"
+
+
+def cost_table(target: float, found: Sequence[Outcome]) -> Table:
+    """What it takes to get to the target. Ratios are the first method's rollouts to the row's: above 1 is fewer."""
+    seeds = len(found[0].rollouts)
+    table = Table(title=f"To a held-out accuracy of {target:.1%}; mean ± standard deviation of {seeds} seeds")
+    table.add_column("method")
+    for column in ("rollouts", "ratio", "tokens, M", "hours", "steps", "best accuracy"):
+        table.add_column(column, justify="right")
+    first = mean(found[0].rollouts)
+    for outcome in found:
+        needed = mean(outcome.rollouts)
+        table.add_row(
+            outcome.name,
+            spread(outcome.rollouts),
+            f"{first / needed:.2f}" if first and needed else "-",
+            spread(outcome.tokens, ".1f", 1e-6),
+            spread(outcome.seconds, ".2f", 1 / 3600),
+            spread(outcome.steps),
+            spread(outcome.accuracy, ".1f", 100, " %"),
+        )
+    return table
+
+
+def waste_table(found: Sequence[Outcome]) -> Table:
+    """What was trained on, and what was not, over whole runs."""
+    table = Table(title="Signal of the batches, and rollouts that were not trained on, by reason")
+    table.add_column("method")
+    for column in ("groups with a gradient", "rollouts", "delay"):
+        table.add_column(column, justify="right")
+    table.add_column("not trained")
+    for outcome in found:
+        shares = {reason.removeprefix("discarded: "): mean(values) for reason, values in outcome.waste.items()}
+        table.add_row(
+            outcome.name,
+            spread(outcome.effective_groups, ".1f", 100, " %"),
+            spread(outcome.effective_rollouts, ".1f", 100, " %"),
+            spread(outcome.delay, ".2f"),
+            ", ".join(f"{reason} {share:.0%}" for reason, share in shares.items() if share and share >= 0.005) or "-",
+        )
+    return table

@@ -1,0 +1,85 @@
+"""What the true success rates may have been, given what was recorded."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+import numpy as np
+from scipy.optimize import minimize
+from scipy.special import betaincinv, betaln
+
+from verl_ext.lab.waste.log import RolloutLog
+
+BANDS = np.linspace(0, 1, 6)
+BAND_NAMES = ("0 to 20 %", "20 to 40 %", "40 to 60 %", "60 to 80 %", "80 to 100 %")
+LIMITS = (1e-3, 1e4)  # of the prior's parameters: where all rates are alike, or all 0 or 1, the likelihood has no top
+
+
+def fit_prior(correct: np.ndarray, rollouts: np.ndarray) -> tuple[float, float]:
+    """(alpha, beta) of the Beta distribution of success rates under which the counts are most likely.
+
+    The counts are beta-binomial: K of n with P ~ Beta(alpha, beta). A flat prior would not do: where most prompts are
+    always or never solved, it takes a good part of 0 of 8 for a rate well above 0, and promises gradients that were
+    not there.
+
+    Args:
+        correct, rollouts: (G,) counts of each group.
+    """
+    pairs, times = np.unique(np.stack([correct, rollouts], axis=1), axis=0, return_counts=True)
+    k, n = pairs.T.astype(np.float64)
+
+    def loss(logs: np.ndarray) -> float:
+        alpha, beta = np.exp(logs)
+        return -float(times @ (betaln(alpha + k, beta + n - k) - betaln(alpha, beta))) / times.sum()
+
+    found = minimize(loss, np.zeros(2), method="L-BFGS-B", bounds=[tuple(np.log(LIMITS))] * 2)
+    alpha, beta = np.exp(found.x)
+    return float(alpha), float(beta)
+
+
+def band(rates: np.ndarray) -> np.ndarray:
+    """(n,) index into :data:`BAND_NAMES` of rates in [0, 1]; a boundary belongs to the band above."""
+    return np.clip(np.searchsorted(BANDS, rates, side="right") - 1, 0, len(BAND_NAMES) - 1)
+
+
+class RecordedRates:
+    """A success rate for every prompt at every step, from its recorded group nearest in time.
+
+    Args:
+        log: what was recorded.
+        prior: of :func:`fit_prior`.
+    """
+
+    def __init__(self, log: RolloutLog, prior: tuple[float, float]):
+        self._prompt, self._prompts = log.prompt, len(log.prompt_ids)
+        self.alpha = prior[0] + log.correct
+        self.beta = prior[1] + log.rollouts - log.correct
+        self.mean = self.alpha / (self.alpha + self.beta)
+        self.band = band(self.mean)
+        self._batches: list[list[int]] = [[] for _ in log.prompt_ids]
+        self._groups: list[list[int]] = [[] for _ in log.prompt_ids]
+        for group, (prompt, batch) in enumerate(zip(log.prompt.tolist(), log.batch.tolist(), strict=True)):
+            self._batches[prompt].append(batch)
+            self._groups[prompt].append(group)
+
+    def draw(self, rng: np.random.Generator) -> np.ndarray:
+        """(G,) rates that may have been behind the groups, from their posteriors.
+
+        All groups of a prompt are at the same quantile: drawn one by one, its rate would jump about by as much as its
+        few rollouts leave open, and whatever remembers the last group would look worse than it is.
+        """
+        quantile = rng.random(self._prompts)[self._prompt]
+        return betaincinv(self.alpha, self.beta, quantile)
+
+    def nearest(self, prompt: int, batch: int) -> int:
+        """The recorded group of a prompt nearest to a step, the earlier one of two.
+
+        Args:
+            prompt: index of the prompt.
+            batch: the step's place among the logged ones, from 0.
+        """
+        batches = self._batches[prompt]
+        after = bisect_left(batches, batch)
+        if after == len(batches) or (after and batch - batches[after - 1] <= batches[after] - batch):
+            after -= 1
+        return self._groups[prompt][after]

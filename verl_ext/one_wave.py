@@ -1,0 +1,239 @@
+"""One wave, divided by what is believed beforehand: what VIP and Knapsack-RL share."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from verl_ext.allocation import by_name as rules
+from verl_ext.estimation.by_name import PromptEstimator
+from verl_ext.estimation.moving_average import MovingAverage
+from verl_ext.policy import (
+    Action,
+    CannotFillBatch,
+    Discard,
+    Draw,
+    Group,
+    Prompt,
+    Request,
+    RolloutPolicy,
+    has_spread,
+    require,
+    require_integer,
+    require_options,
+    require_prompt_weight,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class OneWave(RolloutPolicy):
+    """``train_batch_size`` prompts share a budget of ``n`` rollouts each, by predicted success rates and a rule.
+
+    Prompts that the estimator has not seen, where it has nothing to go by, get ``n`` each; the rule divides what is
+    left among the others.
+
+    With ``dynamic_sampling``, groups whose rewards do not differ are dropped and replaced by those of further prompts,
+    for at most ``max_rounds`` rounds (Knapsack-RL Appendix G.5).
+
+    Args:
+        train_batch_size: prompts per training step (B).
+        n: rollouts per prompt on average; the budget of a round is n times its prompts.
+        lower: rollouts of a prompt at least.
+        upper: rollouts of a prompt at most.
+        estimator: a name, see :class:`~verl_ext.estimation.by_name.PromptEstimator`.
+        estimator_options: its further arguments.
+        allocator: a rule, see :mod:`verl_ext.allocation.by_name`.
+        names: what the method calls ``lower`` and ``upper``, for refusals.
+        allocator_options: its further arguments.
+        rewards: ``binary``: success rates are predicted; ``continuous``: reward variances.
+        dynamic_sampling: refill what has no signal.
+        max_rounds: rounds per step, with ``dynamic_sampling``.
+        prompt_weight: see :class:`~verl_ext.policy.RolloutPolicy`.
+    """
+
+    name = "one_wave"  # of the metrics
+
+    def __init__(
+        self,
+        *,
+        train_batch_size: int,
+        n: int,
+        lower: int,
+        upper: int,
+        estimator: str,
+        allocator: str,
+        names: tuple[str, str] = ("lower", "upper"),
+        estimator_options: Mapping[str, Any] | None = None,
+        allocator_options: Mapping[str, Any] | None = None,
+        rewards: str = "binary",
+        dynamic_sampling: bool = False,
+        max_rounds: int = 10,
+        prompt_weight: str = "equal",
+    ):
+        require_integer("train_batch_size", train_batch_size, minimum=1)
+        require_integer("n", n, minimum=2)
+        for name, bound in zip(names, (lower, upper), strict=True):
+            require_integer(name, bound, minimum=1)
+        require(lower <= n, names[0], lower, f"it must not exceed n={n}, the average")
+        require(n <= upper, names[1], upper, f"it must not be less than n={n}, the average")
+        require_integer("max_rounds", max_rounds, minimum=1)
+        require(isinstance(dynamic_sampling, bool), "dynamic_sampling", dynamic_sampling, "use true or false")
+        require(rewards in ("binary", "continuous"), "rewards", rewards, "use 'binary' or 'continuous'")
+        require_prompt_weight(prompt_weight)
+        self.train_batch_size, self.n, self.lower, self.upper = train_batch_size, n, lower, upper
+        require(allocator in rules.RULES, "allocator", allocator, f"use one of {', '.join(rules.RULES)}")
+        self.allocator = allocator
+        self.allocator_options = require_options("allocator_options", allocator_options)
+        estimator_options = require_options("estimator_options", estimator_options)
+        self.continuous, self.dynamic_sampling = rewards == "continuous", dynamic_sampling
+        self.max_rounds = max_rounds if dynamic_sampling else 1
+        self.prompt_weight = prompt_weight
+        if self.continuous:
+            self._require_for_continuous(estimator, estimator_options)
+        self.estimator = PromptEstimator(estimator, estimator_options)
+        for prompts in (2, 3):  # refuse now a rule or options that cannot work, or only for one number of prompts
+            self._allocate(np.full(prompts, 0.5), 2.0)
+        self._awaited = self._rounds = 0
+        self._ready: list[Group] = []
+        self._finished: list[Group] = []
+        self._predicted: dict[str, float] = {}
+        self._prediction_metrics: dict[str, float] = {}
+        self._moving_average = MovingAverage()  # what any predictor has to beat
+
+    def _require_for_continuous(self, estimator: str, options: Mapping[str, Any]) -> None:
+        valid = "rewards=continuous needs one that takes reward variances: gradient_variance or inverse_variance"
+        require(self.allocator in ("gradient_variance", "inverse_variance"), "allocator", self.allocator, valid)
+        softplus = estimator == "gaussian_process" and options.get("link") == "softplus"
+        valid = "rewards=continuous needs gaussian_process with estimator_options.link=softplus"
+        require(softplus, "estimator", estimator, valid)
+
+    # ---- the step ----
+
+    def start_run(self, total_steps: int | None, texts: Sequence[str]) -> None:
+        super().start_run(total_steps, texts)
+        self.estimator.start_run(texts)
+
+    def start_step(self, step: int, draw: Draw) -> list[Action]:
+        self._step, self._draw = step, draw
+        self._ready, self._finished, self._rounds, self._predicted = [], [], 0, {}
+        return self._sample_round()
+
+    def _sample_round(self) -> list[Action]:
+        prompts = self._draw(self.train_batch_size)
+        self._rounds += 1
+        self._awaited = len(prompts)
+        if not prompts:
+            return []
+        return [Request(prompt, int(count)) for prompt, count in zip(prompts, self._counts(prompts), strict=True)]
+
+    def _counts(self, prompts: list[Prompt]) -> np.ndarray:
+        predicted, strength = self.estimator.predict(prompts), self.estimator.strength(prompts)
+        self._predicted |= dict(zip((prompt.id for prompt in prompts), predicted.tolist(), strict=True))
+        known = self.estimator.known(prompts)
+        counts = np.full(len(prompts), self.n)
+        if known.any():
+            strength = strength[known] if isinstance(strength, np.ndarray) else strength
+            counts[known] = self._allocate(predicted[known], strength)
+        return counts
+
+    def _allocate(self, predicted: np.ndarray, strength: np.ndarray | float) -> np.ndarray:
+        variance = predicted if self.continuous else None
+        rates = np.full(predicted.size, 0.5) if self.continuous else predicted
+        return rules.allocate(
+            self.allocator,
+            rules.Beliefs(rates, strength, variance),
+            self.n * predicted.size,
+            lower=self.lower,
+            upper=self.upper,
+            options=self.allocator_options,
+        )
+
+    def on_group(self, group: Group) -> list[Action]:
+        self._awaited -= 1
+        actions: list[Action] = []
+        if not group.usable:
+            actions.append(Discard(group, "empty"))
+        else:
+            self._finished.append(group)
+            if self.dynamic_sampling and not has_spread(group.rewards):
+                actions.append(Discard(group, "no_spread"))
+            elif len(self._ready) < self.train_batch_size:
+                self._ready.append(group)
+            else:
+                actions.append(Discard(group, "surplus"))
+        short = len(self._ready) < self.train_batch_size
+        if not self._awaited and short and self._rounds < self.max_rounds:
+            actions += self._sample_round()
+        return actions
+
+    def take_batch(self) -> list[Group]:
+        if self._awaited:
+            return []
+        if not self._ready:
+            raise CannotFillBatch(
+                f"step {self._step}: none of {len(self._finished)} groups in {self._rounds} rounds can be trained on; "
+                "use data that is neither too easy nor too hard for the model, or raise rollout_policy.max_rounds"
+            )
+        if self.dynamic_sampling and len(self._ready) < self.train_batch_size:
+            logger.warning("step %d trains on %d of %d prompts", self._step, len(self._ready), self.train_batch_size)
+        self.learn(self._finished)
+        batch, self._ready = self._ready, []
+        return batch
+
+    def learn(self, groups: list[Group]) -> None:
+        """Compare the predictions with what came, then let the estimator see it."""
+        if self.continuous:
+            groups = [group for group in groups if len(group.usable) > 1]  # one reward has no variance
+        prompts = [group.prompt for group in groups]
+        realised = np.array(
+            [np.var(group.rewards, ddof=1) if self.continuous else group.success_rate for group in groups]
+        )
+        predicted = np.array([self._predicted[prompt.id] for prompt in prompts])
+        self._prediction_metrics = prediction_metrics(predicted, realised)
+        if not groups:
+            return
+        if not self.continuous:
+            ids = [prompt.id for prompt in prompts]
+            naive = np.abs(self._moving_average.predict(ids) - realised).mean()
+            self._prediction_metrics["mae_moving_average"] = float(naive)
+            self._moving_average.observe(ids, realised)
+        self.estimator.observe(prompts, realised, np.array([len(group.usable) for group in groups]))
+
+    # ---- state and metrics ----
+
+    def state_dict(self) -> dict:
+        return {
+            **super().state_dict(),
+            "estimator": self.estimator.state_dict(),
+            "moving_average": self._moving_average.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping) -> None:
+        super().load_state_dict(state)
+        self.estimator.load_state_dict(state["estimator"])
+        self._moving_average.load_state_dict(state["moving_average"])
+
+    def metrics(self) -> dict[str, float]:
+        values = {f"prediction_{name}": value for name, value in self._prediction_metrics.items()}
+        values["rounds"] = float(self._rounds)
+        return {f"{self.name}/{name}": value for name, value in values.items()}
+
+
+def prediction_metrics(predicted: np.ndarray, realised: np.ndarray, bins: int = 10) -> dict[str, float]:
+    """How good predictions were: mean absolute error, correlation, and expected calibration error over equal bins.
+
+    Calibration is the mean, over bins of the prediction, of |mean predicted - mean realised|, weighed by their size.
+    The realised rates are of few rollouts, so even perfect predictions have an error.
+    """
+    if not predicted.size:
+        return {}
+    metrics = {"mae": float(np.abs(predicted - realised).mean())}
+    if np.ptp(predicted) > 0 and np.ptp(realised) > 0:
+        metrics["correlation"] = float(np.corrcoef(predicted, realised)[0, 1])
+    bin_of = np.clip((predicted * bins).astype(int), 0, bins - 1)
+    gaps = np.bincount(bin_of, weights=predicted - realised, minlength=bins)
+    return metrics | {"calibration_error": float(np.abs(gaps).sum() / predicted.size)}
