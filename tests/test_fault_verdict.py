@@ -18,7 +18,7 @@ from support.engine import BernoulliEngine, controller, epochs, prompts, run_ste
 from recipe.grpo.policy import Uniform
 from recipe.pilot_commit.policy import PilotCommit
 from verl_ext.driver.checkpoint import LAST_OF_VERL, TRACKER, WEIGHTS, BadCheckpoint, save_state
-from verl_ext.lab.simulate.methods import Method
+from verl_ext.lab.method import Method
 from verl_ext.policy import RolloutPolicy
 from verl_ext.record import RecordingController
 

@@ -16,7 +16,7 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
-from verl_ext.lab.simulate.methods import recipes
+from verl_ext.lab.method import recipes
 from verl_ext.launch import implied
 from verl_ext.resolvers import register_resolvers
 

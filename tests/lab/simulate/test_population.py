@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from verl_ext.lab.simulate.population import PRESETS, Mixture, draw_logits, logit, sigmoid
+from verl_ext.lab.simulate.population import PRESETS, Mixture, draw_logits, logit, sigmoid, stand_in_features
 
 
 def rng():
@@ -95,3 +95,12 @@ def test_a_missing_file_is_named():
 
 def test_a_mixture_is_parsed():
     assert Mixture.parse("0.5:1:2,0.5:3:4").parts == ((0.5, 1, 2), (0.5, 3, 4))
+
+
+def test_stand_ins_know_as_much_of_the_difficulty_as_is_said():
+    generator = rng()
+    logits = generator.normal(1.0, 2.0, 20_000)
+    for correlation in (0.0, 0.5, 1.0):
+        features = stand_in_features(logits, correlation, generator)
+        assert features.shape == (20_000, 16)
+        assert np.corrcoef(features[:, 0], logits)[0, 1] == pytest.approx(correlation, abs=0.02)

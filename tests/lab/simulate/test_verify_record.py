@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from support.engine import BernoulliEngine, epochs, prompts, run_step
 from typer.testing import CliRunner
 
-from verl_ext.lab.simulate.methods import Method
+from verl_ext.lab.method import Method
 from verl_ext.lab.simulate.verify_record import RecordingDiffers, main, replay
 from verl_ext.policy import RolloutPolicy
 from verl_ext.record import RecordingController

@@ -13,6 +13,7 @@ from verl_ext import checks
 
 LEAST = 1e-6  # success rates are kept this far from 0 and 1, so that logits stay finite
 COLUMNS = ("success_rate",), ("successes", "trials")
+DIMENSIONS = 16  # of the features that stand in for embeddings
 
 
 @dataclass(frozen=True)
@@ -156,3 +157,18 @@ def _read_lines(path: Path) -> dict[str, list]:
             raise ValueError(f"population={path}: line {number} is no JSON object.") from error
     common = set(rows[0]).intersection(*rows) if rows else set()
     return {name: [row[name] for row in rows] for name in common}
+
+
+def stand_in_features(logits: np.ndarray, correlation: float, rng: np.random.Generator) -> np.ndarray:
+    """(Q, 16) float32 features that stand in for embeddings of the prompts' texts.
+
+    Args:
+        logits: (Q,) before training.
+        correlation: of the first feature with the logit, in [0, 1]. The other features are noise a tenth its size.
+        rng: of the noise.
+    """
+    spread = logits.std() or 1.0
+    difficulty = (logits - logits.mean()) / spread
+    noise = rng.standard_normal((logits.size, DIMENSIONS))
+    first = correlation * difficulty + np.sqrt(1 - correlation**2) * noise[:, 0]
+    return np.column_stack([first, 0.1 * noise[:, 1:]]).astype(np.float32)

@@ -13,12 +13,12 @@ import numpy as np
 
 from verl_ext import checks
 from verl_ext.controller import RolloutController
+from verl_ext.lab.method import Method
 from verl_ext.lab.simulate.engine import SimulatedEngine
 from verl_ext.lab.simulate.hardware import Hardware
 from verl_ext.lab.simulate.learning import Ability, LearningModel, Update
 from verl_ext.lab.simulate.lengths import LengthModel
-from verl_ext.lab.simulate.methods import Method, stand_in_features
-from verl_ext.lab.simulate.population import draw_logits
+from verl_ext.lab.simulate.population import draw_logits, stand_in_features
 from verl_ext.lab.simulate.prefix_effect import PrefixEffect
 from verl_ext.policy import CannotFillBatch, Prompt, RolloutPolicy
 

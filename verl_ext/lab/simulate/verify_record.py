@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from verl_ext.controller import RolloutController
-from verl_ext.lab.simulate.methods import instantiate
+from verl_ext.lab.method import instantiate
 from verl_ext.policy import Group, Prompt, Rollout, RolloutPolicy
 from verl_ext.record import VERSION, request_state
 from verl_ext.trajectory import Trajectory
