@@ -1,10 +1,56 @@
-"""Drawing prompts: the data's own order, without those that are evicted or already being worked on."""
+"""Prompts: their identity, and drawing them in the data's order without evicted prompts and prompts in work."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+import hashlib
+import json
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any
 
 from verl_ext.policy import Prompt, check_state_version
+
+GROUP = re.compile(r"([0-9a-f]{16})-\d+(?:_\d+_\d+)?")
+
+
+def prompt_id(data_source: str | None, messages: Iterable[Mapping[str, Any]], ground_truth: Any) -> str:
+    """``Prompt.id``: the first 16 hexadecimal digits of a SHA-256 of the three arguments as JSON.
+
+    The id is the same in every epoch, order, process and restart, so it joins data, logs, records and evaluations. Rows
+    that agree in all three arguments are one prompt. verl has no such id: ``extra_info.index`` is often 0 or repeated,
+    and verl makes a new ``uid`` at every fetch.
+
+    Args:
+        data_source: column ``data_source`` of verl's schema.
+        messages: the chat in column ``prompt``, each message with ``role`` and ``content``.
+        ground_truth: ``reward_model.ground_truth``.
+
+    Raises:
+        TypeError: an argument holds a value that is neither JSON, nor an array, nor bytes, nor an image.
+    """
+    content = json.dumps([data_source, list(messages), ground_truth], default=_plain, sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+def prompt_id_of_group(uid: str) -> str | None:
+    """The prompt id in a group's id, or in the ``uid`` of a line of verl's rollout log (``trainer.rollout_data_dir``).
+
+    Under our driver, a group's id is ``<prompt id>-<number>``, and ``uid`` is ``<group id>_<session>_<output>``.
+
+    Returns:
+        None for any other ``uid``, such as the UUID that verl's own driver makes for each group.
+    """
+    found = GROUP.fullmatch(uid)
+    return found[1] if found else None
+
+
+def _plain(value: object) -> object:
+    if hasattr(value, "tolist"):  # numpy scalars and arrays
+        return value.tolist()
+    content = value.tobytes() if hasattr(value, "tobytes") else value  # images
+    if isinstance(content, bytes):
+        return hashlib.sha256(content).hexdigest()
+    raise TypeError(f"a prompt holds a {type(value).__name__}, which has no stable identity")
 
 
 class PromptStream:

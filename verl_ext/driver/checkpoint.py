@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from pathlib import Path
+
+from verl_ext.files import write_text
 
 FILE_NAME = "rollout_policy.json"
 TRACKER = "latest_checkpointed_iteration.txt"  # verl's: the step of the last complete checkpoint
@@ -25,7 +26,7 @@ class BadCheckpoint(RuntimeError):
 
 
 def save_state(folder: str | Path, state: dict) -> Path:
-    """Write ``state`` (JSON-able) atomically: temporary file, fsync, rename, fsync of the folder.
+    """Write ``state`` (JSON-able) whole or not at all.
 
     Raises:
         BadCheckpoint: the disk is full, or the folder cannot be written to; what was there before is untouched.
@@ -33,16 +34,10 @@ def save_state(folder: str | Path, state: dict) -> Path:
     folder = Path(folder)
     body = json.dumps(state, allow_nan=False, sort_keys=True)
     document = json.dumps({"version": VERSION, "sha256": _checksum(body), "state": body})
-    path, temporary = folder / FILE_NAME, folder / f"{FILE_NAME}.tmp"
+    path = folder / FILE_NAME
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        try:
-            _write_to_disk(temporary, document)
-            os.replace(temporary, path)
-        except OSError:
-            temporary.unlink(missing_ok=True)  # half a file would only take more of a full disk
-            raise
-        _sync_folder(folder)
+        write_text(path, document)
     except OSError as error:
         raise BadCheckpoint(f"{path} cannot be written ({error.strerror}); {MAKE_ROOM}") from error
     return path
@@ -129,21 +124,6 @@ def _read(path: Path) -> dict:
     if not isinstance(body, str) or _checksum(body) != document.get("sha256"):
         raise BadCheckpoint(f"{path} does not match its checksum")
     return json.loads(body)
-
-
-def _write_to_disk(path: Path, text: str) -> None:
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _checksum(body: str) -> str:

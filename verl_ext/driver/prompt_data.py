@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from torch.utils.data import Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from verl_ext.policy import Prompt
+from verl_ext.prompts import prompt_id
 
 
 class PromptDataset(Dataset):
@@ -24,7 +22,9 @@ class PromptDataset(Dataset):
 
     def __getitem__(self, row: int) -> Prompt:
         item = self.dataset[row]
-        return Prompt(prompt_id(item), int(row), {"data_source": str(item.get("data_source", "unknown"))})
+        ground_truth = (item.get("reward_model") or {}).get("ground_truth")
+        identity = prompt_id(item.get("data_source"), item["raw_prompt"], ground_truth)
+        return Prompt(identity, int(row), {"data_source": str(item.get("data_source", "unknown"))})
 
 
 class PromptTexts(Sequence[str]):
@@ -40,17 +40,6 @@ class PromptTexts(Sequence[str]):
         return "\n".join(str(message["content"]) for message in self.dataset[row]["raw_prompt"])
 
 
-def prompt_id(item: dict[str, Any]) -> str:
-    """A hash of data source, messages and ground truth: the same in every epoch, order, process and restart.
-
-    ``extra_info.index`` is no identity (often 0 or repeated), verl's uid is a new one per fetch. Equal rows are one
-    prompt.
-    """
-    ground_truth = (item.get("reward_model") or {}).get("ground_truth")
-    content = [item.get("data_source"), list(item["raw_prompt"]), ground_truth]
-    return hashlib.sha256(json.dumps(content, default=_plain, sort_keys=True).encode()).hexdigest()[:16]
-
-
 def endless_rows(loader: StatefulDataLoader) -> Iterator[Prompt]:
     """The loader's prompts, epoch after epoch; a restored loader goes on where it was saved."""
     while True:
@@ -60,11 +49,3 @@ def endless_rows(loader: StatefulDataLoader) -> Iterator[Prompt]:
 def prompt_loader(dataset: PromptDataset, sampler) -> StatefulDataLoader:
     """One prompt at a time in the sampler's order, in this process, so that its saved position is exact."""
     return StatefulDataLoader(dataset=dataset, batch_size=1, num_workers=0, sampler=sampler, collate_fn=list)
-
-
-def _plain(value: object) -> object:
-    if hasattr(value, "tolist"):  # numpy scalars and arrays
-        return value.tolist()
-    if hasattr(value, "tobytes"):  # images
-        return hashlib.sha256(value.tobytes()).hexdigest()
-    raise TypeError(f"a prompt holds a {type(value).__name__}, which has no stable identity")

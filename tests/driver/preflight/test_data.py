@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -64,6 +66,10 @@ BAD = {
     "answers without a ground truth": (
         rows(reward_model=[{"style": "rule"}] * 40),
         "row 0 has reward_model={'style': 'rule'}, and it must hold ground_truth",
+    ),
+    "answers without a stable identity": (
+        rows(reward_model=[{"style": "rule", "ground_truth": datetime(2026, 8, 1)}] * 40),
+        "row 0: a prompt holds a datetime, which has no stable identity",
     ),
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pyarrow.parquet
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from verl_ext.driver.preflight.bad_config import BadConfig, refuse_if
+from verl_ext.prompts import prompt_id
 
 COLUMNS = ("data_source", "reward_model")
 BATCH = 256  # rows that are read at a time
@@ -46,7 +46,7 @@ def _check_training_files(config: DictConfig, files: list[pyarrow.parquet.Parque
     for number, row in enumerate(_rows(config, files)):
         key = config.data.prompt_key
         _check_row(row, number, key)
-        different.add(json.dumps([row["data_source"], row[key], row["reward_model"]["ground_truth"]], default=str))
+        different.add(_prompt_id(row, number, key))
         if len(different) >= size:
             return
     valid = f"it holds {rows} rows but only {len(different)} different prompts, {needs}"
@@ -67,6 +67,13 @@ def _check_row(row: Mapping[str, Any], number: int, key: str) -> None:
         raise BadConfig(
             f"data.train_files is not valid: row {number} has reward_model={found[:60]}, and it must hold ground_truth"
         )
+
+
+def _prompt_id(row: Mapping[str, Any], number: int, key: str) -> str:
+    try:
+        return prompt_id(row["data_source"], row[key], row["reward_model"]["ground_truth"])
+    except TypeError as error:
+        raise BadConfig(f"data.train_files is not valid: row {number}: {error}") from None
 
 
 def _is_message(message: object) -> bool:
