@@ -14,7 +14,7 @@ LOG=$VENV/install.log
 
 refuse() { echo "error: $1" >&2; exit 2; }
 
-fingerprint() { cat requirements/cpu.txt setup.py examples/install_cpu.sh | sha256sum | cut -d' ' -f1; }
+fingerprint() { cat requirements/cpu.txt pyproject.toml examples/install_cpu.sh | sha256sum | cut -d' ' -f1; }
 
 supported() { "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null; }
 

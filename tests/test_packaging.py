@@ -19,10 +19,10 @@ CPU_EXTRAS = ("", "cpu", "quickstart", "embeddings", "agents", "dev")
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> zipfile.ZipFile:
+def wheel_file(tmp_path_factory) -> Path:
     """Built from a copy: building writes into the tree it is given."""
     source = tmp_path_factory.mktemp("source")
-    for name in ("setup.py", "pyproject.toml", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     for name in ("recipe", "verl_ext"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -30,7 +30,12 @@ def wheel(tmp_path_factory) -> zipfile.ZipFile:
     result = subprocess.run([*pip, "-w", source, source], capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
     (built,) = source.glob("*.whl")
-    return zipfile.ZipFile(built)
+    return built
+
+
+@pytest.fixture(scope="module")
+def wheel(wheel_file) -> zipfile.ZipFile:
+    return zipfile.ZipFile(wheel_file)
 
 
 @pytest.fixture(scope="module")
@@ -50,16 +55,31 @@ def canonical(name: str) -> str:
 
 
 def requirements(metadata, extra: str) -> list[Requirement]:
-    """What is asked for with one extra, or with none."""
+    """The requirements of the core and of one extra ("": of the core alone), extras of this project resolved."""
     every = [Requirement(text) for text in metadata.get_all("Requires-Dist")]
-    return [r for r in every if r.marker is None or (extra and r.marker.evaluate({"extra": extra}))]
+    asked = [r for r in every if r.marker is None or (extra and r.marker.evaluate({"extra": extra}))]
+    own = [r for r in asked if r.name == "verl-ext"]
+    return [r for r in asked if r not in own] + [r for o in own for e in o.extras for r in requirements(metadata, e)]
 
 
-def test_every_config_is_in_the_wheel(wheel):
+def test_every_config_and_recipe_readme_is_in_the_wheel(wheel):
     folders = [ROOT / "verl_ext" / "config", *ROOT.glob("recipe/*/config")]
     configs = {str(path.relative_to(ROOT)) for folder in folders for path in folder.rglob("*.yaml")}
-    assert len(configs) >= 11
-    assert configs <= set(wheel.namelist())
+    readmes = {str(path.relative_to(ROOT)) for path in ROOT.glob("recipe/*/README.md")}
+    assert len(configs) >= 11 and len(readmes) >= 7
+    assert configs | readmes | {"verl_ext/py.typed"} <= set(wheel.namelist())
+
+
+def test_the_core_asks_for_numpy_and_scipy_only_and_works_with_them(wheel_file, metadata, tmp_path):
+    assert {r.name for r in requirements(metadata, "")} == {"numpy", "scipy"}
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "empty"], check=True)
+    python = tmp_path / "empty" / "bin" / "python"
+    locked = ["--constraint", ROOT / "requirements" / "cpu.txt", "--python", python]
+    subprocess.run([sys.executable, "-m", "uv", "pip", "install", "--quiet", *locked, wheel_file], check=True)
+    script = shutil.copy(ROOT / "tests" / "support" / "core_install.py", tmp_path)  # the project is not on its path
+    result = subprocess.run([python, "-I", script], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "the core works\n"
 
 
 def test_nothing_but_the_two_packages_is_in_the_wheel(wheel):

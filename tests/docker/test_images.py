@@ -53,7 +53,7 @@ def test_the_smoke_test_passes_here():
 
 def test_the_smoke_test_wants_the_verl_that_the_project_wants():
     smoke_test = runpy.run_path(str(ROOT / "docker" / "smoke_test.py"))
-    assert f'VERL = "verl{{}}=={smoke_test["VERL"]}"' in (ROOT / "setup.py").read_text()
+    assert f'"verl=={smoke_test["VERL"]}"' in (ROOT / "pyproject.toml").read_text()
 
 
 def install(*arguments: str) -> subprocess.CompletedProcess:

@@ -1,1 +1,5 @@
 """Data sets in the form verl reads, with the verifiers that judge them."""
+
+from verl_ext import extras
+
+extras.require("tools", "pandas", "pebble", "rich", "typer")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from verl_ext import checks
+from verl_ext import checks, extras
 from verl_ext.estimation.estimator import Features, Prompts, observed, require_state
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ class LinearProbe:
         decay: float = 0.97,
         average: float = 0.99,
     ):
+        extras.require("embeddings", "torch")
         import torch
 
         self._features = Features("features", features, ids)

@@ -1,0 +1,5 @@
+"""The lab: decide before spending. Simulation, waste of logged rollouts, report of runs."""
+
+from verl_ext import extras
+
+extras.require("tools", "hydra", "matplotlib", "orjson", "rich", "typer")

@@ -1,0 +1,20 @@
+"""The core needs numpy and scipy. Everything else belongs to an extra of this distribution (``pyproject.toml``)."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+
+class MissingExtra(ImportError):
+    """A package of an extra is not installed."""
+
+
+def require(extra: str, *modules: str) -> None:
+    """Check that the modules which an extra installs can be found; nothing is imported.
+
+    Raises:
+        MissingExtra: naming the first missing module and the extra to install.
+    """
+    for module in modules:
+        if find_spec(module) is None:
+            raise MissingExtra(f"{module} is not installed: pip install 'verl-ext[{extra}]'.", name=module)
