@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import email
+import os
 import re
 import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -70,16 +72,29 @@ def test_every_config_and_recipe_readme_is_in_the_wheel(wheel):
     assert configs | readmes | {"verl_ext/py.typed"} <= set(wheel.namelist())
 
 
-def test_the_core_asks_for_numpy_and_scipy_only_and_works_with_them(wheel_file, metadata, tmp_path):
-    assert {r.name for r in requirements(metadata, "")} == {"numpy", "scipy"}
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "empty"], check=True)
-    python = tmp_path / "empty" / "bin" / "python"
+@pytest.fixture(scope="module")
+def core(wheel_file, tmp_path_factory) -> Path:
+    """The Python of an environment into which nothing was installed but the wheel and what its core asks for."""
+    folder = tmp_path_factory.mktemp("core")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    python = folder / "bin" / "python"
     locked = ["--constraint", ROOT / "requirements" / "cpu.txt", "--python", python]
     subprocess.run([sys.executable, "-m", "uv", "pip", "install", "--quiet", *locked, wheel_file], check=True)
-    script = shutil.copy(ROOT / "tests" / "support" / "core_install.py", tmp_path)  # the project is not on its path
-    result = subprocess.run([python, "-I", script], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    return python
+
+
+def run(python: Path | str, *arguments: Path | str, cwd: Path, path: Sequence[Path] = ()) -> str:
+    """The output of ``python *arguments``, run in ``cwd`` with ``path`` as PYTHONPATH."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
+    result = subprocess.run([python, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
-    assert result.stdout == "the core works\n"
+    return result.stdout
+
+
+def test_the_core_asks_for_numpy_and_scipy_only_and_works_with_them(core, metadata, tmp_path):
+    assert {r.name for r in requirements(metadata, "")} == {"numpy", "scipy"}
+    script = shutil.copy(ROOT / "tests" / "support" / "core_install.py", tmp_path)  # the project is not on its path
+    assert run(core, script, cwd=tmp_path) == "the core works\n"
 
 
 def test_nothing_but_the_two_packages_is_in_the_wheel(wheel):
@@ -115,3 +130,48 @@ def test_the_lock_is_exact_and_sorted(lock):
 def test_supported_pythons_are_those_of_verl(metadata):
     supported = SpecifierSet(metadata["Requires-Python"])
     assert [minor for minor in range(8, 16) if supported.contains(f"3.{minor}.1")] == [10, 11, 12]
+
+
+# verl-recipe (folders of its main branch of 5 August 2026) and TransferQueue's wheel put packages into `recipe` too.
+VERL_RECIPE = """
+async_flow atropos char_count collabllm dance_grpo dapo deepeyes dynamo entropy fapo flowrl genrm_remote gkd gvpo
+infigui-g1 langgraph_agent low_precision minicpmo nemo_gym open_math_reasoning partial_rollout prime qat r1 rep_exp
+retool reward_queue specRL spin spo sppo verl_tinker
+""".split()
+
+
+def test_no_recipe_of_ours_has_the_name_of_one_of_verl_recipe():
+    ours = {path.parent.name for path in ROOT.glob("recipe/*/policy.py")}
+    assert len(ours) >= 7 and not ours & {*VERL_RECIPE, "simple_use_case"}
+
+
+@pytest.fixture
+def others(tmp_path) -> list[Path]:
+    """Two folders for the path: a package of verl-recipe's, and TransferQueue's folder without an __init__.py."""
+    names = {"verl_recipe": "langgraph_agent/__init__.py", "transfer_queue": "simple_use_case/relax_demo.py"}
+    for folder, name in names.items():
+        file = tmp_path / folder / "recipe" / name
+        file.parent.mkdir(parents=True)
+        file.touch()
+    return [tmp_path / folder for folder in names]
+
+
+@pytest.mark.parametrize("first", ["ours", "theirs"])
+def test_recipes_of_others_import_beside_ours(core, others, first, tmp_path):
+    (site_packages,) = core.parents[1].glob("lib/*/site-packages")
+    path = [site_packages, *others] if first == "ours" else others  # without PYTHONPATH, site-packages comes last
+    code = "import recipe.grpo.policy, recipe.langgraph_agent, recipe.simple_use_case.relax_demo as r; print(r)"
+    assert str(others[1]) in run(core, "-c", code, cwd=tmp_path, path=path)
+
+
+@pytest.mark.parametrize("first", ["ours", "theirs"])
+def test_hydra_finds_the_configs_beside_recipes_of_others(others, first, tmp_path):
+    path = [ROOT, *others] if first == "ours" else [*others, ROOT]
+    code = """
+from hydra import initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
+import recipe.langgraph_agent
+initialize_config_module("recipe.vip.config", version_base=None)
+print(*GlobalHydra.instance().config_loader().get_group_options(""))
+"""
+    assert "vip" in run(sys.executable, "-c", code, cwd=tmp_path, path=path).split()
