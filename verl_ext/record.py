@@ -31,10 +31,12 @@ class RecordingController(RolloutController):
 
     Lines are written as they happen; a resumed run appends.
 
+    ``policy``, ``rows``, ``rows_per_epoch`` and ``engine`` are those of
+    :class:`~verl_ext.controller.RolloutController`.
+
     Args:
         path: of the record; its folder is made.
         config: of the policy, as ``rollout_policy`` has it, so that the reader can make one.
-        policy, rows, rows_per_epoch, engine: as for :class:`~verl_ext.controller.RolloutController`.
     """
 
     def __init__(

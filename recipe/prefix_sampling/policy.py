@@ -35,6 +35,9 @@ class PrefixSampling(RolloutPolicy):
     groups of their own, beside fresh prompts: ``train_batch_size`` groups of ``n`` in all. How long prefixes are is
     controlled per pass count, see :class:`~recipe.prefix_sampling.prefix_control.PrefixControl`.
 
+    ``initial_ratio``, ``ratio_bounds``, ``target``, ``ema_alpha``, ``dead_zone``, ``step`` and ``cooldown`` are those of
+    the controllers.
+
     Re-rollouts inform the controllers and are trained on; they save no prefixes themselves.
 
     Source: *Rollout Pass-Rate Control: Steering Binary-Reward RL Toward Its Most Informative Regime*, §2, Appendix C.
@@ -46,7 +49,6 @@ class PrefixSampling(RolloutPolicy):
         sides: of which groups prefixes are replayed: ``both``, ``hard`` (mostly failing) or ``easy``.
         replay: False: no prefixes at all, the paper's matched baseline.
         adaptive: False: the ratios stay as they are (PS-fix).
-        initial_ratio, ratio_bounds, target, ema_alpha, dead_zone, step, cooldown: of the controllers.
         max_rounds: rounds of fresh prompts in a step whose groups all fail or all pass.
         prompt_weight: see :class:`~verl_ext.policy.RolloutPolicy`.
     """
