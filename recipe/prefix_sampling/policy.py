@@ -35,8 +35,8 @@ class PrefixSampling(RolloutPolicy):
     groups of their own, beside fresh prompts: ``train_batch_size`` groups of ``n`` in all. How long prefixes are is
     controlled per pass count, see :class:`~recipe.prefix_sampling.prefix_control.PrefixControl`.
 
-    ``initial_ratio``, ``ratio_bounds``, ``target``, ``ema_alpha``, ``dead_zone``, ``step`` and ``cooldown`` are those of
-    the controllers.
+    ``initial_ratio``, ``ratio_bounds``, ``target``, ``ema_alpha``, ``dead_zone``, ``step`` and ``cooldown`` are those
+    of the controllers.
 
     Re-rollouts inform the controllers and are trained on; they save no prefixes themselves.
 
