@@ -8,8 +8,9 @@ from support.configs import RECIPES
 from support.engine import BernoulliEngine, epochs, prompts, run_step
 from support.long_run import policies
 
-from verl_ext.controller import EveryRolloutFailed, RolloutController
-from verl_ext.policy import BadReward, CannotFillBatch, Rollout
+from verl_ext.controller import RolloutController
+from verl_ext.errors import BadReward, CannotFillBatch, EveryRolloutFailed
+from verl_ext.policy import Rollout
 
 ROWS = 64
 

@@ -12,8 +12,9 @@ from support.engine import BernoulliEngine, controller, epochs, prompts, run_ste
 from recipe.dynamic_sampling.policy import DynamicSampling
 from recipe.grpo.policy import Uniform
 from recipe.pilot_commit.policy import PilotCommit
-from verl_ext.controller import EveryRolloutFailed, RolloutController
-from verl_ext.policy import CannotFillBatch, Discard, Evict, Request, RolloutPolicy
+from verl_ext.controller import RolloutController
+from verl_ext.errors import CannotFillBatch, EveryRolloutFailed
+from verl_ext.policy import Discard, Evict, Request, RolloutPolicy
 
 
 class Scripted(RolloutPolicy):

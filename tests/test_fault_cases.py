@@ -22,9 +22,9 @@ from support.training import Task, TrainingRun
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase
 
 from recipe.grpo.policy import Uniform
-from verl_ext.controller import EveryRolloutFailed
 from verl_ext.driver.preflight.validate import BadConfig, validate
-from verl_ext.policy import BadReward, Group, Prompt, Rollout
+from verl_ext.errors import BadReward, EveryRolloutFailed
+from verl_ext.policy import Group, Prompt, Rollout
 
 STALL = "step 3: no rollout has finished for 1800 s while 4 are outstanding; see the logs"
 LOST_WORKER = "the run has lost 1 of its 6 workers: {}; a worker that dies without an error of its own"

@@ -1,147 +1,213 @@
-"""Arguments of allocators and estimators, refused in one sentence that names them."""
+"""One vocabulary for refusing values: every refusal names a key, its value, and a valid value.
+
+:class:`Kind` describes a valid scalar; the functions below check a value and return it in its canonical type. Policies,
+allocators, estimators and the driver's preflight all use this module, so a rule is written once.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 
-def vector(name: str, values: ArrayLike, size: int | None = None) -> np.ndarray:
-    """``values`` as finite float64 of shape (n,); a scalar is repeated where ``size`` says how often.
+class InvalidValue(ValueError):
+    """A value that cannot work: ``<key>=<value> is not valid: <valid>``.
+
+    Args:
+        key: name of the argument or configuration key.
+        value: the refused value.
+        valid: clause that says which values are valid.
+    """
+
+    def __init__(self, key: str, value: object, valid: str):
+        super().__init__(key, value, valid)
+        self.key, self.value, self.valid = key, value, valid
+
+    def __str__(self) -> str:
+        return f"{self.key}={shown(self.value)} is not valid: {self.valid}"
+
+
+def shown(value: object) -> str:
+    """``value`` as a user would type it; a text that looks like a number, or is blank, keeps its quotes."""
+    if isinstance(value, str) and value.strip():
+        try:
+            float(value)
+        except ValueError:
+            return value
+    return f"{value:g}" if isinstance(value, np.floating) else repr(value)
+
+
+def require(accepted: bool, key: str, value: object, valid: str) -> None:
+    """Raise InvalidValue unless ``accepted``."""
+    if not accepted:
+        raise InvalidValue(key, value, valid)
+
+
+# ---- scalars ----
+
+
+def is_number(value: object) -> bool:
+    """Whether ``value`` is a finite int or float; booleans are not numbers."""
+    number = isinstance(value, int | float | np.number) and not isinstance(value, bool | np.bool_)
+    return number and bool(np.isfinite(value))
+
+
+def is_integer(value: object) -> bool:
+    """Whether ``value`` is an int; booleans are not integers, and neither is 3.0."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+class Kind(NamedTuple):
+    """The valid values of a scalar: a test, and the clause that describes them."""
+
+    accepts: Callable[[Any], bool]
+    valid: str
+
+    def or_null(self) -> Kind:
+        """This kind, or None."""
+        return Kind(lambda value: value is None or self.accepts(value), f"{self.valid}, or null")
+
+    def check(self, key: str, value: object) -> None:
+        """Raise InvalidValue unless ``value`` is of this kind."""
+        require(self.accepts(value), key, value, self.valid)
+
+
+def integer_from(least: int) -> Kind:
+    """Integers of at least ``least``."""
+    return Kind(lambda value: is_integer(value) and value >= least, f"use an integer of at least {least}")
+
+
+def one_of(*choices: str | None) -> Kind:
+    """One of these names; None is written null."""
+    names = ", ".join("null" if choice is None else choice for choice in choices)
+    return Kind(lambda value: (value is None or isinstance(value, str)) and value in choices, f"use one of {names}")
+
+
+COUNT = integer_from(1)
+INTEGER = Kind(is_integer, "use an integer")
+BOOLEAN = Kind(lambda value: isinstance(value, bool | np.bool_), "use true or false")
+NUMBER = Kind(is_number, "use a finite number")
+POSITIVE = Kind(lambda value: is_number(value) and value > 0, "use a number above 0")
+NOT_NEGATIVE = Kind(lambda value: is_number(value) and value >= 0, "use a number of at least 0")
+SHARE = Kind(lambda value: is_number(value) and 0 < value <= 1, "use a number above 0 and at most 1")
+RATE = Kind(lambda value: is_number(value) and 0 <= value <= 1, "use a number in [0, 1]")
+TEXT = Kind(lambda value: isinstance(value, str) and bool(value), "use a text")
+
+
+def integer(key: str, value: object, least: int = 0) -> int:
+    """``value`` as an int of at least ``least``; 3.0 is accepted as 3.
 
     Raises:
-        ValueError: not numbers, not finite, not one-dimensional, empty, or not of the size the other arguments have.
+        InvalidValue: ``value`` is not an integer, or too small.
     """
-    try:
-        array = np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name}={values!r} must be numbers, one per prompt.") from error
-    if size is not None and array.ndim == 0:
-        array = np.full(size, array)
-    if array.ndim != 1 or array.size == 0:
-        raise ValueError(f"{name} has shape {array.shape}; it must be (n,) with one entry per prompt, n at least 1.")
-    if size is not None and array.size != size:
-        raise ValueError(f"{name} has {array.size} entries, but there are {size} prompts.")
-    finite = np.isfinite(array)
-    if not finite.all():
-        row = int(np.argmin(finite))
-        raise ValueError(f"{name}[{row}]={array[row]} is not finite.")
-    return array
+    whole = is_integer(value) or (is_number(value) and float(value) == int(value))  # type: ignore[arg-type]
+    require(whole and value >= least, key, value, integer_from(least).valid)  # type: ignore[operator]
+    return int(value)  # type: ignore[call-overload]
 
 
-def within(name: str, array: np.ndarray, low: float, high: float) -> np.ndarray:
-    """``array``, all of it in [low, high].
-
-    Raises:
-        ValueError: naming the first entry that is not.
-    """
-    outside = (array < low) | (array > high)
-    if outside.any():
-        row = int(np.argmax(outside))
-        valid = f"at least {low:g}" if np.isinf(high) else f"in [{low:g}, {high:g}]"
-        raise ValueError(f"{name}[{row}]={array[row]:g} must be {valid}.")
-    return array
-
-
-def positive(name: str, array: np.ndarray) -> np.ndarray:
-    """``array``, all of it greater than zero.
-
-    Raises:
-        ValueError: naming the first entry that is not.
-    """
-    if (array <= 0).any():
-        row = int(np.argmax(array <= 0))
-        raise ValueError(f"{name}[{row}]={array[row]:g} must be greater than 0.")
-    return array
-
-
-def number(name: str, value: float, low: float = -np.inf, high: float = np.inf) -> float:
+def number(key: str, value: object, low: float = -np.inf, high: float = np.inf) -> float:
     """``value`` as a finite float in [low, high].
 
     Raises:
-        ValueError: it is not.
+        InvalidValue: ``value`` is not a finite number, or outside of the interval.
     """
-    _require_scalar(name, value)
-    if not low <= value <= high:
-        valid = f"at least {low:g}" if np.isinf(high) else f"in [{low:g}, {high:g}]"
-        raise ValueError(f"{name}={value:g} must be {valid}.")
-    return float(value)
+    require(is_number(value) and low <= value <= high, key, value, _interval(low, high))  # type: ignore[operator]
+    return float(value)  # type: ignore[arg-type]
 
 
-def positive_number(name: str, value: float) -> float:
-    """``value`` as a finite float greater than zero.
-
-    Raises:
-        ValueError: it is not.
-    """
-    _require_scalar(name, value)
-    if value <= 0:
-        raise ValueError(f"{name}={value:g} must be greater than 0.")
-    return float(value)
+def positive_number(key: str, value: object) -> float:
+    """``value`` as a finite float above 0; raises InvalidValue otherwise."""
+    POSITIVE.check(key, value)
+    return float(value)  # type: ignore[arg-type]
 
 
-def flag(name: str, value: bool) -> bool:
-    """``value``, true or false.
-
-    Raises:
-        ValueError: it is neither.
-    """
-    if not isinstance(value, bool | np.bool_):
-        raise ValueError(f"{name}={value!r} must be true or false.")
+def flag(key: str, value: object) -> bool:
+    """``value`` as a bool; raises InvalidValue for anything but true or false."""
+    BOOLEAN.check(key, value)
     return bool(value)
 
 
-def _require_scalar(name: str, value: float) -> None:
-    number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-    if not number or not np.isfinite(value):
-        raise ValueError(f"{name}={value!r} must be a finite number.")
+def choice(key: str, value: object, choices: Sequence[str]) -> str:
+    """``value`` if it is one of ``choices``; raises InvalidValue otherwise."""
+    one_of(*choices).check(key, value)
+    return str(value)
 
 
-def whole(name: str, value: int, least: int = 0) -> int:
-    """``value`` as an int that is at least ``least``.
+def options(key: str, value: object) -> dict[str, Any]:
+    """``value`` as a dict of named options; None means no options.
 
     Raises:
-        ValueError: not a whole number, or too small.
+        InvalidValue: ``value`` is not a mapping from names.
+    """
+    named = value is None or (isinstance(value, Mapping) and all(isinstance(name, str) for name in value))
+    require(named, key, value, "use names with values, such as {size: 16}")
+    return dict(value or {})  # type: ignore[call-overload]
+
+
+def budget(value: object, costs: np.ndarray | None) -> float:
+    """The budget: an integer number of rollouts or, with ``costs``, a finite number in their unit.
+
+    Raises:
+        InvalidValue: ``value`` is negative, not finite or, without costs, not an integer.
+    """
+    return integer("budget", value) if costs is None else number("budget", value, 0)
+
+
+# ---- arrays ----
+
+
+def vector(key: str, values: ArrayLike, size: int | None = None) -> np.ndarray:
+    """``values`` as finite float64 of shape (n,); a scalar is repeated ``size`` times.
+
+    Raises:
+        InvalidValue: ``values`` are not finite numbers, not one-dimensional, empty, or not ``size`` many.
     """
     try:
-        number = float(value)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name}={value!r} must be a whole number.") from error
-    if isinstance(value, bool) or not np.isfinite(number) or number != int(number) or number < least:
-        raise ValueError(f"{name}={value!r} must be a whole number of at least {least}.")
-    return int(number)
+        array = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InvalidValue(key, values, "use numbers, one per prompt") from None
+    if size is not None and array.ndim == 0:
+        array = np.full(size, array)
+    if array.ndim != 1 or array.size == 0:
+        raise InvalidValue(
+            key, values, f"use shape (n,) with one entry per prompt, n >= 1 (it has shape {array.shape})"
+        )
+    if size is not None and array.size != size:
+        raise InvalidValue(key, values, f"it has {array.size} entries, and there are {size} prompts")
+    return _each(key, array, np.isfinite(array), NUMBER.valid)
 
 
-def whole_vector(name: str, values: ArrayLike, size: int, least: int = 0) -> np.ndarray:
+def within(key: str, array: np.ndarray, low: float, high: float) -> np.ndarray:
+    """``array`` if every entry is in [low, high]; raises InvalidValue naming the first other entry."""
+    return _each(key, array, (array >= low) & (array <= high), _interval(low, high))
+
+
+def positive(key: str, array: np.ndarray) -> np.ndarray:
+    """``array`` if every entry is above 0; raises InvalidValue naming the first other entry."""
+    return _each(key, array, array > 0, POSITIVE.valid)
+
+
+def integers(key: str, values: ArrayLike, size: int, least: int = 0) -> np.ndarray:
     """``values`` as (size,) int64, each at least ``least``; a scalar is repeated.
 
     Raises:
-        ValueError: naming the first entry that is not a whole number or too small.
+        InvalidValue: naming the first entry that is not an integer or too small.
     """
-    array = within(name, vector(name, values, size), least, np.inf)
-    if (array != np.floor(array)).any():
-        row = int(np.argmax(array != np.floor(array)))
-        raise ValueError(f"{name}[{row}]={array[row]:g} must be a whole number.")
-    return array.astype(np.int64)
+    array = vector(key, values, size)
+    return _each(key, array, (array == np.floor(array)) & (array >= least), integer_from(least).valid).astype(np.int64)
 
 
-def choice(name: str, value: str, valid: tuple[str, ...]) -> str:
-    """``value``, one of ``valid``.
-
-    Raises:
-        ValueError: it is not.
-    """
-    if value not in valid:
-        raise ValueError(f"{name}={value!r} must be one of {', '.join(valid)}.")
-    return value
+def _each(key: str, array: np.ndarray, accepted: np.ndarray, valid: str) -> np.ndarray:
+    if not accepted.all():
+        row = int(np.argmin(accepted))
+        raise InvalidValue(f"{key}[{row}]", array[row], valid)
+    return array
 
 
-def budget(value: float, costs: np.ndarray | None) -> float:
-    """The budget: a whole number of rollouts, or with ``costs`` any finite number of their units.
-
-    Raises:
-        ValueError: it is negative, not finite or, without costs, not whole.
-    """
-    if costs is None:
-        return whole("budget", value)
-    return number("budget", value, 0)
+def _interval(low: float, high: float) -> str:
+    if np.isinf(low) and np.isinf(high):
+        return NUMBER.valid
+    return f"use a number of at least {low:g}" if np.isinf(high) else f"use a number in [{low:g}, {high:g}]"

@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
+from verl_ext.errors import CannotFillBatch, EveryRolloutFailed
 from verl_ext.ledger import Ledger, batch_metrics
 from verl_ext.policy import (
     Action,
-    CannotFillBatch,
     Discard,
     Evict,
     Group,
@@ -28,10 +28,6 @@ from verl_ext.prompts import PromptStream
 from verl_ext.trajectory import Trajectory
 
 logger = logging.getLogger(__name__)
-
-
-class EveryRolloutFailed(RuntimeError):
-    """Not one usable rollout in a step: something is broken, and asking for more would break the same way."""
 
 
 class Engine(Protocol):

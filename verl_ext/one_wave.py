@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from verl_ext import checks
 from verl_ext.allocation import by_name as rules
+from verl_ext.errors import CannotFillBatch
 from verl_ext.estimation.by_name import PromptEstimator
 from verl_ext.estimation.moving_average import MovingAverage
 from verl_ext.policy import (
+    PROMPT_WEIGHT,
     Action,
-    CannotFillBatch,
     Discard,
     Draw,
     Group,
@@ -21,10 +23,6 @@ from verl_ext.policy import (
     Request,
     RolloutPolicy,
     has_spread,
-    require,
-    require_integer,
-    require_options,
-    require_prompt_weight,
 )
 
 logger = logging.getLogger(__name__)
@@ -74,21 +72,21 @@ class OneWave(RolloutPolicy):
         max_rounds: int = 10,
         prompt_weight: str = "equal",
     ):
-        require_integer("train_batch_size", train_batch_size, minimum=1)
-        require_integer("n", n, minimum=2)
+        checks.COUNT.check("train_batch_size", train_batch_size)
+        checks.integer_from(2).check("n", n)
         for name, bound in zip(names, (lower, upper), strict=True):
-            require_integer(name, bound, minimum=1)
-        require(lower <= n, names[0], lower, f"it must not exceed n={n}, the average")
-        require(n <= upper, names[1], upper, f"it must not be less than n={n}, the average")
-        require_integer("max_rounds", max_rounds, minimum=1)
-        require(isinstance(dynamic_sampling, bool), "dynamic_sampling", dynamic_sampling, "use true or false")
-        require(rewards in ("binary", "continuous"), "rewards", rewards, "use 'binary' or 'continuous'")
-        require_prompt_weight(prompt_weight)
+            checks.COUNT.check(name, bound)
+        checks.require(lower <= n, names[0], lower, f"it must not exceed n={n}, the average")
+        checks.require(n <= upper, names[1], upper, f"it must not be less than n={n}, the average")
+        checks.COUNT.check("max_rounds", max_rounds)
+        checks.flag("dynamic_sampling", dynamic_sampling)
+        checks.choice("rewards", rewards, ("binary", "continuous"))
+        PROMPT_WEIGHT.check("prompt_weight", prompt_weight)
         self.train_batch_size, self.n, self.lower, self.upper = train_batch_size, n, lower, upper
-        require(allocator in rules.RULES, "allocator", allocator, f"use one of {', '.join(rules.RULES)}")
+        checks.choice("allocator", allocator, tuple(rules.RULES))
         self.allocator = allocator
-        self.allocator_options = require_options("allocator_options", allocator_options)
-        estimator_options = require_options("estimator_options", estimator_options)
+        self.allocator_options = checks.options("allocator_options", allocator_options)
+        estimator_options = checks.options("estimator_options", estimator_options)
         self.continuous, self.dynamic_sampling = rewards == "continuous", dynamic_sampling
         self.max_rounds = max_rounds if dynamic_sampling else 1
         self.prompt_weight = prompt_weight
@@ -106,10 +104,10 @@ class OneWave(RolloutPolicy):
 
     def _require_for_continuous(self, estimator: str, options: Mapping[str, Any]) -> None:
         valid = "rewards=continuous needs one that takes reward variances: gradient_variance or inverse_variance"
-        require(self.allocator in ("gradient_variance", "inverse_variance"), "allocator", self.allocator, valid)
+        checks.require(self.allocator in ("gradient_variance", "inverse_variance"), "allocator", self.allocator, valid)
         softplus = estimator == "gaussian_process" and options.get("link") == "softplus"
         valid = "rewards=continuous needs gaussian_process with estimator_options.link=softplus"
-        require(softplus, "estimator", estimator, valid)
+        checks.require(softplus, "estimator", estimator, valid)
 
     # ---- the step ----
 

@@ -8,19 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
+from verl_ext import checks
+from verl_ext.errors import BadReward
 from verl_ext.trajectory import Trajectory
 
-
-class CannotFillBatch(RuntimeError):
-    """A step has nothing to train on. The message says which threshold or data set to change."""
-
-
-class BadReward(ValueError):
-    """Rewards that a method cannot read. The message names the prompt and what the reward function should report."""
+PROMPT_WEIGHT = checks.one_of("equal", "rollouts")
 
 
 @dataclass(frozen=True)
@@ -185,8 +181,7 @@ class Request:
     prefix: Trajectory | None = None
 
     def __post_init__(self):
-        if self.rollouts < 1:
-            raise ValueError(f"Request.rollouts must be at least 1, got {self.rollouts}")
+        checks.COUNT.check("rollouts", self.rollouts)
         if self.prefix is not None and isinstance(self.target, Group):
             raise ValueError("Request.prefix opens a group: it cannot be given to one that exists")
 
@@ -216,6 +211,27 @@ class Draw(Protocol):
         """``count`` prompts, each once, passing over evicted ones, those with a live group, and the ids in ``but``."""
 
 
+@dataclass(frozen=True)
+class Panel:
+    """A plot of metrics that a method logs, drawn by the lab's report.
+
+    Attributes:
+        name: file name of the plot, without ending.
+        pattern: regular expression of the metrics' names; its group labels the curve.
+        title: heading of the plot.
+        caption: one sentence below the heading.
+        unit: label of the y axis.
+        stacked: whether the curves are parts of a whole.
+    """
+
+    name: str
+    pattern: str
+    title: str
+    caption: str
+    unit: str
+    stacked: bool = False
+
+
 class RolloutPolicy:
     """Decides which prompts get how many rollouts, and which groups are trained on.
 
@@ -227,12 +243,25 @@ class RolloutPolicy:
         prompt_weight: what a prompt counts in the loss. ``"equal"``: 1/B, however many rollouts it got;
             ``"rollouts"``: in proportion to its rollouts.
         total_steps: training steps of the whole run (None: open end); known once the run has started.
-        reads_trajectories: whether rollouts are to carry their tokens.
+        reads_trajectories: whether rollouts carry their tokens.
+        panels: plots of the method's own metrics, for the lab's report.
     """
 
     prompt_weight: str = "equal"
     reads_trajectories: bool = False
     total_steps: int | None = None
+    panels: ClassVar[tuple[Panel, ...]] = ()
+
+    @classmethod
+    def settings_for(cls, n: int, seed: int) -> dict[str, Any] | None:
+        """Constructor arguments for an average of ``n`` rollouts per prompt, divided as in the paper.
+
+        The lab compares methods at equal cost with them. None: the method cannot run on logged rollouts.
+        """
+        return None
+
+    def check_trainer_mode(self, trainer_mode: str) -> None:
+        """Raise :class:`~verl_ext.checks.InvalidValue` if the settings cannot work in this ``trainer_mode``."""
 
     def start_run(self, total_steps: int | None, texts: Sequence[str]) -> None:
         """Called once, before the first step and before any state is loaded.
@@ -278,35 +307,6 @@ def check_state_version(state: Mapping, expected: int, owner: str) -> None:
             f"{owner}: state has version {state.get('version')!r}, this code reads version {expected}; "
             "resume with the release that wrote it"
         )
-
-
-def require(condition: bool, key: str, value: object, valid: str) -> None:
-    """Raise ValueError in one sentence that names the key, the value and what would be valid."""
-    if not condition:
-        raise ValueError(f"rollout_policy.{key}={value!r} is not valid: {valid}")
-
-
-def require_integer(key: str, value: object, *, minimum: int) -> None:
-    """Refuse anything but an integer of at least ``minimum`` (booleans are not integers here)."""
-    valid = isinstance(value, int) and not isinstance(value, bool) and value >= minimum
-    require(valid, key, value, f"it must be an integer of at least {minimum}")
-
-
-def is_number(value: object) -> bool:
-    """Finite, and no boolean."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < np.inf
-
-
-def require_options(key: str, value: object) -> dict[str, Any]:
-    """``value`` as a dict; refuse anything but a mapping from names, or None."""
-    named = value is None or (isinstance(value, Mapping) and all(isinstance(name, str) for name in value))
-    require(named, key, value, "it must be names with values, such as {size: 16}")
-    return dict(value or {})
-
-
-def require_prompt_weight(value: object) -> None:
-    """Refuse what is no :attr:`RolloutPolicy.prompt_weight`."""
-    require(value in ("equal", "rollouts"), "prompt_weight", value, "use 'equal' or 'rollouts'")
 
 
 def has_spread(rewards: Sequence[float] | np.ndarray, tolerance: float = 1e-6) -> bool:

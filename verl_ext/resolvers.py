@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from omegaconf import OmegaConf
 
-from verl_ext.policy import is_number
+from verl_ext.checks import is_number
 
 
 def register_resolvers() -> None:

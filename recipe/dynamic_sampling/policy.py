@@ -5,20 +5,9 @@ from __future__ import annotations
 import logging
 import math
 
-from verl_ext.policy import (
-    Action,
-    CannotFillBatch,
-    Discard,
-    Draw,
-    Group,
-    Request,
-    RolloutPolicy,
-    has_spread,
-    is_number,
-    require,
-    require_integer,
-    require_prompt_weight,
-)
+from verl_ext import checks
+from verl_ext.errors import CannotFillBatch
+from verl_ext.policy import PROMPT_WEIGHT, Action, Discard, Draw, Group, Request, RolloutPolicy, has_spread
 
 logger = logging.getLogger(__name__)
 
@@ -42,11 +31,11 @@ class DynamicSampling(RolloutPolicy):
     def __init__(
         self, *, train_batch_size: int, n: int, s: float = 3, max_rounds: int = 10, prompt_weight: str = "equal"
     ):
-        require_integer("train_batch_size", train_batch_size, minimum=1)
-        require_integer("n", n, minimum=2)
-        require(is_number(s) and s >= 1, "s", s, "it must be a number of at least 1")
-        require_integer("max_rounds", max_rounds, minimum=1)
-        require_prompt_weight(prompt_weight)
+        checks.COUNT.check("train_batch_size", train_batch_size)
+        checks.integer_from(2).check("n", n)
+        checks.number("s", s, 1)
+        checks.COUNT.check("max_rounds", max_rounds)
+        PROMPT_WEIGHT.check("prompt_weight", prompt_weight)
         self.train_batch_size, self.n, self.max_rounds = train_batch_size, n, max_rounds
         self.sampling_batch_size = math.ceil(s * train_batch_size)
         self.prompt_weight = prompt_weight

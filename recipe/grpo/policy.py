@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-from verl_ext.policy import (
-    Action,
-    Discard,
-    Draw,
-    Group,
-    Request,
-    RolloutPolicy,
-    require_integer,
-    require_prompt_weight,
-)
+from verl_ext import checks
+from verl_ext.policy import PROMPT_WEIGHT, Action, Discard, Draw, Group, Request, RolloutPolicy
 
 
 class Uniform(RolloutPolicy):
@@ -26,9 +18,9 @@ class Uniform(RolloutPolicy):
     """
 
     def __init__(self, *, train_batch_size: int, n: int, prompt_weight: str = "equal"):
-        require_integer("train_batch_size", train_batch_size, minimum=1)
-        require_integer("n", n, minimum=2)
-        require_prompt_weight(prompt_weight)
+        checks.COUNT.check("train_batch_size", train_batch_size)
+        checks.integer_from(2).check("n", n)
+        PROMPT_WEIGHT.check("prompt_weight", prompt_weight)
         self.train_batch_size, self.n, self.prompt_weight = train_batch_size, n, prompt_weight
         self._awaited = 0
         self._ready: list[Group] = []

@@ -9,22 +9,11 @@ from typing import Any
 import numpy as np
 
 from recipe.hora.warm_up import WarmUp
+from verl_ext import checks
 from verl_ext.allocation import by_name as rules
 from verl_ext.allocation import hit_utility
 from verl_ext.estimation.by_name import PromptEstimator
-from verl_ext.policy import (
-    Action,
-    Discard,
-    Draw,
-    Group,
-    Request,
-    RolloutPolicy,
-    is_number,
-    require,
-    require_integer,
-    require_options,
-    require_prompt_weight,
-)
+from verl_ext.policy import PROMPT_WEIGHT, Action, Discard, Draw, Group, Request, RolloutPolicy
 
 
 class Hora(RolloutPolicy):
@@ -76,27 +65,29 @@ class Hora(RolloutPolicy):
         warm_up_cycles: int = 3,
         prompt_weight: str = "equal",
     ):
-        require_integer("train_batch_size", train_batch_size, minimum=1)
-        require_integer("G0", G0, minimum=1)
-        require_integer("G", G, minimum=2)
-        require(G0 < G, "G0", G0, f"it must be less than G={G}, or nothing is left to allocate")
+        checks.COUNT.check("train_batch_size", train_batch_size)
+        checks.COUNT.check("G0", G0)
+        checks.integer_from(2).check("G", G)
+        checks.require(G0 < G, "G0", G0, f"it must be less than G={G}, or nothing is left to allocate")
         for key, value in (("alpha0", alpha0), ("beta0", beta0)):
-            require(is_number(value) and value > 0, key, value, "it must be a number greater than 0")
-        require_integer("shards", shards, minimum=1)
-        require(shards <= train_batch_size, "shards", shards, f"it must not exceed train_batch_size={train_batch_size}")
+            checks.positive_number(key, value)
+        checks.COUNT.check("shards", shards)
+        checks.require(
+            shards <= train_batch_size, "shards", shards, f"it must not exceed train_batch_size={train_batch_size}"
+        )
         if upper is not None:
-            require_integer("upper", upper, minimum=G - G0)
-        require_prompt_weight(prompt_weight)
+            checks.integer_from(G - G0).check("upper", upper)
+        PROMPT_WEIGHT.check("prompt_weight", prompt_weight)
         self.train_batch_size, self.G, self.G0, self.shards = train_batch_size, G, G0, shards
         self.prior, self.upper = (float(alpha0), float(beta0)), upper
-        require(allocator in rules.RULES, "allocator", allocator, f"use one of {', '.join(rules.RULES)}")
+        checks.choice("allocator", allocator, tuple(rules.RULES))
         self.allocator = allocator
-        self.allocator_options = require_options("allocator_options", allocator_options)
-        estimator_options = require_options("estimator_options", estimator_options)
+        self.allocator_options = checks.options("allocator_options", allocator_options)
+        estimator_options = checks.options("estimator_options", estimator_options)
         self.estimator = None if estimator is None else PromptEstimator(estimator, estimator_options)
         if estimator is None:
             valid = "they belong to an estimator, and estimator=null"
-            require(not estimator_options, "estimator_options", estimator_options, valid)
+            checks.require(not estimator_options, "estimator_options", estimator_options, valid)
         self.warm_up = WarmUp(warm_up_component, warm_up_threshold, warm_up_cycles)
         self.prompt_weight = prompt_weight
         for prompts in (2, 3):  # refuse now a rule or options that cannot work, or only for one number of prompts

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from verl_ext.policy import Rollout, is_number, require, require_integer
+from verl_ext import checks
+from verl_ext.policy import Rollout
 
 
 class WarmUp:
@@ -20,11 +21,11 @@ class WarmUp:
 
     def __init__(self, component: str | None, threshold: float, cycles: int):
         named = component is None or (isinstance(component, str) and bool(component))
-        require(
+        checks.require(
             named, "warm_up_component", component, "use the name of an entry of the reward function's result, or null"
         )
-        require(is_number(threshold), "warm_up_threshold", threshold, "it must be a finite number")
-        require_integer("warm_up_cycles", cycles, minimum=1)
+        checks.number("warm_up_threshold", threshold)
+        checks.COUNT.check("warm_up_cycles", cycles)
         self.component, self.threshold, self.cycles = component, threshold, cycles
         self.over = component is None
         self._in_a_row = 0

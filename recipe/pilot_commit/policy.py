@@ -10,20 +10,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from recipe.pilot_commit.survivors import ORDERS, PilotFilter, SurvivorBuffer
-from verl_ext.policy import (
-    Action,
-    CannotFillBatch,
-    Discard,
-    Draw,
-    Evict,
-    Group,
-    Request,
-    RolloutPolicy,
-    is_number,
-    require,
-    require_integer,
-    require_prompt_weight,
-)
+from verl_ext import checks
+from verl_ext.errors import CannotFillBatch
+from verl_ext.policy import PROMPT_WEIGHT, Action, Discard, Draw, Evict, Group, Request, RolloutPolicy
 
 logger = logging.getLogger(__name__)
 
@@ -72,21 +61,21 @@ class PilotCommit(RolloutPolicy):
         seed: int = 0,
         prompt_weight: str = "equal",
     ):
-        require_integer("train_batch_size", train_batch_size, minimum=1)
-        require_integer("n_commit", n_commit, minimum=1)
-        require_integer("max_delay", max_delay, minimum=0)
-        require_integer("max_rounds", max_rounds, minimum=1)
-        require_integer("seed", seed, minimum=0)
-        require(is_number(s) and s >= 1, "s", s, "it must be a number of at least 1")
-        require(isinstance(bind, bool), "bind", bind, "use true or false")
-        require(order in ORDERS, "order", order, f"use one of {', '.join(ORDERS)}")
-        require(
+        checks.COUNT.check("train_batch_size", train_batch_size)
+        checks.COUNT.check("n_commit", n_commit)
+        checks.integer_from(0).check("max_delay", max_delay)
+        checks.COUNT.check("max_rounds", max_rounds)
+        checks.integer_from(0).check("seed", seed)
+        checks.number("s", s, 1)
+        checks.flag("bind", bind)
+        checks.choice("order", order, ORDERS)
+        checks.require(
             not (bind and max_delay == 0),
             "max_delay",
             max_delay,
             "bound pilots are one policy version old when trained, so use at least 1, or bind=false",
         )
-        require_prompt_weight(prompt_weight)
+        PROMPT_WEIGHT.check("prompt_weight", prompt_weight)
         self.filter = PilotFilter(n_pilot, p_lower, p_upper, p_solve, var_lower)
         self.train_batch_size, self.n_pilot, self.n_commit = train_batch_size, n_pilot, n_commit
         self.sampling_batch_size = math.ceil(s * train_batch_size)

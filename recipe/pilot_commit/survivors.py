@@ -7,7 +7,8 @@ from fractions import Fraction
 
 import numpy as np
 
-from verl_ext.policy import Group, is_number, require, require_integer
+from verl_ext import checks
+from verl_ext.policy import Group
 
 ORDERS = ("random", "max_variance", "newest", "oldest")
 
@@ -24,20 +25,20 @@ class PilotFilter:
     """
 
     def __init__(self, n_pilot: int, p_lower: float, p_upper: float, p_solve: float | None, var_lower: float):
-        require_integer("n_pilot", n_pilot, minimum=1)
+        checks.COUNT.check("n_pilot", n_pilot)
         for key, value in (("p_lower", p_lower), ("p_upper", p_upper)):
-            require(_is_rate(value), key, value, "it must be a success rate in [0, 1]")
-        require(p_lower <= p_upper, "p_lower", p_lower, f"it must not be above p_upper={p_upper}")
+            checks.require(_is_rate(value), key, value, "it must be a success rate in [0, 1]")
+        checks.require(p_lower <= p_upper, "p_lower", p_lower, f"it must not be above p_upper={p_upper}")
         solve = p_solve is None or (_is_rate(p_solve) and p_solve > 0)
-        require(solve, "p_solve", p_solve, "it must be a success rate in (0, 1], or null to evict nothing")
-        variance = is_number(var_lower) and var_lower >= 0
-        require(variance, "var_lower", var_lower, "it must be a reward variance of at least 0")
+        checks.require(solve, "p_solve", p_solve, "it must be a success rate in (0, 1], or null to evict nothing")
+        variance = checks.is_number(var_lower) and var_lower >= 0
+        checks.require(variance, "var_lower", var_lower, "it must be a reward variance of at least 0")
         self.p_lower, self.p_upper = _exact(p_lower), _exact(p_upper)
         self.p_solve = None if p_solve is None else _exact(p_solve)
         self.var_lower = var_lower
         self.rewards_are_verdicts = True
         possible = any(self.p_lower <= Fraction(k, n_pilot) <= self.p_upper for k in range(n_pilot + 1))
-        require(
+        checks.require(
             possible,
             "n_pilot",
             n_pilot,
@@ -113,7 +114,7 @@ class SurvivorBuffer:
 
 
 def _is_rate(value: object) -> bool:
-    return is_number(value) and 0 <= value <= 1
+    return checks.is_number(value) and 0 <= value <= 1
 
 
 def _exact(rate: float) -> Fraction:

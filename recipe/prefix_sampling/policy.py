@@ -8,20 +8,9 @@ from collections.abc import Mapping, Sequence
 from recipe.prefix_sampling.prefix_control import PrefixControl
 from recipe.prefix_sampling.prefix_store import PrefixStore, SavedPrefix, trajectory_to_replay
 from recipe.prefix_sampling.transitions import Transitions
-from verl_ext.policy import (
-    Action,
-    BadReward,
-    CannotFillBatch,
-    Discard,
-    Draw,
-    Group,
-    Request,
-    RolloutPolicy,
-    is_number,
-    require,
-    require_integer,
-    require_prompt_weight,
-)
+from verl_ext import checks
+from verl_ext.errors import BadReward, CannotFillBatch
+from verl_ext.policy import PROMPT_WEIGHT, Action, Discard, Draw, Group, Request, RolloutPolicy
 
 SIDES = ("both", "hard", "easy")
 
@@ -74,22 +63,24 @@ class PrefixSampling(RolloutPolicy):
         max_rounds: int = 10,
         prompt_weight: str = "equal",
     ):
-        require_integer("train_batch_size", train_batch_size, minimum=1)
-        require_integer("n", n, minimum=3)
-        require_integer("max_rounds", max_rounds, minimum=1)
-        require(sides in SIDES, "sides", sides, f"use one of {', '.join(SIDES)}")
-        require(isinstance(replay, bool), "replay", replay, "use true or false")
-        require(is_number(target) and 0 < target < 1, "target", target, "it must be a pass rate in (0, 1)")
-        pair = isinstance(band, Sequence) and len(band) == 2 and all(map(is_number, band))
+        checks.COUNT.check("train_batch_size", train_batch_size)
+        checks.integer_from(3).check("n", n)
+        checks.COUNT.check("max_rounds", max_rounds)
+        checks.choice("sides", sides, SIDES)
+        checks.flag("replay", replay)
+        checks.require(
+            checks.is_number(target) and 0 < target < 1, "target", target, "it must be a pass rate in (0, 1)"
+        )
+        pair = isinstance(band, Sequence) and len(band) == 2 and all(map(checks.is_number, band))
         valid = pair and 0 < band[0] <= target <= band[1] < 1
-        require(valid, "band", band, f"use two pass rates between 0 and 1 around target={target}")
-        require_prompt_weight(prompt_weight)
+        checks.require(valid, "band", band, f"use two pass rates between 0 and 1 around target={target}")
+        PROMPT_WEIGHT.check("prompt_weight", prompt_weight)
         self.train_batch_size, self.n, self.max_rounds = train_batch_size, n, max_rounds
         self.band, self.replay, self.prompt_weight = (float(band[0]), float(band[1])), replay, prompt_weight
         hard = [k for k in range(1, n) if k / n < self.band[0] and sides != "easy"]
         easy = [k for k in range(1, n) if k / n > self.band[1] and sides != "hard"]
         valid = "it must leave out some pass count between 1 and n - 1, or there is nothing to replay"
-        require(bool(hard or easy), "band", list(band), valid)
+        checks.require(bool(hard or easy), "band", list(band), valid)
         self.hard = frozenset(hard)
         self.control = PrefixControl(
             n=n,

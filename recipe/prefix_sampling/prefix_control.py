@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from verl_ext.policy import check_state_version, is_number, require, require_integer
+from verl_ext import checks
+from verl_ext.policy import check_state_version
 
 
 class PrefixControl:
@@ -58,21 +59,34 @@ class PrefixControl:
         cooldown: int = 5,
         adaptive: bool = True,
     ):
-        require_integer("n", n, minimum=2)
-        require(is_number(target) and 0 < target < 1, "target", target, "it must be a pass rate in (0, 1)")
+        checks.integer_from(2).check("n", n)
+        checks.require(
+            checks.is_number(target) and 0 < target < 1, "target", target, "it must be a pass rate in (0, 1)"
+        )
         self.n, self.target = n, target
         self.buckets = self._controllable(buckets)
         self.lower, self.upper = _bounds(ratio_bounds)
-        within = is_number(initial_ratio) and self.lower <= initial_ratio <= self.upper
-        require(within, "initial_ratio", initial_ratio, f"it must be within ratio_bounds=({self.lower}, {self.upper})")
-        require(is_number(ema_alpha) and 0 < ema_alpha <= 1, "ema_alpha", ema_alpha, "it must be in (0, 1]")
+        within = checks.is_number(initial_ratio) and self.lower <= initial_ratio <= self.upper
+        checks.require(
+            within, "initial_ratio", initial_ratio, f"it must be within ratio_bounds=({self.lower}, {self.upper})"
+        )
+        checks.require(
+            checks.is_number(ema_alpha) and 0 < ema_alpha <= 1, "ema_alpha", ema_alpha, "it must be in (0, 1]"
+        )
         room = min(target, 1 - target)
-        reachable = is_number(dead_zone) and 0 <= dead_zone < room
-        require(reachable, "dead_zone", dead_zone, f"it must be in [0, {room:g}), or pass rates could not leave it")
+        reachable = checks.is_number(dead_zone) and 0 <= dead_zone < room
+        checks.require(
+            reachable, "dead_zone", dead_zone, f"it must be in [0, {room:g}), or pass rates could not leave it"
+        )
         width = self.upper - self.lower
-        require(is_number(step) and 0 < step <= width, "step", step, f"it must be in (0, {width:g}], within the bounds")
-        require_integer("cooldown", cooldown, minimum=0)
-        require(isinstance(adaptive, bool), "adaptive", adaptive, "use true or false")
+        checks.require(
+            checks.is_number(step) and 0 < step <= width,
+            "step",
+            step,
+            f"it must be in (0, {width:g}], within the bounds",
+        )
+        checks.integer_from(0).check("cooldown", cooldown)
+        checks.flag("adaptive", adaptive)
         self.ema_alpha, self.dead_zone, self.step = ema_alpha, dead_zone, step
         self.cooldown, self.adaptive = cooldown, adaptive
         self._ratio = dict.fromkeys(self.buckets, float(initial_ratio))
@@ -128,7 +142,7 @@ class PrefixControl:
         check_state_version(state, self.VERSION, "PrefixControl")
         same = state["n"] == self.n and tuple(state["buckets"]) == self.buckets
         saved = f"the run that is resumed has {state['buckets']} of n={state['n']}"
-        require(same, "buckets", list(self.buckets), saved)
+        checks.require(same, "buckets", list(self.buckets), saved)
         # Bounds may have been narrowed since.
         ratios = (min(max(float(ratio), self.lower), self.upper) for ratio in state["ratio"])
         self._ratio = dict(zip(self.buckets, ratios, strict=True))
@@ -146,14 +160,14 @@ class PrefixControl:
 
     def _controllable(self, buckets: Sequence[int]) -> tuple[int, ...]:
         several = isinstance(buckets, Sequence) and not isinstance(buckets, str) and len(buckets) > 0
-        require(several, "buckets", buckets, "it must list at least one pass count")
+        checks.require(several, "buckets", buckets, "it must list at least one pass count")
         for bucket in buckets:
             inside = isinstance(bucket, int) and not isinstance(bucket, bool) and 1 <= bucket < self.n
-            require(inside, "buckets", list(buckets), f"each must be an integer in [1, {self.n - 1}]")
+            checks.require(inside, "buckets", list(buckets), f"each must be an integer in [1, {self.n - 1}]")
             at_target = math.isclose(bucket / self.n, self.target)
             neither = f"{bucket} of {self.n} is the target, so no prefix is known to bring it closer; leave it out"
-            require(not at_target, "buckets", list(buckets), neither)
-        require(len(set(buckets)) == len(buckets), "buckets", list(buckets), "each may occur once")
+            checks.require(not at_target, "buckets", list(buckets), neither)
+        checks.require(len(set(buckets)) == len(buckets), "buckets", list(buckets), "each may occur once")
         return tuple(buckets)
 
     def _require_controlled(self, bucket: int) -> None:
@@ -162,8 +176,8 @@ class PrefixControl:
 
 
 def _bounds(bounds: Sequence[float]) -> tuple[float, float]:
-    pair = isinstance(bounds, Sequence) and len(bounds) == 2 and all(map(is_number, bounds))
+    pair = isinstance(bounds, Sequence) and len(bounds) == 2 and all(map(checks.is_number, bounds))
     # A prefix of ratio 1 leaves nothing to generate.
     valid = pair and 0 <= bounds[0] < bounds[1] < 1
-    require(valid, "ratio_bounds", bounds, "it must be (lower, upper) with 0 <= lower < upper < 1")
+    checks.require(valid, "ratio_bounds", bounds, "it must be (lower, upper) with 0 <= lower < upper < 1")
     return float(bounds[0]), float(bounds[1])

@@ -88,7 +88,7 @@ def pair_table(n: int) -> list[PairCount]:
     Raises:
         ValueError: n is not a whole number of at least 2.
     """
-    n = checks.whole("n", n, least=2)
+    n = checks.integer("n", n, least=2)
     pairs = contrastive_pairs(np.arange(n + 1), n).tolist()
     return [PairCount(k, k / n, count, count / max(pairs)) for k, count in enumerate(pairs)]
 
@@ -102,4 +102,4 @@ def _group_sizes(n: ArrayLike) -> np.ndarray:
 
 
 def _whole(name: str, values: ArrayLike, least: int) -> np.ndarray:
-    return checks.whole_vector(name, np.ravel(values), np.size(values), least).reshape(np.shape(values))
+    return checks.integers(name, np.ravel(values), np.size(values), least).reshape(np.shape(values))

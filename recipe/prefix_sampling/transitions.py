@@ -30,7 +30,7 @@ class Transitions:
     VERSION = 1
 
     def __init__(self, n: int, buckets: Sequence[int], band: Sequence[float] = (3 / 8, 5 / 8)):
-        self.n = checks.whole("n", n, least=1)
+        self.n = checks.integer("n", n, least=1)
         self.buckets = tuple(self._pass_count("buckets", bucket) for bucket in buckets)
         if not self.buckets or len(set(self.buckets)) < len(self.buckets):
             raise ValueError(f"buckets={self.buckets} must be pass counts, at least one and each once.")
@@ -84,6 +84,6 @@ class Transitions:
         self.counts = np.array(state["counts"], dtype=np.int64)
 
     def _pass_count(self, name: str, count: int) -> int:
-        if checks.whole(name, count) > self.n:
+        if checks.integer(name, count) > self.n:
             raise ValueError(f"{name}={count} must not be above n={self.n}.")
         return int(count)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from verl_ext import checks
 from verl_ext.allocation.gradient_variance import LEAST
 from verl_ext.one_wave import OneWave
-from verl_ext.policy import require, require_integer, require_options
 
 
 class Vip(OneWave):
@@ -54,11 +54,13 @@ class Vip(OneWave):
         max_rounds: int = 10,
         prompt_weight: str = "equal",
     ):
-        require_integer("L", L, minimum=1)
-        require(gradient in LEAST, "gradient", gradient, f"use one of {', '.join(LEAST)}")
-        allocator_options = require_options("allocator_options", allocator_options)
+        checks.COUNT.check("L", L)
+        checks.choice("gradient", gradient, tuple(LEAST))
+        allocator_options = checks.options("allocator_options", allocator_options)
         if allocator == "gradient_variance":
-            require(L >= LEAST[gradient], "L", L, f"it must be at least {LEAST[gradient]} for gradient={gradient}")
+            checks.require(
+                L >= LEAST[gradient], "L", L, f"it must be at least {LEAST[gradient]} for gradient={gradient}"
+            )
             allocator_options.setdefault("estimator", gradient)
         super().__init__(
             train_batch_size=train_batch_size,

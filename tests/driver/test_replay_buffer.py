@@ -15,9 +15,10 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from recipe.grpo.policy import Uniform
 from recipe.pilot_commit.policy import PilotCommit
-from verl_ext.controller import EveryRolloutFailed, RolloutController
+from verl_ext.controller import RolloutController
 from verl_ext.driver.checkpoint import load_state, save_state
 from verl_ext.driver.replay_buffer import GroupReplayBuffer, RolloutStall
+from verl_ext.errors import EveryRolloutFailed
 
 CAPACITY = 200  # rows
 

@@ -15,7 +15,8 @@ from support.engine import controller, run_step
 
 from recipe.pilot_commit.policy import PilotCommit
 from recipe.pilot_commit.survivors import PilotFilter, SurvivorBuffer
-from verl_ext.policy import CannotFillBatch, Group, Prompt, Rollout
+from verl_ext.errors import CannotFillBatch
+from verl_ext.policy import Group, Prompt, Rollout
 
 
 def group(successes: int, trials: int, *, version: int = 0, name: str = "q", rewards=None) -> Group:
@@ -274,7 +275,7 @@ def test_a_restored_run_goes_on_exactly_as_it_would_have(drain):
     ],
 )
 def test_bad_parameters_are_named(key, value):
-    with pytest.raises(ValueError, match=f"rollout_policy.{key}="):
+    with pytest.raises(ValueError, match=f"^{key}="):
         policy(**{key: value})
 
 

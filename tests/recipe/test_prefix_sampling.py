@@ -10,7 +10,8 @@ from support.engine import LENGTH, controller, prompts, run_step
 
 from recipe.prefix_sampling.policy import PrefixSampling
 from recipe.prefix_sampling.prefix_store import PrefixStore, SavedPrefix, trajectory_to_replay
-from verl_ext.policy import CannotFillBatch, Group, Prompt, Request, Rollout
+from verl_ext.errors import CannotFillBatch
+from verl_ext.policy import Group, Prompt, Request, Rollout
 from verl_ext.trajectory import Trajectory
 
 MIXED = [0.02, 0.12, 0.25, 0.5, 0.75, 0.88, 0.98] * 12
@@ -200,8 +201,8 @@ def test_rewards_that_are_no_verdicts_are_refused_in_one_sentence():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"n": 2}, "rollout_policy.n=2"),
-        ({"sides": "left"}, "sides='left'.*both, hard, easy"),
+        ({"n": 2}, "^n=2"),
+        ({"sides": "left"}, "sides=left.*both, hard, easy"),
         ({"band": [0.6, 0.7]}, "band"),
         ({"band": [0.4]}, "band"),
         ({"band": [0.1, 0.9]}, r"band=\[0.1, 0.9\]"),

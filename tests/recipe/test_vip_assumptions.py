@@ -144,7 +144,7 @@ def test_results_depend_on_neither_units_nor_order(seed, sizes, exponent):
         ([[0, 1]] * 2, [[1, 2]] * 2, r"rewards\[0\] has 2 rollouts"),
         ([[0, 1, 1]], [[1, 2, 3]], "rewards has 1 prompts"),
         ([], [], "rewards has 0 prompts"),
-        ([[0, 1, 1]] * 2, [[1, 2, 3], [1, np.inf, 2]], r"gradient_norms\[1\]\[1\]=inf is not finite"),
+        ([[0, 1, 1]] * 2, [[1, 2, 3], [1, np.inf, 2]], r"gradient_norms\[1\]\[1\]=inf is not valid"),
         ([[0, 1, 1]] * 2, [[1, 2, 3]] * 3, "gradient_norms has 3 prompts"),
         ([[0, 1, 1]] * 2, [[1, 2, 3], [1, 2, 3, 4]], r"gradient_norms\[1\] has 4 rollouts"),
         ([[0, 1, 1], [1, 1, 1]], [[1, 2, 4]] * 2, "both vary in only 1 prompts"),

@@ -24,7 +24,7 @@ def partition(costs: ArrayLike, workers: int) -> np.ndarray:
         ValueError: naming the argument that is not finite, negative or of the wrong shape.
     """
     costs = checks.within("costs", checks.vector("costs", costs), 0, np.inf)
-    workers = checks.whole("workers", workers, 1)
+    workers = checks.integer("workers", workers, 1)
     # (minus the spread, first item for ties, ((load, items) of each loaded worker, fullest first))
     heap = [(-cost, item, [(cost, (item, None))]) for item, cost in enumerate(costs.tolist())]
     heapq.heapify(heap)
@@ -46,9 +46,9 @@ def random_dispatch(items: int, workers: int, *, seed: int) -> np.ndarray:
     Raises:
         ValueError: a count that is not a whole number of at least 1.
     """
-    items, workers = checks.whole("items", items, 1), checks.whole("workers", workers, 1)
+    items, workers = checks.integer("items", items, 1), checks.integer("workers", workers, 1)
     owner = np.arange(items) % workers
-    np.random.default_rng(checks.whole("seed", seed)).shuffle(owner)
+    np.random.default_rng(checks.integer("seed", seed)).shuffle(owner)
     return owner
 
 

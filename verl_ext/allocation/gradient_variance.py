@@ -143,7 +143,7 @@ def _scale(success_rates: ArrayLike | None, reward_variance: ArrayLike | None) -
 
 def _bounds(lower: ArrayLike, upper: ArrayLike, n: int, estimator: str) -> tuple[np.ndarray, np.ndarray]:
     checks.choice("estimator", estimator, tuple(LEAST))
-    return checks.whole_vector("lower", lower, n, LEAST[estimator]), checks.whole_vector("upper", upper, n)
+    return checks.integers("lower", lower, n, LEAST[estimator]), checks.integers("upper", upper, n)
 
 
 def _rloo_gain(scale: np.ndarray) -> greedy.Gain:

@@ -32,9 +32,9 @@ def hard_first(
         ValueError: naming the argument that is not finite, out of range, of the wrong shape or infeasible.
     """
     successes = checks.within("successes", checks.vector("successes", successes), 0, np.inf)
-    n, budget = successes.size, checks.whole("budget", budget)
-    lower = checks.whole_vector("lower", lower, n)
-    upper = np.full(n, max(budget, lower.max())) if upper is None else checks.whole_vector("upper", upper, n)
+    n, budget = successes.size, checks.integer("budget", budget)
+    lower = checks.integers("lower", lower, n)
+    upper = np.full(n, max(budget, lower.max())) if upper is None else checks.integers("upper", upper, n)
     greedy.require_feasible(budget, lower, upper, np.ones(n))
     hard = successes == 0
     left = budget - int(lower.sum())
@@ -93,10 +93,8 @@ def proportional(weights: ArrayLike, budget: int, *, lower: ArrayLike, upper: Ar
         ValueError: naming the argument that is not finite, out of range, of the wrong shape or infeasible.
     """
     weights = checks.positive("weights", checks.vector("weights", weights))
-    lower, upper = (
-        checks.whole_vector(name, bound, weights.size) for name, bound in (("lower", lower), ("upper", upper))
-    )
-    return greedy.maximize(_webster, [weights], checks.whole("budget", budget), lower, upper)
+    lower, upper = (checks.integers(name, bound, weights.size) for name, bound in (("lower", lower), ("upper", upper)))
+    return greedy.maximize(_webster, [weights], checks.integer("budget", budget), lower, upper)
 
 
 def _webster(weights: np.ndarray) -> greedy.Gain:

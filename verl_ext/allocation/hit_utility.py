@@ -46,9 +46,9 @@ def allocate(
     n = alpha.size
     costs = None if costs is None else checks.positive("costs", checks.vector("costs", costs, n))
     budget = checks.budget(budget, costs)
-    lower = checks.whole_vector("lower", lower, n)
+    lower = checks.integers("lower", lower, n)
     most = int(budget if costs is None else budget // costs.min())
-    upper = np.full(n, max(most, lower.max())) if upper is None else checks.whole_vector("upper", upper, n)
+    upper = np.full(n, max(most, lower.max())) if upper is None else checks.integers("upper", upper, n)
     # lgamma is exact to 1e-16 of values in the hundreds, so equal gains differ by more than elsewhere
     return greedy.maximize(_gain, [alpha, beta], budget, lower, upper, costs=costs, tie=1e-11)
 
@@ -82,7 +82,7 @@ def utility(successes: ArrayLike, trials: ArrayLike, additional: ArrayLike, *, p
     from scipy.special import betaln
 
     alpha, beta = posterior(successes, trials, prior=prior)
-    additional = checks.whole_vector("additional", additional, alpha.size)
+    additional = checks.integers("additional", additional, alpha.size)
     return -np.expm1(betaln(alpha, beta + additional) - betaln(alpha, beta))
 
 

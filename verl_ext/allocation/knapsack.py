@@ -56,7 +56,7 @@ def allocate(
     checks.choice("gradient", gradient, GRADIENTS)
     info_gain, fallback = checks.flag("info_gain", info_gain), checks.flag("fallback", fallback)
     n = rates.size
-    lower, upper = checks.whole_vector("lower", lower, n), checks.whole_vector("upper", upper, n)
+    lower, upper = checks.integers("lower", lower, n), checks.integers("upper", upper, n)
     costs = None if costs is None else checks.positive("costs", checks.vector("costs", costs, n))
     budget = checks.budget(budget, costs)
     repeat = _repeat_probability(rates, gradient, greedy_probability)
@@ -105,7 +105,7 @@ def nonzero_gradient(
         ValueError: naming the argument that is out of range or of the wrong shape.
     """
     rates = checks.within("success_rates", checks.vector("success_rates", success_rates), 0, 1)
-    counts = checks.whole_vector("counts", counts, rates.size)
+    counts = checks.integers("counts", counts, rates.size)
     checks.choice("gradient", gradient, GRADIENTS)
     if gradient in ("grpo", "rloo"):
         return 1 - rates**counts - (1 - rates) ** counts

@@ -14,8 +14,9 @@ import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
-from verl_ext.controller import EveryRolloutFailed, RolloutController
+from verl_ext.controller import RolloutController
 from verl_ext.driver.outcome import DIVERGED, GENERATED, TRUNCATED
+from verl_ext.errors import EveryRolloutFailed
 from verl_ext.policy import Group, Rollout
 from verl_ext.trajectory import Trajectory
 

@@ -9,7 +9,6 @@ import ray
 from omegaconf import DictConfig
 from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
 
-from verl_ext.controller import EveryRolloutFailed
 from verl_ext.driver.agent_loop import WaveManager
 from verl_ext.driver.checkpoint import BadCheckpoint
 from verl_ext.driver.cluster import join_cluster
@@ -24,7 +23,7 @@ from verl_ext.driver.trainer import TRAINER_MODES
 from verl_ext.driver.watch import Watch
 from verl_ext.driver.weight_sync import WeightsBlocked
 from verl_ext.driver.workers import WorkerLost
-from verl_ext.policy import BadReward, CannotFillBatch
+from verl_ext.errors import BadReward, CannotFillBatch, EveryRolloutFailed
 
 logger = logging.getLogger(__name__)
 

@@ -40,7 +40,7 @@ def observed(success_rates: ArrayLike, trials: ArrayLike | None, size: int) -> t
         ValueError: naming the argument that is out of range or of the wrong shape.
     """
     rates = checks.within("success_rates", checks.vector("success_rates", success_rates, size), 0, 1)
-    return rates, checks.whole_vector("trials", 1 if trials is None else trials, size, 1)
+    return rates, checks.integers("trials", 1 if trials is None else trials, size, 1)
 
 
 class Features:

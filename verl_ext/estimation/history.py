@@ -27,7 +27,7 @@ class History:
     """
 
     def __init__(self, size: int = 16, initial: float = 0.5):
-        self.size = checks.whole("size", size, 1)
+        self.size = checks.integer("size", size, 1)
         self.initial = checks.number("initial", initial, 0, 1)
         self._groups: dict[Hashable, list[tuple[float, int]]] = {}  # rate and trials, newest first
 

@@ -25,7 +25,7 @@ class MovingAverage:
     """
 
     def __init__(self, window: int = 1024, initial: float = 0.5):
-        self.window = checks.whole("window", window, 1)
+        self.window = checks.integer("window", window, 1)
         self.initial = checks.number("initial", initial, 0, 1)
         self._samples: deque[float] = deque(maxlen=self.window)
 

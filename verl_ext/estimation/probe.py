@@ -67,7 +67,7 @@ class LinearProbe:
 
         self._features = Features("features", features, ids)
         self.online, self.dual = online, dual
-        self.cycles, self.steps = checks.whole("cycles", cycles, 1), checks.whole("steps", steps, 1)
+        self.cycles, self.steps = checks.integer("cycles", cycles, 1), checks.integer("steps", steps, 1)
         self.decay = checks.number("decay", decay, 1e-9, 1)
         self.average = checks.number("average", average, 0, 1 - 1e-9)
         self._inputs = torch.as_tensor(self._features.matrix, dtype=torch.float32)
@@ -125,7 +125,7 @@ class LinearProbe:
         """
         rows = self._features.rows(prompts)
         rates, trials = observed(success_rates, trials, rows.size)
-        for _ in range(checks.whole("steps", steps, 1)):
+        for _ in range(checks.integer("steps", steps, 1)):
             self._step([(rows.tolist(), rates.tolist(), trials.tolist())])
         self._averaged.module.load_state_dict(self._model.state_dict())
 

@@ -37,7 +37,7 @@ class RidgeRegression:
         initial: float = 0.5,
     ):
         self._features = Features("features", features, ids)
-        self.window = checks.whole("window", window, 1)
+        self.window = checks.integer("window", window, 1)
         self.penalty = checks.positive_number("penalty", penalty)
         self.initial = checks.number("initial", initial, 0, 1)
         self._samples: deque[tuple[int, float]] = deque(maxlen=self.window)

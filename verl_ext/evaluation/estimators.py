@@ -68,14 +68,14 @@ def mean_at_k(scores: ArrayLike, k: int | None = None) -> np.ndarray:
         raise ValueError(f"scores has shape {array.shape}; it must be (..., n) with n at least 1.")
     checks.vector("scores", array.ravel())
     if k is not None:
-        checks.within("k", checks.vector("k", [checks.whole("k", k, 1)]), 1, array.shape[-1])
+        checks.within("k", checks.vector("k", [checks.integer("k", k, 1)]), 1, array.shape[-1])
     return array.mean(axis=-1)
 
 
 def _whole(name: str, values: ArrayLike, least: int) -> np.ndarray:
     """``values`` as int64 of the same shape, each at least ``least``."""
     flat = checks.vector(name, np.ravel(values))
-    return checks.whole_vector(name, flat, flat.size, least).reshape(np.shape(values))
+    return checks.integers(name, flat, flat.size, least).reshape(np.shape(values))
 
 
 def _at_most_n(name: str, values: np.ndarray, n: np.ndarray) -> None:

@@ -61,9 +61,9 @@ def majority_at_k(
     n = correct.size
     if isinstance(answers, str) or len(answers) != n:
         raise ValueError(f"answers has {len(answers)} entries, but correct has {n}.")
-    k = int(checks.within("k", checks.vector("k", [checks.whole("k", k, 1)]), 1, n)[0])
+    k = int(checks.within("k", checks.vector("k", [checks.integer("k", k, 1)]), 1, n)[0])
     checks.choice("method", method, METHODS)
-    draws, seed = checks.whole("draws", draws, 2), checks.whole("seed", seed)
+    draws, seed = checks.integer("draws", draws, 2), checks.integer("seed", seed)
     votes, credit = _tally(answers, correct)
     if votes.size == 0:
         return Majority(0.0, 0.0)

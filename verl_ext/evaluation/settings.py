@@ -45,7 +45,7 @@ def parse_ks(text: str | None, n: int) -> list[int]:
         return sorted({2**power for power in range(n.bit_length())} | {n})
     ks = []
     for word in text.replace(",", " ").split():
-        k = checks.whole("k", word, 1)
+        k = checks.integer("k", word, 1)
         if k > n:
             raise ValueError(f"k={k} is more than n={n}; pass@k and maj@k need at least k samples per problem.")
         ks.append(k)

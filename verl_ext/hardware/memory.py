@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from verl_ext.checks import positive_number, whole
+from verl_ext.checks import integer, positive_number
 from verl_ext.hardware.shapes import Shape
 
 GPU_MEMORY = {"h200": 141e9, "a800": 80e9, "b200": 180e9}  # bytes, as the makers count them
@@ -136,8 +136,8 @@ def settings(shape: Shape, memory: float, gpus: int, longest: int) -> Settings:
     Raises:
         ValueError: there are none.
     """
-    memory, gpus = positive_number("memory", memory), whole("gpus", gpus, 1)
-    longest = whole("longest", longest, 1)
+    memory, gpus = positive_number("memory", memory), integer("gpus", gpus, 1)
+    longest = integer("longest", longest, 1)
     state = STATE_BYTES * shape.parameters / gpus
     offload = state > STATE_SHARE * memory
     room = TRAINING_SHARE * memory - state

@@ -13,10 +13,10 @@ from support.configs import RECIPES, compose, good_overrides
 from support.engine import epochs, prompts, run_step
 from support.long_run import FastEngine, policies
 
-from verl_ext.controller import EveryRolloutFailed, RolloutController
+from verl_ext.controller import RolloutController
 from verl_ext.driver.preflight.validate import BadConfig, validate
 from verl_ext.driver.preflight.verl_keys import ABSENT, KEYS
-from verl_ext.policy import CannotFillBatch
+from verl_ext.errors import CannotFillBatch, EveryRolloutFailed
 
 EXAMPLES = 20  # of each recipe
 ROWS = 40

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_ext.policy import is_number
-
-
-class BadConfig(ValueError):
-    """A configuration that would fail, hang or silently do something else than it says."""
+from verl_ext.checks import is_number
+from verl_ext.errors import BadConfig
 
 
 def refuse_if(bad: bool, config: DictConfig, key: str, valid: str) -> None:

@@ -6,8 +6,8 @@ import math
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_ext.checks import is_number
 from verl_ext.driver.preflight.bad_config import BadConfig, is_count, refuse_if
-from verl_ext.policy import is_number
 
 TRAINER, POOL = "trainer", "actor_rollout_ref.rollout"
 CARRIERS = ("nccl", "nixl", "mooncake", "kimi_ckpt_engine", "delta_sharded")  # verl's, between devices

@@ -12,6 +12,7 @@ import hydra
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from verl_ext.checks import InvalidValue
 from verl_ext.controller import check_written_by
 from verl_ext.driver.checkpoint import BadCheckpoint, folder_to_resume, load_state
 from verl_ext.driver.preflight.bad_config import BadConfig, is_count, is_positive, refuse_if
@@ -213,7 +214,8 @@ def _policy(config: DictConfig) -> RolloutPolicy:
         policy = hydra.utils.instantiate(config.rollout_policy)
     except (hydra.errors.InstantiationException, OmegaConfBaseException, ValueError, TypeError) as error:
         cause = error.__cause__ or error
-        raise BadConfig(str(cause).split("\n")[0]) from error
+        own = isinstance(cause, InvalidValue) and re.split(r"[.\[]", cause.key)[0] in parameters
+        raise BadConfig(("rollout_policy." if own else "") + str(cause).split("\n")[0]) from error
     if policy.prompt_weight not in PROMPT_WEIGHTS:
         raise BadConfig(
             f"rollout_policy.prompt_weight={policy.prompt_weight} is not valid: use one of {', '.join(PROMPT_WEIGHTS)}"

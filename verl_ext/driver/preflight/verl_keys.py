@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_ext.checks import is_number
 from verl_ext.driver.preflight.bad_config import BadConfig, is_count, is_positive, refuse_if
 from verl_ext.driver.preflight.loggers import check_loggers
-from verl_ext.policy import is_number
 
 ABSENT = object()
 

@@ -35,8 +35,8 @@ class Hardware:
     poll_interval: float = 0.05
 
     def __post_init__(self):
-        checks.whole("engines", self.engines, 1)
-        checks.whole("slots", self.slots, 1)
+        checks.integer("engines", self.engines, 1)
+        checks.integer("slots", self.slots, 1)
         for name in ("seconds_per_token", "poll_interval"):
             checks.positive_number(name, getattr(self, name))
         for name in ("update_seconds", "update_seconds_per_token"):

@@ -34,7 +34,7 @@ class LengthModel:
     def __post_init__(self):
         checks.positive_number("median_tokens", self.median)
         checks.number("length_spread", self.spread, 0)
-        checks.whole("max_tokens", self.maximum, 1)
+        checks.integer("max_tokens", self.maximum, 1)
         checks.positive_number("wrong_factor", self.wrong_factor)
 
     def draw(self, correct: np.ndarray, rng: np.random.Generator) -> np.ndarray:

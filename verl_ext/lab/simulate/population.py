@@ -97,9 +97,9 @@ def draw_logits(population: str, prompts: int | None, rng: np.random.Generator) 
     """
     if Path(population).suffix not in (".parquet", ".jsonl"):
         mixture = PRESETS.get(population) or Mixture.parse(population)
-        return mixture.draw(checks.whole("prompts", 10_000 if prompts is None else prompts, 1), rng)
+        return mixture.draw(checks.integer("prompts", 10_000 if prompts is None else prompts, 1), rng)
     logits = read_logits(Path(population), rng)
-    prompts = checks.whole("prompts", len(logits) if prompts is None else prompts, 1)
+    prompts = checks.integer("prompts", len(logits) if prompts is None else prompts, 1)
     if prompts > len(logits):
         raise ValueError(f"prompts={prompts}: {population} holds {len(logits)}.")
     return logits if prompts == len(logits) else rng.choice(logits, prompts, replace=False)
@@ -121,7 +121,7 @@ def read_logits(path: Path, rng: np.random.Generator) -> np.ndarray:
         rates = checks.vector("success_rate", columns["success_rate"])
         return logit(checks.within("success_rate", rates, 0, 1))
     successes = checks.vector("successes", columns["successes"])
-    trials = checks.whole_vector("trials", columns["trials"], successes.size, 1)
+    trials = checks.integers("trials", columns["trials"], successes.size, 1)
     failures = checks.within("trials minus successes", trials - successes, 0, np.inf)
     return logit(rng.beta(checks.within("successes", successes, 0, np.inf) + 0.5, failures + 0.5))
 

@@ -14,13 +14,14 @@ import numpy as np
 from verl_ext import checks
 from verl_ext.controller import RolloutController
 from verl_ext.lab.method import Method
+from verl_ext.errors import CannotFillBatch
 from verl_ext.lab.simulate.engine import SimulatedEngine
 from verl_ext.lab.simulate.hardware import Hardware
 from verl_ext.lab.simulate.learning import Ability, LearningModel, Update
 from verl_ext.lab.simulate.lengths import LengthModel
 from verl_ext.lab.simulate.population import draw_logits, stand_in_features
 from verl_ext.lab.simulate.prefix_effect import PrefixEffect
-from verl_ext.policy import CannotFillBatch, Prompt, RolloutPolicy
+from verl_ext.policy import Prompt, RolloutPolicy
 
 MODES = ("sync", "colocate_async", "separate_async")
 ACCURACY = "val-core/simulated/acc/mean@1"
@@ -60,8 +61,8 @@ class World:
     prefixes: PrefixEffect = field(default_factory=PrefixEffect)
 
     def __post_init__(self):
-        checks.whole("steps", self.steps, 1)
-        checks.whole("test_freq", self.test_freq, 1)
+        checks.integer("steps", self.steps, 1)
+        checks.integer("test_freq", self.test_freq, 1)
         checks.choice("mode", self.mode, MODES)
         checks.number("embedding_correlation", self.embedding_correlation, 0, 1)
         if self.until is not None:

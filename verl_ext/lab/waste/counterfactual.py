@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from verl_ext.controller import EveryRolloutFailed, RolloutController
+from verl_ext.controller import RolloutController
+from verl_ext.errors import CannotFillBatch, EveryRolloutFailed
 from verl_ext.lab.waste.log import RolloutLog
 from verl_ext.lab.waste.rates import BAND_NAMES, RecordedRates
-from verl_ext.policy import CannotFillBatch, Group, Prompt, Rollout, RolloutPolicy
+from verl_ext.policy import Group, Prompt, Rollout, RolloutPolicy
 
 ASSUMPTION = (
     "Assumption: recorded success rates stand for the true ones, whatever the method. A prompt's rate at a step is "

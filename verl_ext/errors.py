@@ -1,0 +1,42 @@
+"""Errors that end a run in one sentence instead of a traceback."""
+
+from __future__ import annotations
+
+
+class RunError(Exception):
+    """Ends a run. The message is one sentence for the user: the cause, and the key, file or machine to change.
+
+    The launcher prints ``error: <message>`` and exits with :attr:`exit_code`.
+    """
+
+    exit_code = 1
+
+
+class BadConfig(RunError, ValueError):
+    """A configuration that would fail, hang, or silently do something else than it says.
+
+    Args:
+        sentences: one per fault; each names a key, its value and a valid value.
+    """
+
+    exit_code = 2
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """The sentences in the order in which the faults were found."""
+        return tuple(str(sentence) for sentence in self.args)
+
+    def __str__(self) -> str:
+        return "\n".join(self.sentences)
+
+
+class CannotFillBatch(RunError):
+    """A step has nothing to train on. The message names the threshold or data set to change."""
+
+
+class BadReward(RunError, ValueError):
+    """Rewards that a method cannot read. The message names the prompt and a valid form of reward."""
+
+
+class EveryRolloutFailed(RunError):
+    """Every rollout of a step failed; further requests would fail in the same way."""
