@@ -13,8 +13,8 @@ import numpy as np
 
 from verl_ext import checks
 from verl_ext.controller import RolloutController
-from verl_ext.lab.method import Method
 from verl_ext.errors import CannotFillBatch
+from verl_ext.lab.method import Method
 from verl_ext.lab.simulate.engine import SimulatedEngine
 from verl_ext.lab.simulate.hardware import Hardware
 from verl_ext.lab.simulate.learning import Ability, LearningModel, Update
