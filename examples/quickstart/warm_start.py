@@ -29,7 +29,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from verl_ext.data.reasoning_gym import Level, distinct_entries, levels_of, shares
+from verl_ext.data.levels import shares
+from verl_ext.data.reasoning_gym import Level, distinct_entries, levels_of
 
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CHAT_TEMPLATE = (

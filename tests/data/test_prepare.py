@@ -18,8 +18,8 @@ from pyarrow import Table, parquet
 from typer.testing import CliRunner
 
 from verl_ext.data import prepare as command
-from verl_ext.data.catalog import CATALOG, markdown
-from verl_ext.data.schema import PROMPTS
+from verl_ext.data.catalog import CATALOG, PROMPTS
+from verl_ext.prompts import prompt_id
 
 typer = pytest.importorskip("typer")
 
@@ -111,6 +111,8 @@ def test_every_data_set_becomes_verls_schema(name, tmp_path):
     for row in rows:
         assert row["data_source"] == name and row["reward_model"]["style"] == "rule"
         assert row["prompt"][0]["role"] == "user" and row["prompt"][0]["content"].endswith("within \\boxed{}.")
+        identity = prompt_id(row["data_source"], row["prompt"], row["reward_model"]["ground_truth"])
+        assert row["extra_info"]["prompt_id"] == identity
     written = tmp_path / "out" / f"{CATALOG[name].file}.parquet"
     assert run("--check", written).exit_code == 0
     account = json.loads(written.with_suffix(".json").read_text())
@@ -205,8 +207,8 @@ def test_without_a_name_all_are_listed():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["polaris_53k"], "NAME='polaris_53k' must be one of polaris, deepmath"),
-        (["polaris", "--prompt", "poem"], "prompt='poem' must be one of boxed"),
+        (["polaris_53k"], "NAME=polaris_53k is not valid: use one of polaris, deepmath"),
+        (["polaris", "--prompt", "poem"], "prompt=poem is not valid: use one of boxed"),
         (["polaris", "--local", "/nowhere.jsonl"], "local=/nowhere.jsonl must be a file that ends in .parquet"),
         (["--check", "/nowhere.parquet"], "check=/nowhere.parquet is no parquet file"),
     ],
@@ -245,7 +247,7 @@ def test_a_check_names_every_fault(tmp_path):
     parquet.write_table(Table.from_pylist(faulty), tmp_path / "faulty.parquet")
     result = run("--check", tmp_path / "faulty.parquet", "--check", tmp_path / "out" / "polaris_53k.parquet")
     assert result.exit_code == 1
-    assert "an id that another row has, in 1 rows" in result.output
+    assert "a prompt that another row has, in 1 rows" in result.output
     assert "no reward_model.ground_truth, in 1 rows" in result.output
     assert "an empty prompt, in 1 rows" in result.output
     assert "polaris_53k.parquet: no fault" in result.output
@@ -363,4 +365,9 @@ def test_a_hub_without_that_revision_and_no_hub_at_all_are_told_in_one_sentence(
 
 def test_the_documentation_has_the_catalog():
     page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
-    assert markdown(command.DATA_SETS) in page
+    lines = ["| name | repository | split | rows, as published | license | filter | used by |", "|" + "---|" * 7]
+    for name, data in command.DATA_SETS.items():
+        filter_ = data.filter or "–"
+        cells = (f"`{name}`", data.repository, data.split, data.published, data.license, filter_, data.used_by)
+        lines.append("| " + " | ".join(cells) + " |")
+    assert "\n".join(lines) in page

@@ -19,7 +19,7 @@ typer = pytest.importorskip("typer")
 
 from verl_ext.data import prepare as command  # noqa: E402
 from verl_ext.data import r2e_gym as data  # noqa: E402
-from verl_ext.data.pytest_summary import is_as_expected, statuses  # noqa: E402
+from verl_ext.data.swe_reward import is_as_expected, statuses  # noqa: E402
 
 EXPECTED = {"test_one": "PASSED", "\x1b[1mA.test_two\x1b[0m": "FAILED", "test_three[a - b]": "PASSED"}
 FILES = ("train", "validation")
@@ -167,7 +167,7 @@ def test_a_check_passes_its_files_and_finds_rows_that_are_there_twice(folder, tm
     files = [tmp_path / "r2e_gym" / f"{name}.parquet" for name in parts]
     assert run("--check", files[0], "--check", files[1]).exit_code == 0
     result = run("--check", store(tmp_path / "twice.parquet", parts["train"][:1] * 3))
-    assert result.exit_code == 1 and "an id that another row has, in 2 rows" in result.output
+    assert result.exit_code == 1 and "a prompt that another row has, in 2 rows" in result.output
 
 
 def test_a_limit_is_of_training_and_noted(folder, tmp_path):

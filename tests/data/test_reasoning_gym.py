@@ -10,6 +10,7 @@ pd = pytest.importorskip("pandas")
 pytest.importorskip("reasoning_gym")
 
 from verl_ext.data import reasoning_gym as data  # noqa: E402
+from verl_ext.data.levels import shares  # noqa: E402
 
 SIZES = {"train": 64, "validation": 16}
 SUMS = [
@@ -18,13 +19,18 @@ SUMS = [
 ]
 
 
+def splits(*arguments, **options):
+    """The rows of each split as a data frame."""
+    return {split: pd.DataFrame(rows) for split, rows in data.splits(*arguments, **options).items()}
+
+
 def questions(frame):
     return {json.loads(info["entry"])["question"] for info in frame["extra_info"]}
 
 
 @pytest.fixture(scope="module")
 def frames():
-    return data.splits(data.QUICKSTART, SIZES, seed=3)
+    return splits(data.QUICKSTART, SIZES, seed=3)
 
 
 def test_rows_have_the_columns_verl_reads(frames):
@@ -46,9 +52,9 @@ def test_levels_get_rows_by_weight(frames):
     heavy = [
         data.Level(level.task, level.difficulty, level.parameters, 1 + 2 * (level.difficulty == 2)) for level in SUMS
     ]
-    frame = data.splits(heavy, {"train": 50}, seed=0)["train"]
+    frame = splits(heavy, {"train": 50}, seed=0)["train"]
     assert [sum(info["difficulty"] == rank for info in frame["extra_info"]) for rank in (1, 2, 3)] == [10, 30, 10]
-    assert data.shares(SUMS, 4) == [2, 1, 1]
+    assert shares(SUMS, 4) == [2, 1, 1]
 
 
 def test_splits_share_no_question(frames):
@@ -58,8 +64,8 @@ def test_splits_share_no_question(frames):
 
 
 def test_same_seed_same_rows(frames):
-    again = data.splits(data.QUICKSTART, SIZES, seed=3)
-    other = data.splits(data.QUICKSTART, SIZES, seed=4)
+    again = splits(data.QUICKSTART, SIZES, seed=3)
+    other = splits(data.QUICKSTART, SIZES, seed=4)
     for split in SIZES:
         pd.testing.assert_frame_equal(frames[split], again[split])
         assert questions(frames[split]) != questions(other[split])
@@ -68,13 +74,13 @@ def test_same_seed_same_rows(frames):
 def test_global_random_state_is_left_alone():
     random.seed(5)
     before = random.getstate()
-    data.splits(SUMS, {"train": 6}, seed=0)
+    splits(SUMS, {"train": 6}, seed=0)
     assert random.getstate() == before
 
 
 @pytest.mark.parametrize("levels", [data.QUICKSTART, SUMS], ids=["spell_backward", "chain_sum"])
 def test_verifier_judges(levels):
-    for row in data.splits(levels, {"train": 24}, seed=1)["train"].itertuples():
+    for row in splits(levels, {"train": 24}, seed=1)["train"].itertuples():
         truth = row.reward_model["ground_truth"]
 
         def score(answer, row=row, truth=truth):
@@ -88,7 +94,7 @@ def test_verifier_judges(levels):
 
 
 def test_last_number_of_a_sentence_counts_on_request():
-    row = data.splits(SUMS[1:2], {"train": 1}, seed=1)["train"].iloc[0]
+    row = splits(SUMS[1:2], {"train": 1}, seed=1)["train"].iloc[0]
     truth = row.reward_model["ground_truth"]
     sentence = f"From 1 and 2 follows {truth}."
     assert data.compute_score(row.data_source, sentence, truth, row.extra_info)["score"] == 0.0
@@ -118,7 +124,7 @@ def test_row_without_entry_is_refused():
 
 def test_level_with_too_few_questions_is_refused():
     with pytest.raises(ValueError, match="fewer than 500 distinct questions"):
-        data.splits(SUMS[:1], {"train": 400, "validation": 100}, seed=0)
+        splits(SUMS[:1], {"train": 400, "validation": 100}, seed=0)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +145,7 @@ def test_levels_are_found_again_in_the_data(frames):
 
 def test_command_line_writes_both_splits(tmp_path):
     app = data.typer.Typer()
-    app.command()(data.write)
+    app.command()(data.main)
     levels = ["--level", "chain_sum:min_terms=2,max_terms=2@3", "--level", "spell_backward"]
     result = CliRunner().invoke(app, ["--out", str(tmp_path), "--train", "8", "--validation", "4", *levels])
     assert result.exit_code == 0, result.output

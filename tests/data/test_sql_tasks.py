@@ -18,9 +18,14 @@ SIZES = {"train": 63, "validation": 21}
 CALL = '<tool_call>\n{"name": "sql", "arguments": {"query": "..."}}\n</tool_call>'
 
 
+def splits(*arguments, **options):
+    """The rows of each split as a data frame."""
+    return {split: pd.DataFrame(rows) for split, rows in data.splits(*arguments, **options).items()}
+
+
 @pytest.fixture(scope="module")
 def frames():
-    return data.splits(data.QUICKSTART, SIZES, seed=3)
+    return splits(data.QUICKSTART, SIZES, seed=3)
 
 
 def questions(frame):
@@ -73,7 +78,7 @@ def test_execution_is_arithmetic(start, operations):
 
 def test_levels_get_rows_by_weight():
     levels = [data.Level(2), data.Level(3, weight=3), data.Level(4, largest=99)]
-    frame = data.splits(levels, {"train": 50}, seed=0)["train"]
+    frame = splits(levels, {"train": 50}, seed=0)["train"]
     assert [sum(info["length"] == length for info in frame["extra_info"]) for length in (2, 3, 4)] == [10, 30, 10]
     assert data.levels_of([frame]) == [data.Level(2), data.Level(3), data.Level(4, largest=99)]
 
@@ -86,7 +91,7 @@ def test_splits_share_no_question(frames):
 def test_same_seed_same_rows(frames):
     random.seed(5)
     before = random.getstate()
-    again, other = (data.splits(data.QUICKSTART, SIZES, seed=seed) for seed in (3, 4))
+    again, other = (splits(data.QUICKSTART, SIZES, seed=seed) for seed in (3, 4))
     assert random.getstate() == before
     for split in SIZES:
         pd.testing.assert_frame_equal(frames[split], again[split])
@@ -125,7 +130,7 @@ def test_other_keywords_and_missing_information_do_not_matter_for_a_fixed_value(
 
 @pytest.fixture(scope="module")
 def random_rows():
-    frame = data.splits([data.Level(3)], {"train": 40}, seed=0, random_share=1.0)["train"]
+    frame = splits([data.Level(3)], {"train": 40}, seed=0, random_share=1.0)["train"]
     return list(frame.itertuples())
 
 
@@ -138,9 +143,9 @@ def test_a_random_row_draws_one_number_anew_each_time(random_rows):
 
 
 def test_the_share_of_random_rows():
-    frame = data.splits([data.Level(4)], {"train": 400}, seed=0, random_share=0.25)["train"]
+    frame = splits([data.Level(4)], {"train": 400}, seed=0, random_share=0.25)["train"]
     assert 70 <= sum(model["ground_truth"] == data.OBSERVED for model in frame["reward_model"]) <= 130
-    fixed = data.splits([data.Level(4)], {"train": 400}, seed=0)["train"]
+    fixed = splits([data.Level(4)], {"train": 400}, seed=0)["train"]
     assert all("?" not in question for question in questions(fixed))
 
 
@@ -182,7 +187,7 @@ def test_a_random_row_without_its_length_is_refused():
 
 def test_level_with_too_few_questions_is_refused():
     with pytest.raises(ValueError, match="level=1:9 has fewer than 30 distinct questions"):
-        data.splits([data.Level(1)], {"train": 20, "validation": 10}, seed=0)
+        splits([data.Level(1)], {"train": 20, "validation": 10}, seed=0)
 
 
 @pytest.mark.parametrize(
@@ -197,12 +202,12 @@ def test_bad_level_is_refused(text, message):
 @pytest.mark.parametrize("levels, share", [([], 0.0), ([data.Level(2)], 1.5)])
 def test_bad_splits_are_refused(levels, share):
     with pytest.raises(ValueError, match="levels|random_share"):
-        data.splits(levels, {"train": 4}, 0, share)
+        splits(levels, {"train": 4}, 0, share)
 
 
 def test_command_line_writes_both_splits_and_the_tool(tmp_path):
     app = data.typer.Typer()
-    app.command()(data.write)
+    app.command()(data.main)
     levels = ["--level", "2:99@3", "--level", "4"]
     result = CliRunner().invoke(app, ["--out", str(tmp_path), "--train", "8", "--validation", "4", *levels])
     assert result.exit_code == 0, result.output
@@ -214,6 +219,6 @@ def test_command_line_writes_both_splits_and_the_tool(tmp_path):
 
 def test_command_line_refuses_in_a_sentence(tmp_path):
     app = data.typer.Typer()
-    app.command()(data.write)
+    app.command()(data.main)
     result = CliRunner().invoke(app, ["--out", str(tmp_path), "--level", "x"], env={"COLUMNS": "160"})
     assert result.exit_code == 2 and "level='x' must be of the form" in result.output

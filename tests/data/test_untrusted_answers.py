@@ -10,9 +10,8 @@ import reasoning_gym
 from pebble.pool.base_pool import PoolStatus
 
 from verl_ext.data import limited
-from verl_ext.data.evaluated_answers import EVALUATED_TASKS, is_harmless
 from verl_ext.data.limited import TooExpensive, call_limited
-from verl_ext.data.reasoning_gym import compute_score
+from verl_ext.data.reasoning_gym import EVALUATED_TASKS, compute_score, is_harmless
 
 
 def row(task):

@@ -20,6 +20,7 @@ from verl.tools.tool_registry import initialize_tools_from_config  # noqa: E402
 from verl.utils import hf_tokenizer  # noqa: E402
 
 from verl_ext.data import sql_tasks  # noqa: E402
+from verl_ext.data.levels import write_splits  # noqa: E402
 from verl_ext.driver.prefixes import ReplayClient  # noqa: E402
 
 FOLDER = Path(__file__).parents[2] / "examples" / "quickstart"
@@ -59,7 +60,7 @@ def tools(tmp_path_factory):
 
 def roll_out(task, turns, tokenizer, tools):
     """What verl's tool_agent loop makes of a row of the data, when the engine generates these turns."""
-    row = sql_tasks.to_row(task, sql_tasks.Level(len(task.operations)), "train")
+    row = sql_tasks.to_row(task, sql_tasks.Level(len(task.operations)))
 
     async def run():
         loop: AgentLoopBase = make_loop(
@@ -186,9 +187,7 @@ def test_command_line_trains_once(tmp_path):
     data, out = tmp_path / "data", tmp_path / "model"
     missing = invoke("--data", data, "--out", out)
     assert missing.exit_code == 2 and "write it with python -m verl_ext.data.sql_tasks" in missing.output
-    data.mkdir()
-    for split, frame in sql_tasks.splits(sql_tasks.QUICKSTART, {"train": 24, "validation": 8}, 0, 0.5).items():
-        frame.to_parquet(data / f"{split}.parquet")
+    write_splits(sql_tasks.splits(sql_tasks.QUICKSTART, {"train": 24, "validation": 8}, 0, 0.5), data)
     small = ("--data", data, "--out", out, "--batch", 2, "--hidden", 32, "--layers", 1)
     result = invoke(*small, "--steps", 2)
     assert result.exit_code == 0, result.output
@@ -202,9 +201,7 @@ def test_command_line_trains_once(tmp_path):
 
 def test_training_ends_when_the_model_is_good_enough(tmp_path):
     data = tmp_path / "data"
-    data.mkdir()
-    for split, frame in sql_tasks.splits([sql_tasks.Level(2)], {"train": 8, "validation": 8}, 0).items():
-        frame.to_parquet(data / f"{split}.parquet")
+    write_splits(sql_tasks.splits([sql_tasks.Level(2)], {"train": 8, "validation": 8}, 0), data)
     options = ("--batch", 2, "--hidden", 32, "--layers", 1, "--steps", 60, "--success", 0)
     result = invoke("--data", data, "--out", tmp_path / "model", *options)
     assert result.exit_code == 0, result.output

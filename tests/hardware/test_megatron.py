@@ -114,4 +114,4 @@ def test_the_command_prints_megatrons_overrides():
         assert f"{line}\n" in printed.output
     assert "fsdp" not in printed.output
     refused = run.invoke(app, [*asked, "fsdp2"], env={"COLUMNS": "400"})
-    assert refused.exit_code == 2 and "engine='fsdp2' must be one of dp, megatron" in refused.output
+    assert refused.exit_code == 2 and "engine=fsdp2 is not valid: use one of dp, megatron" in refused.output

@@ -2,4 +2,4 @@
 
 from verl_ext import extras
 
-extras.require("tools", "pandas", "pebble", "rich", "typer")
+extras.require("tools", "pebble", "pyarrow", "rich", "typer")

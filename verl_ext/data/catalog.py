@@ -1,32 +1,52 @@
-"""The data sets of the papers: where each is, how a row of it becomes a problem, and what is left out of it.
+"""The data sets of the papers: where each is, how to read its rows, and which rows to leave out.
 
-What is said of a repository (columns, files, license, size) is what its page and programs that read it say; the hub was
-not read from here. ``docs/data.md`` holds the same table, and a test compares the two.
+Columns, files, licenses and sizes are taken from the repositories' pages and from programs that read them; the hub
+itself was not read. ``docs/data.md`` holds the same table, and a test compares the two.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from random import Random
 from typing import Any
+
+from verl_ext.data.schema import make_row
+
+PROMPTS = {
+    "boxed": "{question}\n\nPlease reason step by step, and put your final answer within \\boxed{{}}.",
+    "think_answer": "{question}\n\nThink first, then answer: put your reasoning between <think> and </think> and your "
+    "final answer between <answer> and </answer>, with nothing before, between or after the two.",
+    "answer_line": "Solve the following math problem step by step. The last line of your response should be of the "
+    "form Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\n{question}\n\n"
+    'Remember to put your answer on its own line after "Answer:".',
+    "plain": "{question}",
+}
+"""Templates that make a prompt of a question. :mod:`verl_ext.data.think_answer_reward` checks the format that
+``think_answer`` asks for; ``answer_line`` is the template of DAPO-Math-17k."""
 
 Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Problem:
-    """A question and the answer that is compared with a model's.
+class Question:
+    """A question with its answer.
 
     Attributes:
-        question: without any instruction on how to answer.
-        answer: as math-verify is to read it.
-        identity: what names the problem, beside the data set, whatever the order of its options; None: both of these.
+        text: without instructions on how to answer.
+        answer: in a form that math-verify reads.
+        identity: two texts that identify the question within the data set; None: text and answer. GPQA's text depends
+            on the order of the options, its identity does not.
     """
 
-    question: str
+    text: str
     answer: str
     identity: tuple[str, str] | None = None
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.identity or (self.text, self.answer)
 
 
 @dataclass(frozen=True)
@@ -34,53 +54,85 @@ class DataSet:
     """One data set.
 
     Attributes:
-        repository: on the hub, where it is a data set.
-        files: patterns of the files in it that are read, as :mod:`fnmatch` has them.
-        columns: of these files, all that is needed.
-        problem: the problem in a row; the second argument is a seed, for the order of options.
-        file: stem of the parquet file that is written, the name that the launch scripts expect.
+        repository: name of the data set on the hub.
+        files: patterns of the files to read, in the syntax of :mod:`fnmatch`.
+        columns: columns that ``read`` needs.
+        file: stem of the parquet file to write; the launch scripts expect this name.
         split: ``train`` or ``validation``.
-        license: as the repository's page names it.
+        license: as on the repository's page.
         published: number of rows, as published.
-        used_by: the papers that use it, with the section.
-        revision: of the repository: a branch, a tag or a full commit hash.
-        unwanted: why a problem, or the row it was read from, is left out; None: it is not.
-        filter: what is done beside reading, and the section that says so, for a person to read.
-        held_out: problems that become a validation set of their own, drawn at random.
-        held_out_file: stem of its parquet file.
+        used_by: papers that use the data set, with the section.
+        read: makes a question of a row; the second argument is a seed. None: the two columns are question and answer.
+        revision: branch, tag or full commit hash of the repository.
+        unwanted: the reason for leaving a question out, given the question and its row; None: keep.
+        filter: rows that are left out or changed, in words, with the section that asks for it.
+        held_out: number of rows to draw at random for a validation set.
+        held_out_file: stem of the validation set's parquet file.
         ability: verl's column of that name.
-        original_id: the column with the data set's own id, kept beside ours.
-        template: how to ask, with ``{question}`` in it; None: as the user chooses.
-        complete: adds what else rows of this data set need to one in verl's schema, given the row it was read from.
+        original_id: column with the data set's own id, kept in ``extra_info.original_id``.
+        template: prompt with ``{question}``; None: the user chooses from ``PROMPTS``.
+        extra: from a row as read, further arguments of :func:`~verl_ext.data.schema.make_row`.
     """
 
     repository: str
     files: tuple[str, ...]
-    columns: tuple[str, ...]
-    problem: Callable[[Row, int], Problem]
+    columns: tuple[str, ...] = ("problem", "answer")
+    _: KW_ONLY
     file: str
     split: str
     license: str
     published: str
     used_by: str
+    read: Callable[[Row, int], Question] | None = None
     revision: str = "main"
-    unwanted: Callable[[Problem, Row], str | None] = lambda problem, row: None
+    unwanted: Callable[[Question, Row], str | None] = lambda question, row: None
     filter: str = ""
     held_out: int = 0
     held_out_file: str = ""
     ability: str = "math"
     original_id: str | None = None
     template: str | None = None
-    complete: Callable[[dict[str, Any], Row], dict[str, Any]] = lambda row, original: row
+    extra: Callable[[Row], dict[str, Any]] = lambda row: {}
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """Columns to read."""
+        return self.columns if self.original_id is None else (*self.columns, self.original_id)
+
+    def question(self, row: Row, seed: int) -> Question:
+        """The question in a row as read."""
+        if self.read is not None:
+            return self.read(row, seed)
+        question, answer = self.columns
+        return Question(text(row[question]), text(row[answer]))
+
+    def to_row(self, name: str, question: Question, prompt: str, row: Row) -> dict[str, Any]:
+        """The question as a row in verl's schema.
+
+        ``extra_info.id`` is a hash of data set, question and answer: the same for every prompt, order and machine.
+
+        Args:
+            name: of this data set.
+            prompt: a name in ``PROMPTS``, used if the data set has no template.
+            row: as read.
+        """
+        template = PROMPTS[prompt] if self.template is None else self.template
+        content = "\0".join((name, *question.key))
+        return make_row(
+            **{
+                "data_source": name,
+                "question": template.format(question=question.text),
+                "ground_truth": question.answer,
+                "ability": self.ability,
+                "id": hashlib.sha256(content.encode()).hexdigest()[:16],
+                "original_id": "" if self.original_id is None else str(row[self.original_id]),
+                **self.extra(row),
+            }
+        )
 
 
-def columns(question: str, answer: str) -> Callable[[Row, int], Problem]:
-    """Question and answer as they stand in two columns."""
-    return lambda row, seed: Problem(text(row[question]), text(row[answer]))
-
-
-def dapo(row: Row, seed: int) -> Problem:
-    """DAPO-Math-17k: verl's schema already, each question inside the paper's template, which is taken off.
+def dapo(row: Row, seed: int) -> Question:
+    """DAPO-Math-17k: rows in verl's schema, each question in the paper's template, which is removed.
 
     Raises:
         ValueError: the prompt is not in that template.
@@ -90,17 +142,17 @@ def dapo(row: Row, seed: int) -> Problem:
     question, closed, _ = rest.rpartition('\n\nRemember to put your answer on its own line after "Answer:".')
     if not opened or not closed:
         raise ValueError(f"prompt={content[:80]!r} is not in the template of DAPO-Math-17k.")
-    return Problem(question.strip(), text(row["reward_model"]["ground_truth"]))
+    return Question(question.strip(), text(row["reward_model"]["ground_truth"]))
 
 
-def olympiadbench(row: Row, seed: int) -> Problem:
-    """OlympiadBench: a list of answers, each in dollar signs; all of them are asked for."""
+def olympiadbench(row: Row, seed: int) -> Question:
+    """OlympiadBench: a list of answers, each in dollar signs; a response must give all of them."""
     answers = row["final_answer"]
     answers = [answers] if isinstance(answers, str) else list(answers or ())
-    return Problem(text(row["question"]), ", ".join(text(answer).strip("$").strip() for answer in answers))
+    return Question(text(row["question"]), ", ".join(text(answer).strip("$").strip() for answer in answers))
 
 
-def gpqa(row: Row, seed: int) -> Problem:
+def gpqa(row: Row, seed: int) -> Question:
     """GPQA: four options, in an order that depends on the seed and the question alone; the answer is a letter."""
     right = text(row["Correct Answer"])
     options = [right, *(text(row[f"Incorrect Answer {number}"]) for number in (1, 2, 3))]
@@ -108,17 +160,17 @@ def gpqa(row: Row, seed: int) -> Problem:
     order = list(range(len(options)))
     Random(f"{seed}/{question}").shuffle(order)
     lines = [f"{letter}) {options[place]}" for letter, place in zip("ABCD", order, strict=True)]
-    return Problem("\n".join([question, "", *lines]), "ABCD"[order.index(0)], (question, right))
+    return Question("\n".join([question, "", *lines]), "ABCD"[order.index(0)], (question, right))
 
 
-def yes_or_no(problem: Problem, row: Row) -> str | None:
+def yes_or_no(question: Question, row: Row) -> str | None:
     """Pilot-Commit, section 4.1: "we remove binary (yes/no) questions"."""
-    bare = problem.answer.removeprefix("\\text{").removesuffix("}").strip(" .$").lower()
+    bare = question.answer.removeprefix("\\text{").removesuffix("}").strip(" .$").lower()
     return "yes/no question" if bare in ("yes", "no") else None
 
 
 def text(value: Any) -> str:
-    """What a column holds, as text without space around it; empty where it holds nothing."""
+    """The value of a column as text without surrounding space; empty for None."""
     return "" if value is None else str(value).strip()
 
 
@@ -126,8 +178,6 @@ CATALOG: dict[str, DataSet] = {
     "polaris": DataSet(
         "POLARIS-Project/Polaris-Dataset-53K",
         ("polaris-data-53K.jsonl",),
-        ("problem", "answer"),
-        columns("problem", "answer"),
         file="polaris_53k",
         split="train",
         license="Apache-2.0",
@@ -138,7 +188,6 @@ CATALOG: dict[str, DataSet] = {
         "zwhe99/DeepMath-103K",
         ("data/train-*.parquet",),
         ("question", "final_answer"),
-        columns("question", "final_answer"),
         file="deepmath_103k",
         split="train",
         license="MIT",
@@ -153,7 +202,7 @@ CATALOG: dict[str, DataSet] = {
         "BytedTsinghua-SIA/DAPO-Math-17k",
         ("data/dapo-math-17k.parquet",),
         ("prompt", "reward_model"),
-        dapo,
+        read=dapo,
         file="dapo_math_17k",
         split="train",
         license="Apache-2.0",
@@ -164,8 +213,6 @@ CATALOG: dict[str, DataSet] = {
     "math12k": DataSet(
         "hiyouga/math12k",
         ("data/train-*.parquet",),
-        ("problem", "answer"),
-        columns("problem", "answer"),
         file="math12k",
         split="train",
         license="not stated; MATH itself is MIT",
@@ -175,8 +222,6 @@ CATALOG: dict[str, DataSet] = {
     "ace_reason_math": DataSet(
         "nvidia/AceReason-Math",
         ("math.jsonl",),
-        ("problem", "answer"),
-        columns("problem", "answer"),
         file="ace_reason_math",
         split="train",
         license="CC-BY-4.0",
@@ -187,8 +232,6 @@ CATALOG: dict[str, DataSet] = {
     "deepscaler": DataSet(
         "agentica-org/DeepScaleR-Preview-Dataset",
         ("deepscaler.json",),
-        ("problem", "answer"),
-        columns("problem", "answer"),
         file="deepscaler",
         split="train",
         license="MIT",
@@ -198,8 +241,6 @@ CATALOG: dict[str, DataSet] = {
     "aime24": DataSet(
         "HuggingFaceH4/aime_2024",
         ("data/train-*.parquet",),
-        ("id", "problem", "answer"),
-        columns("problem", "answer"),
         file="aime24",
         split="validation",
         license="not stated",
@@ -210,8 +251,6 @@ CATALOG: dict[str, DataSet] = {
     "aime25": DataSet(
         "math-ai/aime25",
         ("test.jsonl",),
-        ("id", "problem", "answer"),
-        columns("problem", "answer"),
         file="aime25",
         split="validation",
         license="Apache-2.0",
@@ -222,8 +261,7 @@ CATALOG: dict[str, DataSet] = {
     "amc23": DataSet(
         "math-ai/amc23",
         ("test-*.parquet",),
-        ("id", "question", "answer"),
-        columns("question", "answer"),
+        ("question", "answer"),
         file="amc23",
         split="validation",
         license="not stated",
@@ -234,8 +272,6 @@ CATALOG: dict[str, DataSet] = {
     "math500": DataSet(
         "HuggingFaceH4/MATH-500",
         ("test.jsonl",),
-        ("problem", "answer", "unique_id"),
-        columns("problem", "answer"),
         file="math500",
         split="validation",
         license="not stated; MATH itself is MIT",
@@ -247,7 +283,6 @@ CATALOG: dict[str, DataSet] = {
         "math-ai/minervamath",
         ("test*.jsonl", "test*.parquet", "data/test*.parquet"),
         ("question", "answer"),
-        columns("question", "answer"),
         file="minerva",
         split="validation",
         license="not stated",
@@ -258,7 +293,7 @@ CATALOG: dict[str, DataSet] = {
         "math-ai/olympiadbench",
         ("test*.jsonl", "test*.parquet", "data/test*.parquet"),
         ("question", "final_answer"),
-        olympiadbench,
+        read=olympiadbench,
         file="olympiad",
         split="validation",
         license="not stated; OlympiadBench itself is Apache-2.0",
@@ -269,8 +304,8 @@ CATALOG: dict[str, DataSet] = {
     "gpqa": DataSet(
         "Idavidrein/gpqa",
         ("gpqa_diamond.csv",),
-        ("Record ID", "Question", "Correct Answer", *(f"Incorrect Answer {number}" for number in (1, 2, 3))),
-        gpqa,
+        ("Question", "Correct Answer", *(f"Incorrect Answer {number}" for number in (1, 2, 3))),
+        read=gpqa,
         file="gpqa",
         split="validation",
         license="CC-BY-4.0; its page asks for consent",
@@ -282,13 +317,3 @@ CATALOG: dict[str, DataSet] = {
         original_id="Record ID",
     ),
 }
-
-
-def markdown(data_sets: Mapping[str, DataSet]) -> str:
-    """Data sets as the table of ``docs/data.md``."""
-    lines = ["| name | repository | split | rows, as published | license | filter | used by |", "|" + "---|" * 7]
-    for name, data in data_sets.items():
-        filter_ = data.filter or "–"
-        cells = (f"`{name}`", data.repository, data.split, data.published, data.license, filter_, data.used_by)
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Functions that take a model's text, run where they can be killed: in processes with limited time and memory."""
+"""Calls in processes with limited time and memory, for functions that take untrusted text from a model."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from typing import Any
 
 from pebble import ProcessExpired, ProcessFuture, ProcessPool
 
-WORKERS = 2  # per process that calls, such as a reward worker of verl
-MEMORY = 2 << 30  # bytes that a worker may allocate beyond what it starts with
+WORKERS = 2  # processes per caller; a caller is, for instance, a reward worker of verl
+MEMORY = 2 << 30  # bytes that a process may allocate after its start
 
 
 class TooExpensive(Exception):
-    """It took more time or memory than it may."""
+    """The call exceeded its limit of time or memory."""
 
 
 def call_limited(
     function: Callable[..., Any], *arguments: Any, timeout: float, prepare: Callable[[], Any] | None = None
 ) -> Any:
-    """``function(*arguments)``, computed in another process; both have to be importable or picklable.
+    """Compute ``function(*arguments)`` in another process.
 
     Args:
-        timeout: seconds that the call may take.
-        prepare: what a new process does before its first call, out of that time: slow imports, which on a busy machine
-            would otherwise use it up.
+        function: importable, as the arguments must be picklable. Its exceptions are raised here.
+        timeout: seconds for the call.
+        prepare: called once in each new process, before the clock starts: for imports that take seconds on a busy
+            machine.
 
     Raises:
-        TooExpensive: after ``timeout`` seconds, or when memory runs out. What the function raises is raised here.
+        TooExpensive: after ``timeout`` seconds, or when memory runs out.
     """
     try:
         return _schedule(prepare, function, arguments, timeout).result()
@@ -44,14 +45,14 @@ def _schedule(
 ) -> ProcessFuture:
     try:
         return _pool(prepare).schedule(function, args=arguments, timeout=timeout)
-    except RuntimeError:  # a thread of the pool's own has ended with an error, and it takes no more: have a new one
+    except RuntimeError:  # one of the pool's threads died, and the pool refuses calls from then on: replace the pool
         _pool.cache_clear()
         return _pool(prepare).schedule(function, args=arguments, timeout=timeout)
 
 
 @cache
 def _pool(prepare: Callable[[], Any] | None) -> ProcessPool:
-    # Not forked: the reward worker that calls this runs threads.
+    # Spawned, not forked: the caller, a reward worker, runs threads.
     context = multiprocessing.get_context("spawn")
     return ProcessPool(max_workers=WORKERS, context=context, initializer=_start, initargs=(prepare,))
 

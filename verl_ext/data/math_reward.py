@@ -15,8 +15,8 @@ def compute_score(
 ) -> dict[str, float]:
     """1 if the answer in ``solution_str`` equals ``ground_truth``, else 0.
 
-    A model's answer is untrusted text, and comparing it can take sympy for ever or all memory, so it is done in a
-    process that can be killed. One that had to be is wrong and counted in ``timed_out``.
+    A model's answer is untrusted text: sympy may compare it forever, or use up all memory. A process that can be killed
+    does the comparison, and an answer that exceeds the limits counts as wrong and in ``timed_out``.
 
     Returns:
         ``score`` and ``acc`` in {0, 1}, and ``timed_out`` in {0, 1}.
@@ -30,12 +30,12 @@ def compute_score(
 
 
 def is_correct(solution: str, ground_truth: str) -> bool:
-    """Whether math-verify finds the two equal. Its time-outs are signals, so call it from a main thread."""
+    """Whether math-verify finds answer and truth equal; its time limits are signals and need a main thread."""
     from math_verify import parse, verify
 
     return bool(verify(parse(f"\\boxed{{{ground_truth}}}"), parse(solution)))
 
 
 def prepare() -> None:
-    """Import math-verify and sympy, and what they import when they are first used."""
+    """Import math-verify and sympy, including the imports that they make at first use."""
     is_correct(r"\boxed{1}", "1")

@@ -1,7 +1,7 @@
 """``python -m verl_ext.data.prepare NAME --out DIR``: a data set of the papers as a parquet file in verl's schema.
 
-From the hub, or with ``--local`` from its files, in their own format. Beside ``<file>.parquet`` comes
-``<file>.json``: what was read and written, with checksums, and what was left out.
+The rows come from the hub, or with ``--local`` from the data set's own files. Each ``<file>.parquet`` gets a
+``<file>.json`` that lists the files read, with checksums, and counts the rows left out.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from rich.table import Table
 
 from verl_ext.checks import choice
 from verl_ext.data import sources
-from verl_ext.data.catalog import CATALOG, DataSet, Problem, Row
+from verl_ext.data.catalog import CATALOG, PROMPTS, DataSet, Question, Row
 from verl_ext.data.r2e_gym import R2E_GYM
-from verl_ext.data.schema import JUDGED_BY_MATH_VERIFY, PROMPTS, faults, is_readable, to_row, write_checked
+from verl_ext.data.schema import JUDGED_BY_MATH_VERIFY, file_faults, is_readable, number_rows, sha256, write_rows
 
 DATA_SETS = CATALOG | {"r2e_gym": R2E_GYM}
 
 
 @dataclass
 class Prepared:
-    """Rows in verl's schema, and the account of all that were read: read = rows + left out."""
+    """Rows in verl's schema, and the account of all rows: ``read == len(rows) + sum(left_out)``."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     read: int = 0
@@ -39,14 +39,14 @@ class Prepared:
 def prepare(
     name: str, source: sources.Source, *, prompt: str = "boxed", seed: int = 0, limit: int | None = None
 ) -> Prepared:
-    """The problems of a data set, each question once, in the order of the files.
+    """The rows of a data set, each question once, in the order of the files.
 
     Args:
         name: in ``DATA_SETS``.
-        source: its files.
-        prompt: a name in :data:`~verl_ext.data.schema.PROMPTS`; unused where the data set has a template.
-        seed: of the order of options.
-        limit: stop after so many problems, beside those that are to be held out; None: never.
+        source: files of the data set.
+        prompt: a name in :data:`~verl_ext.data.catalog.PROMPTS`; unused if the data set has a template.
+        seed: for the order of options.
+        limit: stop after this many rows, not counting rows to hold out; None: read everything.
 
     Raises:
         ValueError: a file cannot be read, or a row is not in the data set's format.
@@ -56,43 +56,42 @@ def prepare(
     answers: dict[str, str] = {}
     for path in source.paths:
         before = done.read
-        for row in sources.rows(path, data.columns):
+        for row in sources.rows(path, data.needed):
             if enough is not None and len(done.rows) >= enough:
                 break
             done.read += 1
-            problem = data.problem(row, seed)
-            content = problem.identity or (problem.question, problem.answer)
-            question = " ".join(content[0].split())
-            if reason := _unusable(data, problem, row) or _repeated(answers, question, content[1]):
+            question = data.question(row, seed)
+            asked, answer = " ".join(question.key[0].split()), question.key[1]
+            if reason := _unusable(data, question, row) or _repeated(answers, asked, answer):
                 done.left_out[reason] += 1
                 continue
-            answers[question] = content[1]
-            done.rows.append(to_row(name, data, problem, prompt, row))
-        entry = {"file": path.name, "bytes": path.stat().st_size, "sha256": sources.sha256(path)}
+            answers[asked] = answer
+            done.rows.append(data.to_row(name, question, prompt, row))
+        entry = {"file": path.name, "bytes": path.stat().st_size, "sha256": sha256(path)}
         done.files.append(entry | {"rows_read": done.read - before})
     return done
 
 
-def _unusable(data: DataSet, problem: Problem, row: Row) -> str | None:
-    if reason := data.unwanted(problem, row):
+def _unusable(data: DataSet, question: Question, row: Row) -> str | None:
+    if reason := data.unwanted(question, row):
         return reason
-    if not problem.question:
+    if not question.text:
         return "no question"
-    if not problem.answer:
+    if not question.answer:
         return "no answer"
-    if data.ability in JUDGED_BY_MATH_VERIFY and not is_readable(problem.answer):
+    if data.ability in JUDGED_BY_MATH_VERIFY and not is_readable(question.answer):
         return "an answer math-verify cannot read"
     return None
 
 
-def _repeated(answers: dict[str, str], question: str, answer: str) -> str | None:
-    if question not in answers:
+def _repeated(answers: dict[str, str], asked: str, answer: str) -> str | None:
+    if asked not in answers:
         return None
-    return "repeated question" if answers[question] == answer else "repeated question, with another answer"
+    return "repeated question" if answers[asked] == answer else "repeated question, with another answer"
 
 
 def splits(name: str, rows: Sequence[dict[str, Any]], seed: int, suffix: str = "") -> dict[str, list[dict[str, Any]]]:
-    """Rows by the stem of the file that they are for, numbered within it; held-out rows are drawn with the seed.
+    """Rows by stem of their file, numbered within the file; the seed decides which rows are held out.
 
     Raises:
         ValueError: there are no more rows than are to be held out.
@@ -101,27 +100,30 @@ def splits(name: str, rows: Sequence[dict[str, Any]], seed: int, suffix: str = "
     if len(rows) <= data.held_out:
         raise ValueError(f"{name}: {len(rows)} problems are left, and more than {data.held_out} are needed.")
     held_out = set(Random(seed).sample(range(len(rows)), data.held_out))
-    parts = {f"{data.file}{suffix}": (data.split, [row for place, row in enumerate(rows) if place not in held_out])}
+    parts = {f"{data.file}{suffix}": [row for place, row in enumerate(rows) if place not in held_out]}
+    number_rows(parts[f"{data.file}{suffix}"], data.split)
     if held_out:
-        parts[f"{data.held_out_file}{suffix}"] = ("validation", [rows[place] for place in sorted(held_out)])
-    for split, part in parts.values():
-        for index, row in enumerate(part):
-            row["extra_info"] |= {"index": index, "split": split}
-    return {stem: part for stem, (_, part) in parts.items()}
+        parts[f"{data.held_out_file}{suffix}"] = members = [rows[place] for place in sorted(held_out)]
+        number_rows(members, "validation")
+    return parts
 
 
 def main(
-    name: Annotated[str | None, typer.Argument(help="A data set; without it, all are listed.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Data set to prepare; without a name, the command lists all data sets.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the parquet files, DATA_DIR of the launch scripts.")] = Path(),
     local: Annotated[
-        list[Path] | None, typer.Option(help="A file of the data set, or a folder of them, instead of the hub.")
+        list[Path] | None, typer.Option(help="The data set's own file, or a folder of files, instead of the hub.")
     ] = None,
-    revision: Annotated[str | None, typer.Option(help="Of the repository: a branch, a tag or a commit.")] = None,
-    prompt: Annotated[str, typer.Option(help=f"How to ask: {', '.join(PROMPTS)}.")] = "boxed",
-    seed: Annotated[int, typer.Option(help="Of held-out problems and of the order of options.")] = 0,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only so many problems.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be fetched and written.")] = False,
-    check: Annotated[list[Path] | None, typer.Option(help="Check a parquet file instead, in verl's schema.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of the hub's repository.")] = None,
+    prompt: Annotated[str, typer.Option(help=f"Template of the prompt: {', '.join(PROMPTS)}.")] = "boxed",
+    seed: Annotated[int, typer.Option(help="Seed for held-out rows and for the order of options.")] = 0,
+    limit: Annotated[int | None, typer.Option(min=1, help="Largest number of training rows.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be fetched and written.")] = False,
+    check: Annotated[
+        list[Path] | None, typer.Option(help="Check an existing parquet file against verl's schema instead.")
+    ] = None,
 ) -> None:
     """Write a data set of the papers as a parquet file in verl's schema."""
     console = Console()
@@ -161,15 +163,13 @@ def _prepare(
         "left_out": dict(done.left_out),
     }
     summary = Table("file", "problems", "left out")
-    wrong: Counter[str] = Counter()
     for stem, rows in splits(name, done.rows, seed, _suffix(prompt)).items():
         path = out / f"{stem}.parquet"
-        wrong += write_checked(path, rows, dict(account))
+        write_rows(path, rows, account)
         summary.add_row(str(path), str(len(rows)), "")
     for reason, count in done.left_out.items():
         summary.add_row("", "", f"{count} x {reason}")
     console.print(summary)
-    _report(wrong, console)
 
 
 def _suffix(prompt: str) -> str:
@@ -187,13 +187,9 @@ def _plan(data: DataSet, out: Path, local: list[Path] | None, revision: str, pro
 def _check(paths: Sequence[Path], console: Console) -> None:
     wrong: Counter[str] = Counter()
     for path in paths:
-        found = faults(path)
+        found = file_faults(path)
         console.print(f"{path}: {'no fault' if not found else 'faulty'}", soft_wrap=True, highlight=False)
         wrong += found
-    _report(wrong, console)
-
-
-def _report(wrong: Counter[str], console: Console) -> None:
     for fault, count in wrong.items():
         console.print(f"error: {fault}, in {count} rows", style="red", highlight=False)
     if wrong:

@@ -1,18 +1,17 @@
 """R2E-Gym's repositories as a verl data set for agents: an issue, a container image, and tests that judge the result.
 
 ``python -m verl_ext.data.prepare r2e_gym --out DIR`` writes ``DIR/r2e_gym/train.parquet`` and ``validation.parquet``.
-The tools are those of ``examples/swe_tools.yaml``, the reward is :mod:`verl_ext.data.swe_reward`.
+``examples/swe_tools.yaml`` holds the tools; the reward is :mod:`verl_ext.data.swe_reward`.
 
-What a row does in its container follows R2E-Gym's own runtime (``agenthub/runtime/docker.py`` and
-``execution_log_parser.py`` of github.com/R2E-Gym/R2E-Gym): the repository is in ``/testbed``, tests and the script that
-runs them are moved to ``/root`` while the agent works, and a submission passes if every test ends as
-``expected_output_json`` says. Two things differ: tests have 280 s (there: 300 s), and the link from ``/testbed`` to
-them is made when they run, not before. They are out of the way and not out of reach: an agent that looks in ``/root``
-finds them.
+The commands in a row follow R2E-Gym's own runtime (``agenthub/runtime/docker.py`` and ``execution_log_parser.py`` of
+github.com/R2E-Gym/R2E-Gym): the repository is in ``/testbed``, tests and the script that runs them wait in ``/root``
+while the agent works, and a submission passes if every test ends as in ``expected_output_json``. There are two
+differences: tests have 280 s instead of 300 s, and ``/testbed`` gets its link to the tests only when they run. The
+tests are hidden, not protected: an agent that looks in ``/root`` finds them.
 
-Not verified: columns, file names, license and commit are those that the hub's page and public programs that read it
-name, and tests here use rows that imitate them; the data set itself was never read, nor an image started. If an image
-is laid out differently, setting it up fails, and every rollout with it.
+Not verified: columns, file names, license and commit come from the hub's page and from public programs that read the
+data set, and tests here use rows that imitate it. Nobody has read the data set itself or started an image. With another
+layout of an image, its setup fails, and so does every rollout in it.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from verl_ext.data.catalog import DataSet, Problem, Row, text
-from verl_ext.data.pytest_summary import expected_statuses
+from verl_ext.data.catalog import DataSet, Question, Row, text
+from verl_ext.data.swe_reward import expected_statuses
 
 INSTRUCTION = """\
 There is a repository in /testbed. Change it so that this issue is resolved:
@@ -46,22 +45,24 @@ SHELL_SETUP = f"cd /testbed && export {PATH}"
 TEST_COMMAND = f"cd /testbed && rm -rf r2e_tests && ln -s /root/r2e_tests r2e_tests && {PATH} bash /root/run_tests.sh"
 
 
-def problem(row: Row, seed: int) -> Problem:
-    """The issue, with the commit in place of an answer: there is nothing to compare a response with, and the commit
-    tells apart rows whose issues read the same."""
+def read(row: Row, seed: int) -> Question:
+    """The issue, with the commit as the answer.
+
+    Tests judge, so no response is compared with the answer; the commit tells apart rows with the same issue.
+    """
     question, commit = issue(text(row["problem_statement"])), text(row["commit_hash"])
-    return Problem(question, commit, (f"{commit}\n{question}", text(row["docker_image"])))
+    return Question(question, commit, (f"{commit}\n{question}", text(row["docker_image"])))
 
 
 def issue(problem_statement: str) -> str:
-    """The text between ``[ISSUE]`` and ``[/ISSUE]``, or all of it where there are no such marks."""
+    """The text between ``[ISSUE]`` and ``[/ISSUE]``, or the whole text if it has no such marks."""
     _, opened, rest = problem_statement.partition("[ISSUE]")
     inside, closed, _ = rest.rpartition("[/ISSUE]")
     return (inside if opened and closed else problem_statement).strip()
 
 
-def unwanted(problem: Problem, row: Row) -> str | None:
-    """What a row lacks that no agent could do without."""
+def unwanted(question: Question, row: Row) -> str | None:
+    """The reason why no agent can work on a row: an empty column, or no expected outcomes."""
     for column in ("repo_name", "docker_image", "commit_hash", "problem_statement"):
         if not text(row[column]):
             return f"no {column}"
@@ -72,27 +73,20 @@ def unwanted(problem: Problem, row: Row) -> str | None:
     return None
 
 
-def for_agents(row: dict[str, Any], original: Row) -> dict[str, Any]:
-    """A row in verl's schema, with the repository's name in its source, and the sandbox that its tools start."""
-    repository, expected = text(original["repo_name"]), expected_statuses(text(original["expected_output_json"]))
-    sandbox = {"image": text(original["docker_image"]), "setup": SETUP, "shell_setup": SHELL_SETUP}
-    tools = {
-        "bash": {"create_kwargs": sandbox},
-        "submit": {"create_kwargs": {**sandbox, "test_command": TEST_COMMAND, "expected": json.dumps(expected)}},
-    }
-    extra = {"repo_name": repository, "need_tools_kwargs": True, "tools_kwargs": tools}
-    return row | {
-        "data_source": f"{row['data_source']}/{repository}",
-        "agent_name": "tool_agent",
-        "extra_info": row["extra_info"] | extra,
-    }
+def extra(row: Row) -> dict[str, Any]:
+    """The repository, also as part of the data source, and the sandbox that the tools start."""
+    repository, expected = text(row["repo_name"]), expected_statuses(text(row["expected_output_json"]))
+    sandbox = {"image": text(row["docker_image"]), "setup": SETUP, "shell_setup": SHELL_SETUP}
+    submit = {**sandbox, "test_command": TEST_COMMAND, "expected": json.dumps(expected)}
+    tools = {"bash": sandbox, "submit": submit}
+    return {"data_source": f"r2e_gym/{repository}", "repo_name": repository, "tools": tools}
 
 
 R2E_GYM = DataSet(
     "R2E-Gym/R2E-Gym-Subset",
     ("data/train-*.parquet",),
     ("repo_name", "docker_image", "commit_hash", "problem_statement", "expected_output_json"),
-    problem,
+    read=read,
     file="r2e_gym/train",
     split="train",
     license="Apache-2.0",
@@ -105,5 +99,5 @@ R2E_GYM = DataSet(
     held_out_file="r2e_gym/validation",
     ability="software engineering",
     template=INSTRUCTION,
-    complete=for_agents,
+    extra=extra,
 )

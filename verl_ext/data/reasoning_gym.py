@@ -11,21 +11,45 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from operator import itemgetter
 from pathlib import Path
 from random import Random
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import pandas as pd
 import reasoning_gym
 import typer
 from rich.console import Console
 
-from verl_ext.data.evaluated_answers import EVALUATED_TASKS, is_harmless, marks
+from verl_ext.data.levels import distinct, draw_splits, write_splits
 from verl_ext.data.limited import TooExpensive, call_limited
-from verl_ext.data.splits import write_splits
+from verl_ext.data.schema import make_row
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 PREFIX = "reasoning_gym/"
-TIMEOUT = 15.0  # seconds for an answer that is evaluated
+TIMEOUT = 15.0  # seconds to evaluate an answer
+
+# reasoning-gym 0.1.25 passes the answers of these tasks to eval, or to sympy's parse_expr, which calls eval.
+EVALUATED_TASKS = frozenset(
+    {
+        "binary_matrix",
+        "countdown",
+        "intermediate_integration",
+        "n_queens",
+        "polynomial_multiplication",
+        "puzzle24",
+        "simple_integration",
+        "spiral_matrix",
+        "string_insertion",
+    }
+)
+FUNCTIONS = frozenset(
+    {"sqrt", "exp", "log", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "Abs"}
+)
+CALL = re.compile(r"([^\W\d]\w*|[\])}'\"])\s*\(")
+OTHER_CODE = re.compile(r"__|[\\#`{}@:=]|\.\s*[^\W\d]|\b(for|lambda|await|yield|import)\b")
 
 
 @dataclass(frozen=True)
@@ -35,8 +59,8 @@ class Level:
     Args:
         task: name of a reasoning-gym task, for instance ``spell_backward``.
         difficulty: rank of the level within its task; larger is harder.
-        parameters: what the task's configuration needs to be set to, except ``seed`` and ``size``.
-        weight: share of the examples that come from this level, relative to the other levels.
+        parameters: settings of the task's configuration, except ``seed`` and ``size``.
+        weight: share of the rows from this level, relative to the other levels.
     """
 
     task: str
@@ -50,13 +74,16 @@ class Level:
         if not 0 < self.weight < float("inf"):
             raise ValueError(f"weight: must be positive and finite, got {self.weight} for task {self.task!r}.")
 
+    def __str__(self) -> str:
+        return ":".join(filter(None, (self.task, ",".join(f"{key}={value}" for key, value in self.parameters.items()))))
+
 
 QUICKSTART: tuple[Level, ...] = tuple(
     Level("spell_backward", letters, {"min_word_len": letters, "max_word_len": letters}, weight)
     for letters, weight in {3: 1.25, 4: 1.25, 5: 1.25, 6: 0.25, 7: 0.25, 8: 2.5, 9: 3.25, 10: 2.0}.items()
 )
-"""Words of 3 to 10 letters, to be spelled backward. The weights suit the model of examples/quickstart/warm_start.py:
-a third of the prompts it solves, a sixth are out of its reach, and in between it is uncertain."""
+"""Words of 3 to 10 letters, to be spelled backward. The weights suit the model of examples/quickstart/warm_start.py: it
+solves a third of the prompts, is uncertain about half, and has no chance at a sixth."""
 
 
 def parse_level(text: str, difficulty: int) -> Level:
@@ -82,98 +109,60 @@ def parse_level(text: str, difficulty: int) -> Level:
 
 
 def distinct_entries(level: Level, seed: int, exclude: Collection[str] = ()) -> Iterator[dict[str, Any]]:
-    """The level's entries in seeded order, each question once, none whose question is in ``exclude``.
-
-    Ends when 20 000 draws in a row brought no new question: then the level has (almost) no other.
-    """
+    """The level's entries in seeded order, each question once, without the questions in ``exclude``."""
     own_seed = Random(f"{seed}/{level.task}/{json.dumps(level.parameters, sort_keys=True)}").getrandbits(48)
     dataset = reasoning_gym.create_dataset(level.task, seed=own_seed, size=1_000_000, **level.parameters)
-    seen, index, last_new = set(exclude), 0, 0
-    while index - last_new <= 20_000:
-        entry = dataset[index]
-        if entry["question"] not in seen:
-            seen.add(entry["question"])
-            last_new = index
-            yield entry
-        index += 1
+    return distinct((dataset[index] for index in range(len(dataset))), itemgetter("question"), exclude)
 
 
-def shares(levels: Sequence[Level], total: int) -> list[int]:
-    """How many of ``total`` examples each level gets: proportional to weight, rounded by largest remainder."""
-    if not levels:
-        raise ValueError("levels: at least one is needed.")
-    if total < 0:
-        raise ValueError(f"total: must not be negative, got {total}.")
-    exact = [total * level.weight / sum(other.weight for other in levels) for level in levels]
-    counts = [int(value) for value in exact]
-    by_remainder = sorted(range(len(levels)), key=lambda place: (counts[place] - exact[place], place))
-    for place in by_remainder[: total - sum(counts)]:
-        counts[place] += 1
-    return counts
-
-
-def splits(levels: Sequence[Level], sizes: Mapping[str, int], seed: int, suffix: str = "") -> dict[str, pd.DataFrame]:
-    """Data sets in verl's schema that share no question.
+def splits(
+    levels: Sequence[Level], sizes: Mapping[str, int], seed: int, suffix: str = ""
+) -> dict[str, list[dict[str, Any]]]:
+    """Rows in verl's schema by split; no two rows have the same question.
 
     Args:
-        levels: what to draw from.
-        sizes: name of each split and how many rows it gets.
-        seed: the same seed and arguments give the same rows. The global random state is neither read nor changed.
+        sizes: number of rows by name of the split.
+        seed: the same arguments give the same rows. The global random state is neither read nor changed.
         suffix: text added to every question, for models that need to be told how to answer.
 
     Raises:
-        ValueError: a level has too few distinct questions, or an entry that its own verifier does not accept.
+        ValueError: a level has too few distinct questions, or its verifier rejects an entry's own answer.
     """
-    counts = {split: shares(levels, size) for split, size in sizes.items()}
-    rows: dict[str, list[dict[str, Any]]] = {split: [] for split in sizes}
-    questions: set[str] = set()
-    for place, level in enumerate(levels):
-        entries = distinct_entries(level, seed, questions)
-        for split in sizes:
-            for _ in range(counts[split][place]):
-                entry = next(entries, None)
-                if entry is None:
-                    needed = sum(counts[name][place] for name in sizes)
-                    raise ValueError(
-                        f"{level.task} {dict(level.parameters)}: fewer than {needed} distinct questions; "
-                        "ask for fewer rows or a wider level."
-                    )
-                questions.add(entry["question"])
-                rows[split].append(to_row(entry, level, split, suffix))
-    for split, members in rows.items():
-        Random(f"{seed}/{split}").shuffle(members)
-        for index, row in enumerate(members):
-            row["extra_info"]["index"] = index
-    return {split: pd.DataFrame(members) for split, members in rows.items()}
+
+    def draw(level: Level, exclude: Collection[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+        for entry in distinct_entries(level, seed, exclude):
+            yield entry["question"], to_row(entry, level, suffix)
+
+    return draw_splits(levels, sizes, seed, draw)
 
 
-def to_row(entry: Mapping[str, Any], level: Level, split: str, suffix: str = "") -> dict[str, Any]:
-    """One row in verl's schema. ``extra_info.index`` is to be set by the caller."""
+def to_row(entry: Mapping[str, Any], level: Level, suffix: str = "") -> dict[str, Any]:
+    """One row in verl's schema.
+
+    Raises:
+        ValueError: the entry cannot be stored as JSON, or the verifier rejects the entry's own answer.
+    """
     try:
         text = json.dumps(entry)
     except TypeError as error:
         raise ValueError(f"{level.task}: its entries cannot be stored as JSON ({error}).") from error
-    row = {
-        "data_source": PREFIX + level.task,
-        "prompt": [{"role": "user", "content": entry["question"] + suffix}],
-        "ability": reasoning_gym.factory.DATASETS[level.task][0].__module__.split(".")[1],
-        "reward_model": {"style": "rule", "ground_truth": entry["answer"]},
-        "extra_info": {
-            "split": split,
-            "index": -1,
-            "task": level.task,
-            "difficulty": level.difficulty,
-            "parameters": json.dumps(dict(level.parameters), sort_keys=True),
-            "entry": text,
-        },
-    }
+    row = make_row(
+        PREFIX + level.task,
+        entry["question"] + suffix,
+        entry["answer"],
+        ability=reasoning_gym.factory.DATASETS[level.task][0].__module__.split(".")[1],
+        task=level.task,
+        difficulty=level.difficulty,
+        parameters=json.dumps(dict(level.parameters), sort_keys=True),
+        entry=text,
+    )
     if compute_score(row["data_source"], entry["answer"], entry["answer"], row["extra_info"])["score"] != 1.0:
         raise ValueError(f"{level.task}: its verifier does not accept the reference answer {entry['answer']!r}.")
     return row
 
 
 def extract_answer(solution: str, extract: str = "text") -> str:
-    """The last ``<answer>`` tags; without them the whole text, or the last number (``extract="number"``).
+    """The text in the last ``<answer>`` tags; without tags the whole text, or its last number (``extract="number"``).
 
     Raises:
         ValueError: ``extract`` is neither ``text`` nor ``number``.
@@ -197,11 +186,12 @@ def compute_score(
     extract: str = "text",
     **kwargs: Any,
 ) -> dict[str, float]:
-    """verl's reward function: 1.0 for full marks by the task's real verifier, 0.0 for anything else.
+    """verl's reward function: 1.0 for full marks by the task's own verifier, 0.0 for anything else.
 
-    Verifiers that evaluate the answer as Python see only what is arithmetic or a list, and give 0.0 after 15 s.
+    Some verifiers evaluate the answer as Python. They get an answer only if :func:`is_harmless` or the entry's own, in
+    a process with limited memory, and an answer that takes longer than 15 s scores 0.0.
 
-    ``extract`` is for models that answer in sentences, see ``extract_answer``; set it with
+    ``extract`` is for models that answer in sentences, see :func:`extract_answer`; set it with
     ``+reward.custom_reward_function.reward_kwargs.extract=number``. Other keywords are ignored.
 
     Raises:
@@ -219,7 +209,6 @@ def compute_score(
 
 
 def _marks(task: str, parameters: str, answer: str, entry: str) -> float:
-    """Some verifiers evaluate the answer: then only where it can do no harm, with limited time and memory."""
     if task not in EVALUATED_TASKS:
         return marks(task, parameters, answer, entry)
     if answer != json.loads(entry)["answer"] and not is_harmless(answer):
@@ -230,13 +219,33 @@ def _marks(task: str, parameters: str, answer: str, entry: str) -> float:
         return 0.0
 
 
+def is_harmless(answer: str) -> bool:
+    """Whether evaluating the answer as Python can do nothing but take time and memory.
+
+    Allowed are arithmetic, lists and calls of mathematical functions; no attributes and no other code.
+    """
+    calls = all(match.group(1) in FUNCTIONS for match in CALL.finditer(answer))
+    return calls and not OTHER_CODE.search(answer)
+
+
+def marks(task: str, parameters: str, answer: str, entry: str) -> float:
+    """The verifier's marks for an answer; ``parameters`` and ``entry`` are JSON, as in the rows of the data."""
+    return float(verifier(task, parameters).score_answer(answer, entry=json.loads(entry)))
+
+
+@lru_cache(maxsize=256)
+def verifier(task: str, parameters: str) -> reasoning_gym.dataset.ProceduralDataset:
+    """The task's data set object, kept because some take a tenth of a second to make."""
+    return reasoning_gym.create_dataset(task, seed=0, size=1, **json.loads(parameters))
+
+
 def levels_of(frames: Sequence[pd.DataFrame]) -> list[Level]:
-    """The levels that the data sets were made of, easiest first, each with weight 1."""
+    """The levels in data sets, easiest first, each with weight 1."""
     found = {(info["task"], info["difficulty"], info["parameters"]) for frame in frames for info in frame["extra_info"]}
     return [Level(task, difficulty, json.loads(parameters)) for task, difficulty, parameters in sorted(found)]
 
 
-def write(
+def main(
     out: Annotated[Path, typer.Option(help="Folder for train.parquet and validation.parquet.")],
     level: Annotated[
         list[str] | None,
@@ -247,14 +256,14 @@ def write(
     seed: Annotated[int, typer.Option(help="The same seed gives the same rows.")] = 0,
     suffix: Annotated[str, typer.Option(help="Text added to every question.")] = "",
 ) -> None:
-    """Write reasoning-gym tasks as verl data sets that share no question."""
+    """Write reasoning-gym tasks as training and validation data in verl's schema; no question occurs in both."""
     try:
         levels = [parse_level(text, place) for place, text in enumerate(level, 1)] if level else QUICKSTART
-        frames = splits(levels, {"train": train, "validation": validation}, seed, suffix)
+        rows = splits(levels, {"train": train, "validation": validation}, seed, suffix)
+        Console().print(write_splits(rows, out))
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    Console().print(write_splits(frames, out))
 
 
 if __name__ == "__main__":
-    typer.run(write)
+    typer.run(main)

@@ -1,80 +1,100 @@
-"""verl's schema for a problem, and the check of a file in that schema."""
+"""verl's row schema: one function makes a row, one function checks rows, one function writes them."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from verl_ext.data.catalog import DataSet, Problem
-from verl_ext.data.sources import sha256
-from verl_ext.files import written_whole
-
-PROMPTS = {
-    "boxed": "{question}\n\nPlease reason step by step, and put your final answer within \\boxed{{}}.",
-    "think_answer": "{question}\n\nThink first, then answer: put your reasoning between <think> and </think> and your "
-    "final answer between <answer> and </answer>, with nothing before, between or after the two.",
-    "answer_line": "Solve the following math problem step by step. The last line of your response should be of the "
-    "form Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\n{question}\n\n"
-    'Remember to put your answer on its own line after "Answer:".',
-    "plain": "{question}",
-}
-"""How a question becomes what the user says. ``think_answer`` is what :mod:`verl_ext.data.think_answer_reward` checks;
-``answer_line`` is DAPO-Math-17k's own."""
+from verl_ext.files import write_text, written_whole
+from verl_ext.prompts import prompt_id
 
 COLUMNS = ("data_source", "prompt", "ability", "reward_model", "extra_info")
 JUDGED_BY_MATH_VERIFY = ("math", "science")
 
 
-def problem_id(name: str, problem: Problem) -> str:
-    """A hash of data set, question and answer: the same for every prompt, order and machine."""
-    content = "\0".join((name, *(problem.identity or (problem.question, problem.answer))))
-    return hashlib.sha256(content.encode()).hexdigest()[:16]
-
-
-def to_row(name: str, data: DataSet, problem: Problem, prompt: str, original: Mapping[str, Any]) -> dict[str, Any]:
-    """One row in verl's schema. ``extra_info.index`` and ``split`` are for the caller to set.
+def make_row(
+    data_source: str,
+    question: str,
+    ground_truth: Any,
+    *,
+    ability: str,
+    tools: Mapping[str, Mapping[str, Any]] | None = None,
+    **extra: Any,
+) -> dict[str, Any]:
+    """One row in verl's schema. :func:`number_rows` sets ``extra_info.index`` and ``extra_info.split``.
 
     Args:
-        prompt: a name in ``PROMPTS``, for a data set without a template of its own.
-        original: the row the problem was read from.
+        question: content of the only message, which is the user's.
+        tools: by tool name, arguments of the tool's ``create``; with them, verl's ``tool_agent`` loop runs the row.
+        extra: further entries of ``extra_info``.
     """
-    original_id = "" if data.original_id is None else str(original[data.original_id])
-    template = PROMPTS[prompt] if data.template is None else data.template
-    row = {
-        "data_source": name,
-        "prompt": [{"role": "user", "content": template.format(question=problem.question)}],
-        "ability": data.ability,
-        "reward_model": {"style": "rule", "ground_truth": problem.answer},
-        "extra_info": {"split": "", "index": -1, "id": problem_id(name, problem), "original_id": original_id},
+    row: dict[str, Any] = {"data_source": data_source}
+    if tools is not None:
+        row["agent_name"] = "tool_agent"
+        arguments = {name: {"create_kwargs": dict(values)} for name, values in tools.items()}
+        extra |= {"need_tools_kwargs": True, "tools_kwargs": arguments}
+    messages = [{"role": "user", "content": question}]
+    identity = prompt_id(data_source, messages, ground_truth)
+    return row | {
+        "prompt": messages,
+        "ability": ability,
+        "reward_model": {"style": "rule", "ground_truth": ground_truth},
+        "extra_info": {"split": "", "index": -1, "prompt_id": identity, **extra},
     }
-    return data.complete(row, original)
+
+
+def number_rows(rows: Sequence[dict[str, Any]], split: str) -> None:
+    """Set ``extra_info.index`` to 0, 1, 2, … and ``extra_info.split``."""
+    for index, row in enumerate(rows):
+        row["extra_info"] |= {"index": index, "split": split}
 
 
 @lru_cache(maxsize=65536)
 def is_readable(answer: str) -> bool:
-    """Whether math-verify finds anything in an answer; if not, no response can ever be right.
+    """Whether math-verify finds an answer in the text; without one, math-verify rejects every response.
 
-    math-verify's time-outs are signals, so call it from a main thread.
+    math-verify's time limits are signals, so only a main thread may call this function.
     """
     from math_verify import parse
 
     return bool(answer.strip()) and bool(parse(f"\\boxed{{{answer}}}"))
 
 
-def faults(path: Path) -> Counter[str]:
-    """What keeps a parquet file from being trained on: each fault, and in how many rows; empty: none.
+def faults(rows: Iterable[Mapping[str, Any]]) -> Counter[str]:
+    """Faults that keep rows from being trained on, and the number of rows with each; empty for good rows.
 
-    Looked at: the columns; prompts that are chats and say something; ``extra_info.id`` in every row and never twice
-    (where a file has no such key, the prompt and the ground truth together); answers that math-verify can read, where
-    it is the judge (``ability`` math or science).
+    Checked are: a data source; a prompt that is a list of messages, not all of them empty; ``extra_info.index``; a
+    ground truth, and where math-verify is the judge (``ability`` math or science) a readable one; prompt ids, of which
+    none may occur twice.
+    """
+    found: Counter[str] = Counter()
+    seen: set[str] = set()
+    for row in rows:
+        wrong = list(_row_faults(row))
+        if not wrong:
+            try:
+                identity = prompt_id(row["data_source"], row["prompt"], row["reward_model"]["ground_truth"])
+            except TypeError as error:
+                wrong = [str(error)]
+            else:
+                wrong = ["a prompt that another row has"] if identity in seen else []
+                seen.add(identity)
+        found.update(wrong)
+    if not seen and not found:
+        found["no row at all"] = 1
+    return found
+
+
+def file_faults(path: Path) -> Counter[str]:
+    """Faults of a parquet file: missing columns, or the :func:`faults` of its rows.
 
     Raises:
-        ValueError: it is no parquet file.
+        ValueError: the path is not a parquet file.
     """
     import pyarrow
     from pyarrow import parquet
@@ -85,57 +105,56 @@ def faults(path: Path) -> Counter[str]:
         raise ValueError(f"check={path} is no parquet file ({str(error).partition(chr(10))[0]}).") from error
     if missing := [name for name in COLUMNS if name not in file.schema_arrow.names]:
         return Counter({f"no column {name}": file.metadata.num_rows for name in missing})
-    found, ids = Counter(), Counter()
-    for batch in file.iter_batches(4096, columns=list(COLUMNS)):
-        for row in batch.to_pylist():
-            found.update(_row_faults(row))
-            ids[_identity(row)] += 1
-    if not ids:
-        found["no row at all"] += 1
-    if repeated := sum(count - 1 for count in ids.values()):
-        found["an id that another row has"] = repeated
-    return found
+    return faults(row for batch in file.iter_batches(4096, columns=list(COLUMNS)) for row in batch.to_pylist())
 
 
-def write_checked(path: Path, rows: Sequence[dict[str, Any]], account: dict[str, Any]) -> Counter[str]:
-    """Write a parquet file, check what it holds, and write its account beside it; both appear whole or not at all.
+def write_rows(path: Path, rows: Sequence[dict[str, Any]], account: Mapping[str, Any] | None = None) -> None:
+    """Check rows and write a parquet file, each file whole or not at all.
 
-    Returns:
-        What is wrong with it, see :func:`faults`.
+    Args:
+        account: where the rows are from. It is written beside the parquet file, as ``<stem>.json``, together with the
+            file's name, number of rows and SHA-256.
+
+    Raises:
+        ValueError: a row is faulty; nothing is written.
     """
     import pyarrow
     from pyarrow import parquet
 
+    if wrong := faults(rows):
+        counted = "; ".join(f"{fault}, in {count} rows" for fault, count in wrong.items())
+        raise ValueError(f"{path} cannot be written, its rows are faulty: {counted}.")
     path.parent.mkdir(parents=True, exist_ok=True)
     with written_whole(path) as unfinished:
         parquet.write_table(pyarrow.Table.from_pylist(list(rows)), unfinished)
-        wrong = faults(unfinished)
-        account |= {"file": path.name, "rows": len(rows), "sha256": sha256(unfinished)}
-    with written_whole(path.with_suffix(".json")) as beside:
-        beside.write_text(json.dumps(account, indent=2) + "\n")
-    return wrong
+    if account is not None:
+        entry = {**account, "file": path.name, "rows": len(rows), "sha256": sha256(path)}
+        write_text(path.with_suffix(".json"), json.dumps(entry, indent=2) + "\n")
 
 
-def _row_faults(row: Mapping[str, Any]) -> list[str]:
+def sha256(path: Path) -> str:
+    """SHA-256 of a file, as hexadecimal digits."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _row_faults(row: Mapping[str, Any]) -> Iterator[str]:
     prompt, judged, extra = row["prompt"], row["reward_model"], row["extra_info"]
-    found = []
     if not isinstance(row["data_source"], str) or not row["data_source"]:
-        found.append("no data_source")
+        yield "no data_source"
     messages = prompt if isinstance(prompt, list) and all(isinstance(message, dict) for message in prompt) else []
     if not messages or not all(message.get("role") for message in messages):
-        found.append("a prompt that is no list of messages with roles")
+        yield "a prompt that is no list of messages with roles"
     elif not any(str(message.get("content") or "").strip() for message in messages):
-        found.append("an empty prompt")
+        yield "an empty prompt"
     if not isinstance(extra, dict) or not isinstance(extra.get("index"), int):
-        found.append("no extra_info.index")
+        yield "no extra_info.index"
     answer = judged.get("ground_truth") if isinstance(judged, dict) else None
-    if answer is None or not str(answer).strip():
-        found.append("no reward_model.ground_truth")
-    elif row["ability"] in JUDGED_BY_MATH_VERIFY and not is_readable(str(answer)):
-        found.append("a ground truth that math-verify cannot read")
-    return found
-
-
-def _identity(row: Mapping[str, Any]) -> str:
-    extra = row["extra_info"] if isinstance(row["extra_info"], dict) else {}
-    return str(extra.get("id") or (row["data_source"], row["prompt"], row["reward_model"]))
+    compared = row["ability"] in JUDGED_BY_MATH_VERIFY
+    if answer is None or (compared and not str(answer).strip()):
+        yield "no reward_model.ground_truth"
+    elif compared and not is_readable(str(answer)):
+        yield "a ground truth that math-verify cannot read"

@@ -1,10 +1,9 @@
-"""Rows of data sets, from files on this machine or from the hub, with what is needed to know later what was read."""
+"""Rows of data sets, from local files or from the hub at a known commit."""
 
 from __future__ import annotations
 
 import csv
 import fnmatch
-import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,25 +15,20 @@ FORMATS = (".parquet", ".jsonl", ".json", ".csv")
 
 @dataclass(frozen=True)
 class Source:
-    """Files to read.
-
-    Attributes:
-        paths: on this machine.
-        commit: of the repository they are from; None: they were here already.
-    """
+    """Local files to read; ``commit`` is the hub repository's, or None if the files do not come from the hub."""
 
     paths: tuple[Path, ...]
     commit: str | None = None
 
 
 def from_hub(repository: str, patterns: Sequence[str], revision: str) -> Source:
-    """The files of a data set that match any of the patterns, fetched into huggingface_hub's cache.
+    """Fetch the files of a data set that match a pattern into huggingface_hub's cache.
 
-    ``revision`` is resolved to a commit first, and every file is of that commit. ``HF_ENDPOINT``, ``HF_TOKEN`` and
-    ``HF_HOME`` are honoured.
+    ``revision`` is resolved to a commit first, and all files come from that commit. The environment variables
+    ``HF_ENDPOINT``, ``HF_TOKEN`` and ``HF_HOME`` apply.
 
     Raises:
-        ValueError: the hub cannot be reached or refuses, or no file matches.
+        ValueError: the hub cannot be reached or refuses access, or no file matches.
     """
     import httpx
     from huggingface_hub import HfApi, hf_hub_download
@@ -60,10 +54,10 @@ def from_hub(repository: str, patterns: Sequence[str], revision: str) -> Source:
 
 
 def from_files(paths: Sequence[Path]) -> Source:
-    """Files of this machine; of a folder, all that are in one of ``FORMATS``.
+    """Local files; a folder stands for its files in ``FORMATS``.
 
     Raises:
-        ValueError: one of them is not there, or has another format, or a folder has none.
+        ValueError: a file is missing or has another format, or a folder holds no such file.
     """
     files: list[Path] = []
     for path in paths:
@@ -75,10 +69,10 @@ def from_files(paths: Sequence[Path]) -> Source:
 
 
 def rows(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The rows of a file in order, with these columns; never more than one batch of a parquet file is in memory.
+    """These columns of a file's rows, in order; a parquet file is read in batches of 4,096 rows.
 
     Raises:
-        ValueError: the file is not what its name says, or lacks a column.
+        ValueError: the file's content is not in the format of its suffix, or lacks a column.
     """
     import pyarrow
 
@@ -90,15 +84,6 @@ def rows(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
             yield {name: row[name] for name in columns}
     except (OSError, ValueError, pyarrow.ArrowException) as error:
         raise ValueError(f"{path} cannot be read: {str(error).strip().partition(chr(10))[0]}") from error
-
-
-def sha256(path: Path) -> str:
-    """The checksum of a file."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _parquet(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:

@@ -1,18 +1,24 @@
-"""The reward of an agent's submission: whether the task's tests passed.
+"""The reward of an agent's submission: whether every test ended as the data set expects.
 
 ``reward.custom_reward_function.path=pkg://verl_ext.data.swe_reward`` (the name is verl's default, ``compute_score``).
 
-The tool ``submit`` (:mod:`verl_ext.driver.tools.shell`) runs the tests and leaves the verdict in the trajectory's
-``extra_fields``. verl's agent loop returns these with the response, its worker sends them to the reward worker as
-``tool_extra_fields``, and its ``naive`` reward manager adds them to ``extra_info``. The model has no way to write them.
+The tool ``submit`` (:mod:`verl_ext.driver.tools.shell`) runs the tests, compares pytest's summary with the expected
+outcomes, and puts the verdict into the trajectory's ``extra_fields``. verl's agent loop returns these fields with the
+response, its worker sends them to the reward worker as ``tool_extra_fields``, and its ``naive`` reward manager adds
+them to ``extra_info``. The model cannot write them.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
 VERDICT = "tests_passed"
+HEADING = "short test summary info"  # of the summary that ``pytest -rA`` prints
+STATUSES = ("PASSED", "FAILED", "ERROR")  # in a line with several, the first in this order counts
+CONTROL = re.compile(r"\x1b\[[0-9;]*m|\r")
 
 
 def compute_score(
@@ -26,3 +32,43 @@ def compute_score(
     verdict = (extra_info or {}).get(VERDICT)
     score = float(bool(verdict))
     return {"score": score, "acc": score, "submitted": float(verdict is not None)}
+
+
+def statuses(log: str) -> dict[str, str]:
+    """Status by test name, from the last summary in pytest's output; empty if pytest printed no summary.
+
+    A name is the text after the file, with dots, without pytest's reason: ``FAILED t.py::A::test_x - KeyError`` is the
+    test ``A.test_x``. R2E-Gym names its expected outcomes in the same way.
+    """
+    found: dict[str, str] = {}
+    _, heading, summary = CONTROL.sub("", log).rpartition(HEADING)
+    for line in summary.split("\n") if heading else ():
+        status = next((status for status in STATUSES if status in line), None)
+        if status is not None:
+            found[_name(".".join(line.split("::")[1:]))] = status
+    return found
+
+
+def expected_statuses(expected: str) -> dict[str, str]:
+    """Status by test name, from the JSON of a data set.
+
+    Raises:
+        ValueError: the text is not a JSON object, or the object is empty.
+    """
+    parsed = json.loads(expected)
+    if not isinstance(parsed, Mapping) or not parsed:
+        raise ValueError(f"expected={expected[:80]!r} must be a JSON object of test names with their status.")
+    return {_name(CONTROL.sub("", str(name))): str(status) for name, status in parsed.items()}
+
+
+def is_as_expected(log: str, expected: str) -> bool:
+    """Whether exactly the expected tests ran, each with the expected status, which may be a failure.
+
+    Raises:
+        ValueError: see :func:`expected_statuses`.
+    """
+    return statuses(log) == expected_statuses(expected)
+
+
+def _name(text: str) -> str:
+    return text.split(" - ")[0].strip()

@@ -1,4 +1,4 @@
-"""Mathematical answers in ``<think>...</think><answer>...</answer>``: a share for the format, the rest if correct.
+"""Mathematical answers in ``<think>...</think><answer>...</answer>``: a reward for the format and one for the answer.
 
 ``reward.custom_reward_function.path=pkg://verl_ext.data.think_answer_reward``
 """
@@ -9,7 +9,7 @@ import re
 
 from verl_ext.data import math_reward
 
-TEXT = r"(?:(?!</?(?:think|answer)>).)*"  # without a further tag
+TEXT = r"(?:(?!</?(?:think|answer)>).)*"  # without another tag
 FORMAT = re.compile(rf"\s*<think>{TEXT}</think>\s*<answer>{TEXT}</answer>\s*", re.DOTALL)
 ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
@@ -22,18 +22,19 @@ def compute_score(
     format_weight: float = 0.5,
     **_,
 ) -> dict[str, float]:
-    """``format_weight`` for the format, the rest if what the last ``<answer>`` holds equals ``ground_truth``.
+    """``score = format_weight * format + (1 - format_weight) * acc``.
+
+    Only the text in the last ``<answer>`` tags is compared with ``ground_truth``.
 
     Returns:
-        ``score``; ``format`` and ``acc`` in {0, 1}; ``timed_out`` as of :mod:`~verl_ext.data.math_reward`. An answer
-        outside the tags is not looked for.
+        ``score``; ``format`` and ``acc`` in {0, 1}; ``timed_out`` as in :mod:`~verl_ext.data.math_reward`.
     """
     answers = ANSWER.findall(solution_str)
     verdict = {"acc": 0.0, "timed_out": 0.0}
     if answers:
         answer = answers[-1].strip()
         if "\\boxed" not in answer and "$" not in answer:
-            answer = f"\\boxed{{{answer}}}"  # bare LaTeX would not be read as such
+            answer = f"\\boxed{{{answer}}}"  # math-verify reads LaTeX only in a box or in dollar signs
         verdict = math_reward.compute_score(data_source, answer, ground_truth)
     formatted = float(FORMAT.fullmatch(solution_str) is not None)
     score = format_weight * formatted + (1 - format_weight) * verdict["acc"]

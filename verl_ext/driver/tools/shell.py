@@ -10,7 +10,7 @@ In the file that ``actor_rollout_ref.rollout.multi_turn.tool_config_path`` names
 
 A row of the data says what to start and how to judge it, under ``extra_info.tools_kwargs``: ``bash.create_kwargs`` and
 ``submit.create_kwargs`` with the same ``image``, ``setup`` and ``shell_setup``, the second also with ``test_command``
-and, if it is not the exit code that counts, ``expected`` (:mod:`verl_ext.data.pytest_summary`).
+and, if it is not the exit code that counts, ``expected`` (:mod:`verl_ext.data.swe_reward`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from uuid import uuid4
 from verl.tools.base_tool import BaseTool
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
-from verl_ext.data.pytest_summary import is_as_expected
-from verl_ext.data.swe_reward import VERDICT
+from verl_ext.data.swe_reward import VERDICT, is_as_expected
 from verl_ext.sandbox.deployments import deployment_config, deployment_maker
 from verl_ext.sandbox.shell import Outcome, Plan, Sandbox, SandboxFailure, sandbox_of
 

@@ -1,0 +1,45 @@
+"""verl's row schema: rows are checked, and written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+pq = pytest.importorskip("pyarrow.parquet")
+
+from verl_ext.data.schema import make_row, number_rows, write_rows  # noqa: E402
+
+
+def rows(*questions, **extra):
+    made = [make_row("sums", question, "2", ability="sums", **extra) for question in questions]
+    number_rows(made, "train")
+    return made
+
+
+def asked(path):
+    return [row["prompt"][0]["content"] for row in pq.read_table(path).to_pylist()]
+
+
+def test_a_file_is_replaced_and_never_written_into(tmp_path):
+    train = tmp_path / "out" / "train.parquet"
+    write_rows(train, rows("1+1="))
+    os.link(train, tmp_path / "opened.parquet")  # stands for a reader that opened the file before
+    write_rows(train, rows("2+0=", "0+2="))
+    assert asked(train) == ["2+0=", "0+2="]
+    assert asked(tmp_path / "opened.parquet") == ["1+1="]
+    assert [path.name for path in train.parent.iterdir()] == ["train.parquet"]
+
+
+def test_faulty_rows_are_refused_and_the_file_stays(tmp_path):
+    train = tmp_path / "train.parquet"
+    write_rows(train, rows("1+1="))
+    with pytest.raises(ValueError, match="an empty prompt, in 1 rows; a prompt that another row has, in 2 rows"):
+        write_rows(train, rows(" ", "2+0=", "2+0=", "2+0="))
+    assert asked(train) == ["1+1="]
+
+
+def test_a_row_with_tools_is_for_the_tool_agent():
+    (row,) = rows("1+1=", tools={"sql": {"script": "SELECT 2"}})
+    assert row["agent_name"] == "tool_agent" and row["extra_info"]["need_tools_kwargs"] is True
+    assert row["extra_info"]["tools_kwargs"] == {"sql": {"create_kwargs": {"script": "SELECT 2"}}}
