@@ -16,5 +16,6 @@ install_packages sbatch "the tests of examples/slurm" munge slurm-client slurmct
 bash examples/install_cpu.sh
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
+.venv/bin/mypy
 # Two at a time: starting Ray, vLLM and FSDP is mostly waiting for one process after another.
 .venv/bin/python -m pytest --numprocesses=2 --dist=worksteal --durations=10 "$@"

@@ -7,7 +7,7 @@ allocators, estimators and the driver's preflight all use this module, so a rule
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -49,13 +49,14 @@ def require(accepted: bool, key: str, value: object, valid: str) -> None:
 # ---- scalars ----
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     """Whether ``value`` is a finite int or float; booleans are not numbers."""
-    number = isinstance(value, int | float | np.number) and not isinstance(value, bool | np.bool_)
-    return number and bool(np.isfinite(value))
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+        return False
+    return bool(np.isfinite(value))
 
 
-def is_integer(value: object) -> bool:
+def is_integer(value: object) -> TypeGuard[int]:
     """Whether ``value`` is an int; booleans are not integers, and neither is 3.0."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
@@ -103,9 +104,9 @@ def integer(key: str, value: object, least: int = 0) -> int:
     Raises:
         InvalidValue: ``value`` is not an integer, or too small.
     """
-    whole = is_integer(value) or (is_number(value) and float(value) == int(value))  # type: ignore[arg-type]
-    require(whole and value >= least, key, value, integer_from(least).valid)  # type: ignore[operator]
-    return int(value)  # type: ignore[call-overload]
+    if (is_integer(value) or (is_number(value) and float(value) == int(value))) and value >= least:
+        return int(value)
+    raise InvalidValue(key, value, integer_from(least).valid)
 
 
 def number(key: str, value: object, low: float = -np.inf, high: float = np.inf) -> float:
@@ -114,14 +115,16 @@ def number(key: str, value: object, low: float = -np.inf, high: float = np.inf) 
     Raises:
         InvalidValue: ``value`` is not a finite number, or outside of the interval.
     """
-    require(is_number(value) and low <= value <= high, key, value, _interval(low, high))  # type: ignore[operator]
-    return float(value)  # type: ignore[arg-type]
+    if is_number(value) and low <= value <= high:
+        return float(value)
+    raise InvalidValue(key, value, _interval(low, high))
 
 
 def positive_number(key: str, value: object) -> float:
     """``value`` as a finite float above 0; raises InvalidValue otherwise."""
-    POSITIVE.check(key, value)
-    return float(value)  # type: ignore[arg-type]
+    if is_number(value) and value > 0:
+        return float(value)
+    raise InvalidValue(key, value, POSITIVE.valid)
 
 
 def flag(key: str, value: object) -> bool:

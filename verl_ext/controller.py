@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from verl_ext.errors import CannotFillBatch, EveryRolloutFailed
 from verl_ext.ledger import Ledger, batch_metrics
@@ -28,6 +28,7 @@ from verl_ext.prompts import PromptStream
 from verl_ext.trajectory import Trajectory
 
 logger = logging.getLogger(__name__)
+Decided = TypeVar("Decided")
 
 
 class Engine(Protocol):
@@ -235,7 +236,7 @@ class RolloutController:
     def _is_live(self, prompt_id: str) -> bool:
         return prompt_id in self._live_prompts
 
-    def _decide(self, function, *arguments):
+    def _decide(self, function: Callable[..., list[Decided]], *arguments: object) -> list[Decided]:
         start = time.perf_counter()
         try:
             return function(*arguments)

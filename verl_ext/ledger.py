@@ -19,7 +19,7 @@ class Ledger:
 
     VERSION = 1
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.total: Counter[str] = Counter()
         self.step: Counter[str] = Counter()
         self.buffered = 0

@@ -180,7 +180,7 @@ class Request:
     rollouts: int
     prefix: Trajectory | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         checks.COUNT.check("rollouts", self.rollouts)
         if self.prefix is not None and isinstance(self.target, Group):
             raise ValueError("Request.prefix opens a group: it cannot be given to one that exists")

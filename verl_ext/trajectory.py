@@ -35,7 +35,7 @@ class Trajectory:
     tokens: np.ndarray
     generated: np.ndarray
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         object.__setattr__(self, "tokens", np.asarray(self.tokens, dtype=np.int32))
         object.__setattr__(self, "generated", np.asarray(self.generated, dtype=bool))
         if self.tokens.ndim != 1 or self.tokens.shape != self.generated.shape or not self.tokens.size:

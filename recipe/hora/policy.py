@@ -157,7 +157,8 @@ class Hora(RolloutPolicy):
 
     def _prior(self, groups: list[Group]) -> tuple[np.ndarray, np.ndarray]:
         if self.estimator is None:
-            return tuple(np.full(len(groups), value) for value in self.prior)
+            alpha, beta = self.prior
+            return np.full(len(groups), alpha), np.full(len(groups), beta)
         prompts = [group.prompt for group in groups]
         rates = np.clip(self.estimator.predict(prompts), 1e-3, 1 - 1e-3)
         return hit_utility.prior_from_prediction(rates, self.estimator.strength(prompts))

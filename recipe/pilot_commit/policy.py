@@ -12,7 +12,7 @@ import numpy as np
 from recipe.pilot_commit.survivors import ORDERS, PilotFilter, SurvivorBuffer
 from verl_ext import checks
 from verl_ext.errors import CannotFillBatch
-from verl_ext.policy import PROMPT_WEIGHT, Action, Discard, Draw, Evict, Group, Request, RolloutPolicy
+from verl_ext.policy import PROMPT_WEIGHT, Action, Discard, Draw, Evict, Group, Prompt, Request, RolloutPolicy
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class PilotCommit(RolloutPolicy):
         self._step, self._draw = step, draw
         self._round, self._rounds, self._closed = set(), 0, False
         self._judged, self._survived, self._outcomes = self._judged / 2, self._survived / 2, Counter()
-        actions = [Discard(group, "stale") for group in self.buffer.expire(step, self.max_delay)]
+        actions: list[Action] = [Discard(group, "stale") for group in self.buffer.expire(step, self.max_delay)]
         if not self.bind and not self._is_last_step:
             actions += self._pilot_round(self.sampling_batch_size)
         return [*actions, *self._advance()]
@@ -154,20 +154,19 @@ class PilotCommit(RolloutPolicy):
                 return [*actions, *pilots]
         self._close(short)
         if self.bind and not self._is_last_step:
-            actions += self._pilot(self.sampling_batch_size)
+            actions += self._pilot(self._draw(self.sampling_batch_size))
         return actions
 
-    def _pilot(self, count: int) -> list[Action]:
-        prompts = self._draw(count)
+    def _pilot(self, prompts: list[Prompt]) -> list[Action]:
         self._pilots.update(prompt.id for prompt in prompts)
         return [Request(prompt, self.n_pilot) for prompt in prompts]
 
     def _pilot_round(self, count: int) -> list[Action]:
         """Pilots that this step waits for."""
         self._rounds += 1
-        requests = self._pilot(count)
-        self._round.update(request.target.id for request in requests)
-        return requests
+        prompts = self._draw(count)
+        self._round.update(prompt.id for prompt in prompts)
+        return self._pilot(prompts)
 
     def _top_up(self, short: int) -> int:
         """How many more prompts the observed pass rate says are needed for ``short`` survivors, at most b_g."""

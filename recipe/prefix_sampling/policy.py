@@ -72,8 +72,8 @@ class PrefixSampling(RolloutPolicy):
             checks.is_number(target) and 0 < target < 1, "target", target, "it must be a pass rate in (0, 1)"
         )
         pair = isinstance(band, Sequence) and len(band) == 2 and all(map(checks.is_number, band))
-        valid = pair and 0 < band[0] <= target <= band[1] < 1
-        checks.require(valid, "band", band, f"use two pass rates between 0 and 1 around target={target}")
+        around = pair and 0 < band[0] <= target <= band[1] < 1
+        checks.require(around, "band", band, f"use two pass rates between 0 and 1 around target={target}")
         PROMPT_WEIGHT.check("prompt_weight", prompt_weight)
         self.train_batch_size, self.n, self.max_rounds = train_batch_size, n, max_rounds
         self.band, self.replay, self.prompt_weight = (float(band[0]), float(band[1])), replay, prompt_weight
@@ -111,10 +111,10 @@ class PrefixSampling(RolloutPolicy):
         fresh = draw(self.train_batch_size - len(replayed), but=[entry.prompt.id for entry in replayed])
         self._replaying = {entry.prompt.id: entry.bucket for entry in replayed}
         self._counts["replayed"] = len(replayed)
-        requests = [Request(entry.prompt, self.n, entry.prefix) for entry in replayed]
-        return self._await(requests + [Request(prompt, self.n) for prompt in fresh])
+        replays = [Request(entry.prompt, self.n, entry.prefix) for entry in replayed]
+        return self._await([*replays, *(Request(prompt, self.n) for prompt in fresh)])
 
-    def _await(self, requests: list[Request]) -> list[Request]:
+    def _await(self, requests: list[Action]) -> list[Action]:
         self._rounds += 1
         self._awaited = len(requests)
         return requests

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -65,7 +66,7 @@ def _merge(one: list, other: list, workers: int) -> list:
     return merged
 
 
-def _flatten(items: tuple):
+def _flatten(items: tuple) -> Iterator[int]:
     """The items of nested pairs; without recursion, since a worker may hold thousands."""
     stack = [items]
     while stack:

@@ -130,14 +130,14 @@ def variance(
 
 def _scale(success_rates: ArrayLike | None, reward_variance: ArrayLike | None) -> np.ndarray:
     """a_q of the paper, for s^2 = 1."""
-    if success_rates is None and reward_variance is None:
-        raise ValueError("success_rates=None needs reward_variance.")
-    rates = success_rates
-    if rates is not None:
-        rates = checks.within("success_rates", checks.vector("success_rates", rates), 0, 1)
+    size = None
+    if success_rates is not None:
+        rates = checks.within("success_rates", checks.vector("success_rates", success_rates), 0, 1)
+        if reward_variance is None:
+            return 4 * rates * (1 - rates)
+        size = rates.size
     if reward_variance is None:
-        return 4 * rates * (1 - rates)
-    size = None if rates is None else rates.size
+        raise ValueError("success_rates=None needs reward_variance.")
     return checks.within("reward_variance", checks.vector("reward_variance", reward_variance, size), 0, np.inf)
 
 

@@ -67,7 +67,7 @@ class Features:
         if not finite.all():
             raise ValueError(f"{name}[{int(np.argmin(finite))}] is not finite.")
         self.row = None if ids is None else {prompt: row for row, prompt in enumerate(ids)}
-        if ids is not None and not len(self.row) == len(ids) == len(self.matrix):
+        if ids is not None and self.row is not None and not len(self.row) == len(ids) == len(self.matrix):
             raise ValueError(f"ids has {len(self.row)} distinct entries, but {name} has {len(self.matrix)} rows.")
 
     def rows(self, prompts: Prompts) -> np.ndarray:
