@@ -1,9 +1,9 @@
-"""What the recipes decided in the runs of ``benchmarks/learning.py``: the papers' own checks, over seeds.
+"""Tabulates decisions of the recipes in the runs of ``benchmarks/learning.py``, as the papers do, over seeds.
 
     python benchmarks/decisions.py outputs/benchmarks/learning
 
-What a folder has no runs of is left out. Every figure is a mean over steps for each seed, then mean and range (least to
-largest) over the seeds.
+Recipes without runs in the folder are left out. Every number is a mean over steps for each seed, then mean and range
+(least to largest) over the seeds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Step = dict[str, float]
 
 
 def read_runs(folder: Path, recipe: str) -> list[list[Step]]:
-    """The training steps of each seed's run that is there."""
+    """The training steps of each seed's run in the folder."""
     runs = []
     for path in sorted(folder.glob(f"{recipe}_*.jsonl")):
         steps = [json.loads(line)["data"] for line in path.read_text().splitlines()]
@@ -38,12 +38,12 @@ def over_seeds(runs: list[list[Step]], of_run: Callable[[list[Step]], float], fo
 
 
 def mean_of(name: str, first: int = 1) -> Callable[[list[Step]], float]:
-    """Mean of a metric from step ``first`` on; a step that lacks it counts 0."""
+    """Mean of a metric from step ``first`` on; a step without the metric counts as 0."""
     return lambda run: float(np.mean([step.get(name, 0.0) for step in run[first - 1 :]]))
 
 
 def hora(folder: Path) -> Table:
-    """HORA's Figure 3: who gets the second wave's rollouts, by pre-rollout successes c."""
+    """HORA's Figure 3: shares of prompts and of second-wave rollouts, by successes c among the pre-rollouts."""
     runs = read_runs(folder, "hora")
     table = Table("c", "share of prompts", "share of second-wave rollouts", title=f"hora, {len(runs)} seeds")
     counts = sorted({name for run in runs for step in run for name in step if name.startswith("hora/share_of_prompts")})
@@ -65,7 +65,7 @@ def vip(folder: Path, warm_up: int) -> Table:
 
 
 def knapsack(folder: Path, uniform_steps: int) -> Table:
-    """Knapsack-RL's eq. 4 against uniform, from the second epoch on: rollouts, and groups, that have a gradient."""
+    """Knapsack-RL's eq. 4 against uniform: share of rollouts, and of groups, with a gradient, after the first epoch."""
     table = Table("", "rollouts with a gradient", "groups", title=f"after {uniform_steps} steps")
     for recipe in ("knapsack", "grpo"):
         runs = [run for run in read_runs(folder, recipe) if "rollouts/effective_ratio" in run[0]]
@@ -76,7 +76,7 @@ def knapsack(folder: Path, uniform_steps: int) -> Table:
 
 
 def prefix_sampling(folder: Path) -> Table:
-    """Prefix Sampling's §4.3, by the parent's pass count: are re-rollouts nearer to one half with the controller?"""
+    """Prefix Sampling's §4.3, by the parent's passes: does the controller bring re-rollouts nearer to one half?"""
     labels = ("groups", "pass rate", "moving average at the end", "ratio at the end")
     table = Table("", "of 8", *labels, title="re-rollouts, groups and pass rate in the second half of the run")
     for name in ("prefix_ada", "prefix_fix"):
@@ -92,7 +92,10 @@ HALF, LAST = ((True, ".0f"), (False, ".3f")), ("pass_rate_ema", "ratio")
 
 
 def second_half(run: list[Step], k: int, counted: bool) -> float:
-    """Re-rolled groups whose parent had ``k`` passes, or their mean pass rate; from the counts over the run so far."""
+    """Groups re-rolled from parents with ``k`` passes, or their mean pass rate, in the second half of the run.
+
+    The metrics are counts since the start of the run, so the function takes differences.
+    """
     middle, last = run[len(run) // 2 - 1], run[-1]
     names = {int(name.rpartition("_k")[2]): name for name in last if name.startswith(f"prefix_sampling/from_k{k}_to_k")}
     groups = {child: last[name] - middle.get(name, 0.0) for child, name in names.items()}
@@ -101,7 +104,7 @@ def second_half(run: list[Step], k: int, counted: bool) -> float:
 
 
 def overhead(folder: Path) -> Table:
-    """Time spent deciding."""
+    """Seconds spent deciding, and their share of a step."""
     table = Table("", "median, ms", "largest, ms", "median share of a step", title="deciding")
     for recipe in ("hora", "vip", "knapsack"):
         steps = [step for run in read_runs(folder, recipe) for step in run]
@@ -113,10 +116,10 @@ def overhead(folder: Path) -> Table:
 
 
 def main(
-    folder: Annotated[Path, typer.Argument(help="Where benchmarks/learning.py wrote its runs.")],
-    epoch: Annotated[int, typer.Option(min=1, help="Steps of the first epoch, in which prompts are new.")] = 8,
+    folder: Annotated[Path, typer.Argument(help="Folder of the runs of benchmarks/learning.py.")],
+    epoch: Annotated[int, typer.Option(min=1, help="Number of steps in the first epoch.")] = 8,
 ) -> None:
-    """Print the tables."""
+    """Print a table for every recipe with runs in the folder."""
     console = Console()
     tables = {
         "hora": hora,

@@ -1,25 +1,25 @@
-"""Which constants the prefix controller should have: every combination on the same simulated re-rollouts.
+"""Compares constants of the prefix controller: every combination on the same simulated re-rollouts.
 
     python benchmarks/prefix_control.py
 
-The model is :class:`recipe.prefix_sampling.population.Population`: parents in buckets k = 1, 2, 6, 7 of 8; a prefix of
-ratio rho moves the logit of success by gain rho^curvature, up from a success and down from a failure, with gains that
-vary from prompt to prompt. Scenarios are all combinations of
+The model is :class:`prefix_population.Population`. Parents are in buckets k = 1, 2, 6, 7 of 8. A prefix of ratio rho
+moves the logit of success by gain rho^curvature, up from a success and down from a failure; gains differ between
+prompts. Scenarios are all combinations of
 
-- prefixes that do little (median gain 3), much (6), or mostly at their end (6, curvature 2);
-- 2 or 12 groups per bucket and training step, which all start from the same ratio;
-- no drift; one that lifts logits evenly by 0.8 over the run; a jump by 0.8 half way.
+- prefixes with a small effect (median gain 3), a large effect (6), or an effect mostly at their end (6, curvature 2);
+- 2 or 12 groups per bucket and training step, all of which start from the same ratio;
+- no drift; logits that rise evenly by 0.8 over the run; logits that jump by 0.8 half way.
 
-A lift helps easy groups leave the target and hard ones reach it, so both directions are there. Reported, as means over
+A rise helps easy groups leave the target and hard groups reach it, so both directions occur. Reported, as means over
 scenarios, buckets and seeds:
 
 - error: |expected child pass rate at the ratio in use - 0.5| in the final third of the run, without sampling noise;
 - in zone: share of the final third in which the observed pass rate of the last 10 steps was within the dead zone of
-  0.5. A wide zone is easy to be in: not to be compared between dead zones;
+  0.5. A wide zone is easier to hit, so do not compare this between dead zones;
 - turns: how often a ratio changed its direction in 100 steps.
 
-Beside the mean error stand its standard deviation over seeds, the worst mean of a scenario, the means by drift, and the
-mean over the whole run, which the initial ratio matters to.
+The tables also show the standard deviation of the mean error over seeds, the mean error of the worst scenario, the
+means by drift, and the mean over the whole run, which depends on the initial ratio.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from typing import Annotated
 
 import numpy as np
 import typer
+from prefix_population import Children, Population, steer
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from recipe.prefix_sampling.population import Children, Population, steer
 from recipe.prefix_sampling.prefix_control import PrefixControl
 
 N, BUCKETS, STEPS, WINDOW = 8, (1, 2, 6, 7), 150, 10
@@ -47,7 +47,7 @@ GROUPS = (2, 12)
 LIFT = 0.8
 DRIFTS = {
     "none": np.zeros(STEPS),
-    "slow": LIFT * np.linspace(0, 1, STEPS).round(1),  # in ten stairs, so that few expectations have to be computed
+    "slow": LIFT * np.linspace(0, 1, STEPS).round(1),  # ten stairs, so that few expected rates need computing
     "jump": LIFT * (np.arange(STEPS) >= STEPS // 2),
 }
 GRID = {"ema_alpha": (0.02, 0.05, 0.1, 0.2), "dead_zone": (0.05, 0.075, 0.1), "step": (0.01, 0.02, 0.05)}
@@ -57,7 +57,7 @@ console = Console()
 
 @dataclass(frozen=True)
 class Scenario:
-    """One population, drift and luck, the same for every controller."""
+    """One population, drift and set of random numbers, the same for every controller."""
 
     response: str
     groups: int
@@ -68,7 +68,7 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Result:
-    """What a controller made of a scenario; means over buckets."""
+    """A controller's performance in one scenario; means over buckets."""
 
     response: str
     groups: int
@@ -81,7 +81,7 @@ class Result:
 
 
 def scenarios(seeds: int) -> list[Scenario]:
-    """All of them; drifts share their prompts."""
+    """All scenarios; those that differ only in drift share their prompts."""
     made = []
     for response, groups, seed in itertools.product(RESPONSES, GROUPS, range(seeds)):
         rng = np.random.default_rng(seed)
@@ -92,12 +92,12 @@ def scenarios(seeds: int) -> list[Scenario]:
 
 @functools.cache
 def expected(response: str, bucket: int, ratio: float, shift: float) -> float:
-    """Pass rate without noise; ratios are on a lattice, so most were asked for before."""
+    """Pass rate without sampling noise. Ratios lie on a lattice, so the cache answers most calls."""
     return RESPONSES[response].pass_rate(bucket, ratio, shift)
 
 
 def simulate(scenario: Scenario, **constants: float | bool) -> Result:
-    """One controller in one scenario."""
+    """Run one controller in one scenario."""
     control = PrefixControl(N, BUCKETS, **constants)
     shifts = DRIFTS[scenario.drift]
     ratios, observed = steer(control, scenario.children, shifts)
@@ -114,14 +114,14 @@ def simulate(scenario: Scenario, **constants: float | bool) -> Result:
 
 
 def turns(ratios: np.ndarray) -> int:
-    """How often a series changes its direction."""
+    """Number of changes of direction in a series of ratios."""
     directions = np.sign(np.diff(ratios))
     directions = directions[directions != 0]
     return int((directions[1:] != directions[:-1]).sum())
 
 
 def summary(results: list[Result]) -> list[str]:
-    """Cells of a row."""
+    """Cells of a table row."""
 
     def mean(**only: object) -> float:
         fitting = [r.error for r in results if all(getattr(r, name) == value for name, value in only.items())]
@@ -137,7 +137,7 @@ def summary(results: list[Result]) -> list[str]:
 
 
 def table(title: str, *columns: str) -> Table:
-    """Empty, with the columns of :func:`summary` behind its own."""
+    """An empty table: the given columns, then those of :func:`summary`."""
     errors = ("error", "± seeds", "worst", *DRIFTS, "whole run")
     return Table(*columns, *errors, "in zone", "turns", title=title)
 
@@ -146,7 +146,7 @@ def main(
     out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("outputs/benchmarks"),
     seeds: Annotated[int, typer.Option(min=1, help="Independent repetitions of each scenario.")] = 2,
 ) -> None:
-    """Simulate everything."""
+    """Simulate every combination, print the tables and save the results."""
     cases = scenarios(seeds)
     runs: list[tuple[dict, list[Result]]] = []
     combinations = [dict(zip(GRID, values, strict=True)) for values in itertools.product(*GRID.values())]

@@ -1,4 +1,4 @@
-"""Pilot-Commit's tables and figures, and where each recipe wins, in simulation.
+"""Simulates Pilot-Commit's tables and figures, HORA's Figure 3, and the conditions under which each recipe wins.
 
     python benchmarks/simulation.py table1
     python benchmarks/simulation.py table2
@@ -9,10 +9,10 @@
     python benchmarks/simulation.py modes
     python benchmarks/simulation.py speed
 
-The papers' runs are scaled down: an eighth of the batch (16 prompts), 125 steps for their 500 or 1,000, and as many
-prompts as leave the number of epochs as it is. The noise scale is an eighth too, since the noise of a batch is its
-reciprocal. The shared component is such that GRPO with the larger n gains about one logit in the run. Figures are means
-and standard deviations over seeds.
+The papers' runs are scaled down: an eighth of the batch (16 prompts), 125 steps instead of 500 or 1,000, and a number
+of prompts that keeps the number of epochs. The noise scale is an eighth too, because a batch's noise is inversely
+proportional to its size. The shared component is set so that GRPO with the larger n gains about one logit in the run.
+Numbers are means and standard deviations over seeds.
 """
 
 from __future__ import annotations
@@ -30,10 +30,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from verl_ext.lab.simulate import LearningModel, Method, Simulated, World, simulate
-from verl_ext.lab.simulate.hardware import Hardware
-from verl_ext.lab.simulate.lengths import LengthModel
-from verl_ext.lab.simulate.outcomes import Outcome, outcomes, spread
+from verl_ext.lab.simulate import LearningModel, Method, SimulatedRun, World, simulate
+from verl_ext.lab.simulate.comparison import MethodCost, compare, spread
+from verl_ext.lab.simulate.engine_speed import EngineSpeed, LengthModel
 from verl_ext.lab.simulate.run import ACCURACY, MODES
 
 BATCH, NOISE = 16, 200.0 / 8
@@ -43,30 +42,30 @@ DEEPMATH = World(
     "deepmath_1_5b", 85_000 // 8 // 8, steps=125, test_freq=1, learning=LEARNING
 )  # 1,000 steps of 128 prompts there
 POLARIS = World("polaris_8b", 53_000 // 8 // 4, steps=125, test_freq=1, learning=LEARNING)  # 500 steps
-Seeds = Annotated[int, typer.Option(min=2, help="Repetitions.")]
+Seeds = Annotated[int, typer.Option(min=2, help="Runs of each method, with different seeds.")]
 console = Console(width=150)
 app = typer.Typer(add_completion=False)
 
 
 def pilot_commit(pilot: int, commit: int, **overrides: object) -> str:
-    """Its command-line form."""
+    """Pilot-Commit with this split, as on the command line."""
     return " ".join(
         ["pilot_commit", f"n_pilot={pilot}", f"n_commit={commit}", *(f"{k}={v}" for k, v in overrides.items())]
     )
 
 
-def run(methods: Sequence[str], world: World, seeds: int, batch: int = BATCH) -> dict[str, list[Simulated]]:
-    """Each method with every seed."""
+def run(methods: Sequence[str], world: World, seeds: int, batch: int = BATCH) -> dict[str, list[SimulatedRun]]:
+    """Run each method with every seed."""
     chosen = [Method.parse(text, batch) for text in methods]
     jobs = list(itertools.product(chosen, range(seeds)))
-    runs: dict[str, list[Simulated]] = {method.name: [] for method in chosen}
+    runs: dict[str, list[SimulatedRun]] = {method.name: [] for method in chosen}
     for method, seed in track(jobs, "runs", console=console, transient=True):
         runs[method.name].append(simulate(method, world, seed))
     return runs
 
 
-def ratio(one: Outcome, other: Outcome) -> str:
-    """Rollouts to target, one over the other, seed by seed."""
+def ratio(one: MethodCost, other: MethodCost) -> str:
+    """Rollouts to the target of ``one`` over those of ``other``, seed by seed."""
     pairs = list(zip(one.rollouts, other.rollouts, strict=True))
     if any(value is None for pair in pairs for value in pair):
         return "-"
@@ -75,7 +74,7 @@ def ratio(one: Outcome, other: Outcome) -> str:
 
 @app.command()
 def table1(seeds: Seeds = 3, optimizer: str = "sgd") -> None:
-    """Rollouts to GRPO's accuracy at the end, and at half of what it gains; the paper's ratios beside them."""
+    """Table 1: rollouts to GRPO's final accuracy, and to half of GRPO's gain, beside the paper's ratios."""
     title = f"Table 1, optimizer={optimizer}"
     shown = Table("population", "n", "target", "GRPO/PC", "DAPO/PC", "paper GRPO/PC", "paper DAPO/PC", title=title)
     settings = (
@@ -89,10 +88,10 @@ def table1(seeds: Seeds = 3, optimizer: str = "sgd") -> None:
         runs = run([f"grpo n={n}"], world, seeds)
         curves = [member.records for member in next(iter(runs.values()))]
         start = curves[0][0][ACCURACY]
-        end = min(records[world.steps][ACCURACY] for records in curves)  # that each of GRPO's seeds reaches
+        end = min(records[world.steps][ACCURACY] for records in curves)  # every GRPO seed reaches it
         runs |= run([f"dynamic_sampling n={n}", pilot_commit(*split)], replace(world, until=end), seeds)
         for share in (0.5, 1.0):
-            _, (grpo, dynamic_sampling, pilot) = outcomes(runs, start + share * (end - start))
+            _, (grpo, dynamic_sampling, pilot) = compare(runs, start + share * (end - start))
             target = f"{start:.1%} to {start + share * (end - start):.1%}"
             cells = (target, ratio(grpo, pilot), ratio(dynamic_sampling, pilot))
             shown.add_row(world.population, str(n), *cells, *(paper if share == 1 else ("", "")))
@@ -101,10 +100,10 @@ def table1(seeds: Seeds = 3, optimizer: str = "sgd") -> None:
 
 @app.command()
 def table2(seeds: Seeds = 3) -> None:
-    """Seconds of a step: Pilot-Commit's Table 2, and what barriers, binding and shards do to it."""
-    # 64 engines. Places and seconds per token are set by GRPO's 106 s and the 174 s that DAPO's 16,384 more rollouts
-    # take in the paper (they would behave like 12 places of 6.5 ms a token); Pilot-Commit's time is a prediction.
-    scarce, ample = Hardware(64, 12, 0.0065, 90.0, 1.3e-6), Hardware(64, 96, 0.0147, 90.0, 1.3e-6)
+    """Table 2: generation seconds per step, and the effect of barriers, binding and shards on them."""
+    # 64 engines. Slots and seconds per token are fitted to two numbers of the paper: GRPO's 106 s, and 174 s for DAPO's
+    # 16,384 further rollouts. They give 12 slots and 6.5 ms a token. Pilot-Commit's time is a prediction.
+    scarce, ample = EngineSpeed(64, 12, 0.0065, 90.0, 1.3e-6), EngineSpeed(64, 96, 0.0147, 90.0, 1.3e-6)
     world = World("polaris_8b", 8_000, steps=5)
     methods = {
         "grpo n=64": "106",
@@ -116,9 +115,9 @@ def table2(seeds: Seeds = 3) -> None:
         "hora G=64 G0=16 shards=4": "",
         "hora G=64 G0=16 shards=16": "",
     }
-    columns = ("method", "rollouts", "generation, s", "to GRPO's", "paper, s", "6,144 places, s", "to GRPO's")
-    shown = Table(*columns, title="Table 2: a step, neither the first nor the last")
-    found = [run(list(methods), replace(world, hardware=hardware), seeds, batch=128) for hardware in (scarce, ample)]
+    columns = ("method", "rollouts", "generation, s", "to GRPO's", "paper, s", "6,144 slots, s", "to GRPO's")
+    shown = Table(*columns, title="Table 2: a step; the first and the last are left out")
+    found = [run(list(methods), replace(world, speed=speed), seeds, batch=128) for speed in (scarce, ample)]
     firsts = [per_step(members["grpo-n=64"], "timing_s/gen", world) for members in found]
     for name, paper in zip(found[0], methods.values(), strict=True):
         times = [per_step(members[name], "timing_s/gen", world) for members in found]
@@ -130,15 +129,15 @@ def table2(seeds: Seeds = 3) -> None:
     console.print(shown)
 
 
-def per_step(members: Sequence[Simulated], metric: str, world: World) -> list[float]:
-    """Mean over the steps between the first and the last, for each seed."""
+def per_step(members: Sequence[SimulatedRun], metric: str, world: World) -> list[float]:
+    """Mean over all steps but the first and the last, for each seed."""
     middle = range(2, world.steps)
     return [float(np.mean([member.records[step][metric] for step in middle])) for member in members]
 
 
 @app.command()
 def table3(seeds: Seeds = 3) -> None:
-    """Pilot-Commit with and without eviction; rollouts are an eighth of the paper's."""
+    """Table 3: Pilot-Commit with and without eviction, at an eighth of the paper's rollouts."""
     names = {pilot_commit(32, 96, p_solve="null"): ("33,379", "35.8 %"), pilot_commit(32, 96): ("25,676", "4.5 %")}
     runs = run(list(names), DEEPMATH, seeds)
     columns = (
@@ -151,40 +150,40 @@ def table3(seeds: Seeds = 3) -> None:
         "second round",
     )
     shown = Table(*columns, title="Table 3")
-    _, found = outcomes(runs)
-    for outcome, members, paper in zip(found, runs.values(), names.values(), strict=True):
+    _, found = compare(runs)
+    for cost, members, paper in zip(found, runs.values(), names.values(), strict=True):
         steps = [[record for step, record in member.records.items() if step] for member in members]
-        # A bound step tops up in a round of its own; the first step has to.
+        # Binding moves a step's first round into the step before, so any round counts as a second one, but for step 1.
         again = [float(np.mean([record["pilot_commit/rounds"] >= 1 for record in seed[1:]])) for seed in steps]
         evicted = [seed[-1]["data/evicted_total"] / DEEPMATH.prompts for seed in steps]
-        cells = (spread(outcome.rollouts_per_step, ",.0f", 8), spread(again, ".1f", 100, " %"))
-        cells += (spread(outcome.accuracy, ".1f", 100, " %"), spread(evicted, ".0f", 100, " %"))
-        shown.add_row(outcome.name, *cells, *paper)
+        cells = (spread(cost.rollouts_per_step, ",.0f", 8), spread(again, ".1f", 100, " %"))
+        cells += (spread(cost.accuracy, ".1f", 100, " %"), spread(evicted, ".0f", 100, " %"))
+        shown.add_row(cost.name, *cells, *paper)
     console.print(shown)
 
 
 @app.command()
 def figure4(seeds: Seeds = 3) -> None:
-    """The split between pilots and commits, at equal rollouts trained (a) and at equal rollouts sampled (b)."""
+    """Figure 4: splits between pilots and commits, (a) at equal rollouts trained, (b) at equal rollouts sampled."""
     splits = [(4, 60), (8, 56), (16, 48), (32, 32), (48, 16)]
     world = replace(DEEPMATH, steps=100)
     runs = run(["grpo n=64", *(pilot_commit(*split) for split in splits)], world, seeds)
-    target, found = outcomes(runs)
-    shown = Table("method", "rollouts", "GRPO's over it", "steps", title=f"Figure 4a: to {target:.1%}")
-    for outcome in found:
-        shown.add_row(outcome.name, spread(outcome.rollouts), ratio(found[0], outcome), spread(outcome.steps))
+    target, found = compare(runs)
+    shown = Table("method", "rollouts", "times fewer than GRPO", "steps", title=f"Figure 4a: to {target:.1%}")
+    for cost in found:
+        shown.add_row(cost.name, spread(cost.rollouts), ratio(found[0], cost), spread(cost.steps))
     console.print(shown)
     splits = [(4, 84), (8, 72), (16, 48), (24, 24), (28, 12)]
-    _, found = outcomes(run([pilot_commit(*split) for split in splits], world, seeds))
+    _, found = compare(run([pilot_commit(*split) for split in splits], world, seeds))
     shown = Table("method", "accuracy at the end", "rollouts/step", title=f"Figure 4b: after {world.steps} steps")
-    for outcome in found:
-        shown.add_row(outcome.name, spread(outcome.accuracy, ".1f", 100, " %"), spread(outcome.rollouts_per_step))
+    for cost in found:
+        shown.add_row(cost.name, spread(cost.accuracy, ".1f", 100, " %"), spread(cost.rollouts_per_step))
     console.print(shown)
 
 
 @app.command()
 def hora(seeds: Seeds = 3) -> None:
-    """HORA's Figure 3: who gets the second wave, on a population of which the paper states two shares of prompts."""
+    """HORA's Figure 3: the second wave by successes, on a population with the paper's two shares of prompts."""
     world = World("math12k_7b", 2_000, steps=20, learning=LearningModel(shared=0, own=0))
     (members,) = run(["hora G=32 G0=8"], world, seeds, batch=100).values()
     shown = Table("successes of 8", "share of prompts", "of the second wave", "paper", "paper", title="HORA, Figure 3")
@@ -202,13 +201,9 @@ def hora(seeds: Seeds = 3) -> None:
 
 @app.command()
 def conditions(seeds: Seeds = 3) -> None:
-    """Every recipe against GRPO at n = 16, on populations and models that suit it or not."""
-    dearer = [
-        "dynamic_sampling n=16",
-        pilot_commit(8, 8),
-        "prefix_sampling n=16",
-    ]  # a step of theirs costs something else
-    as_dear = ["hora G=16 G0=4", "vip n=16", "knapsack n=16"]
+    """Compare every recipe with GRPO at n = 16, on populations and models that favour it or not."""
+    other_cost = ["dynamic_sampling n=16", pilot_commit(8, 8), "prefix_sampling n=16"]  # their steps cost more or less
+    same_cost = ["hora G=16 G0=4", "vip n=16", "knapsack n=16"]
     base, learning = replace(POLARIS, prompts=800), POLARIS.learning
     worlds = {
         "polaris_8b": base,
@@ -224,50 +219,48 @@ def conditions(seeds: Seeds = 3) -> None:
         "adam": replace(base, learning=ADAM),
     }
     columns = ("world", "target", "dynamic_sampling", "pilot_commit", "prefix_sampling", "hora", "vip", "knapsack")
-    shown = Table(
-        *columns, title="GRPO's rollouts to 70 % of what it gains, over the method's: above 1, it needs fewer"
-    )
+    shown = Table(*columns, title="times fewer rollouts than GRPO, to 70 % of GRPO's gain")
     tail = Table("world", *columns[5:], title="gain in pass@32 over GRPO's, at equal rollouts")
     for name, world in worlds.items():
         runs = run(["grpo n=16"], world, seeds)
         curves = [member.records for member in runs["grpo-n=16"]]
         start = curves[0][0][ACCURACY]
         target = start + 0.7 * (min(records[world.steps][ACCURACY] for records in curves) - start)
-        runs |= run(dearer, replace(world, until=target), seeds) | run(as_dear, world, seeds)
-        _, found = outcomes(runs, target)
-        cells = (ratio(found[0], outcome) for outcome in found[1:])
+        runs |= run(other_cost, replace(world, until=target), seeds) | run(same_cost, world, seeds)
+        _, found = compare(runs, target)
+        cells = (ratio(found[0], cost) for cost in found[1:])
         shown.add_row(name, f"{start:.1%} to {target:.1%}", *cells)
         gains = [
             [gain(member, "val-aux/simulated/acc/best@32/mean") for member in members] for members in runs.values()
         ]
-        relative = ([own / grpo for own, grpo in zip(each, gains[0], strict=True)] for each in gains[-len(as_dear) :])
+        relative = ([own / grpo for own, grpo in zip(each, gains[0], strict=True)] for each in gains[-len(same_cost) :])
         tail.add_row(name, *(spread(each, ".2f") for each in relative))
     console.print(shown, tail)
 
 
-def gain(simulated: Simulated, metric: str) -> float:
-    """From before training to the end."""
+def gain(simulated: SimulatedRun, metric: str) -> float:
+    """Change of a metric from before training to the end."""
     return simulated.records[max(simulated.records)][metric] - simulated.records[0][metric]
 
 
 @app.command()
 def modes(seeds: Seeds = 3) -> None:
-    """trainer.v1.trainer_mode on the same devices: all in turns, or half for generation and half for training."""
+    """Compare trainer modes on 8 devices: all take turns, or half generate and half train (separate_async)."""
     columns = ("responses", "update", "method", *(f"{mode}: s/step, engines busy, delay" for mode in MODES))
-    shown = Table(*columns, title="128 prompts x 8, 8 devices; steps but for the first and the last")
+    shown = Table(*columns, title="128 prompts x 8, 8 devices; the first and the last step are left out")
     for tail, update in itertools.product((0.3, 1.0), (2e-5, 1e-4)):
         for text in ("grpo n=8", pilot_commit(4, 4)):
             cells = []
             for mode in MODES:
-                ours = Hardware(8, 64, 0.02, 5.0, update)
+                ours = EngineSpeed(8, 64, 0.02, 5.0, update)
                 if mode == "separate_async":
-                    ours = Hardware(4, 64, 0.02, 5.0, 2 * update)
+                    ours = EngineSpeed(4, 64, 0.02, 5.0, 2 * update)
                 lengths = LengthModel(500, tail, 8192)
-                world = World("polaris_8b", 8_000, steps=12, mode=mode, lengths=lengths, hardware=ours)
+                world = World("polaris_8b", 8_000, steps=12, mode=mode, lengths=lengths, speed=ours)
                 (members,) = run([text], world, seeds, batch=128).values()
                 seconds, tokens = (per_step(members, name, world) for name in ("timing_s/step", "tokens/sampled"))
-                places = ours.engines * ours.slots / ours.seconds_per_token
-                busy = [count / (places * time) for count, time in zip(tokens, seconds, strict=True)]
+                tokens_per_second = ours.engines * ours.slots / ours.seconds_per_token
+                busy = [count / (tokens_per_second * time) for count, time in zip(tokens, seconds, strict=True)]
                 delay = np.mean(per_step(members, "off_policy/delay_mean", world))
                 cells.append(f"{spread(seconds, '.0f')}, {np.mean(busy):.0%}, {delay:.1f}")
             length = "alike" if tail < 1 else "long-tailed"
@@ -277,7 +270,7 @@ def modes(seeds: Seeds = 3) -> None:
 
 @app.command()
 def speed(prompts: int = 100_000, steps: int = 30, batch: int = 512) -> None:
-    """Rollouts per second of the simulator itself, on one core."""
+    """Measure the simulator: rollouts per second of one core."""
     world = World("polaris_8b", prompts, steps=steps)
     shown = Table("method", "rollouts", "CPU seconds", "rollouts/s", title=f"{prompts:,} prompts, {batch} a step")
     for text in (

@@ -1,4 +1,4 @@
-"""A record of everything that passes between a run and its policy, to be replayed without a model."""
+"""A record of everything that passes between a run and its policy, to verify the policy without a model."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ VERSION = 1
 
 
 class RecordingController(RolloutController):
-    """A controller that writes down, a JSON object a line, what it is called with and what comes of it.
+    """A controller that writes its calls and their effects to a file, one JSON object a line.
 
     | ``event`` | when | holds |
     |---|---|---|
     | ``run`` | once per process | ``version``, ``policy``, ``rows_per_epoch``, ``total_steps`` |
-    | ``load`` | a checkpoint was loaded | ``state``, the checkpoint's; ``loaded``, what the controller then has |
-    | ``step`` | a training step begins | ``step``, ``total_steps``, and what was done |
-    | ``waves`` | waves were handed in | ``waves``: [group id, rollouts, trajectories or null]; and what was done |
-    | ``batch`` | the policy gave a batch | ``groups``: their ids |
-    | ``resubmit`` | after a restart | what was done |
+    | ``load`` | a checkpoint was loaded | its ``state``; ``loaded``, the controller's state afterwards |
+    | ``step`` | a training step begins | ``step``, ``total_steps``, and the effects |
+    | ``waves`` | waves have finished | ``waves``: [group id, rollouts, trajectories or null]; and the effects |
+    | ``batch`` | the policy returned a batch | ``groups``: their ids |
+    | ``resubmit`` | after a restart | the effects |
 
-    "What was done" is ``rows``, the rows of the data that were read, [id, row, metadata]; ``submitted``, the requests,
-    [group id, rollouts, prefix or null]; and ``released``, ids of groups given up. Calls that hand in nothing and get
-    nothing are left out: policies do not notice them.
+    The effects are ``rows``, the rows of the data that were read, each [id, row, metadata]; ``submitted``, the
+    requests, each [group id, rollouts, prefix or null]; and ``released``, the ids of discarded groups. Calls without
+    finished waves or a batch are left out: they do not change the policy.
 
-    Lines are written as they happen; a resumed run appends.
+    Lines are written as the calls happen; a resumed run appends.
 
     ``policy``, ``rows``, ``rows_per_epoch`` and ``engine`` are those of
     :class:`~verl_ext.controller.RolloutController`.
 
     Args:
-        path: of the record; its folder is made.
-        config: of the policy, as ``rollout_policy`` has it, so that the reader can make one.
+        path: the record; its folder is created.
+        config: the policy's configuration, ``rollout_policy``, from which a reader makes the policy.
     """
 
     def __init__(
@@ -49,12 +49,12 @@ class RecordingController(RolloutController):
         path: str | Path,
         config: Mapping[str, Any] | None = None,
     ):
-        super().__init__(policy, self._watched(rows), rows_per_epoch, _WatchedEngine(engine, self))
+        super().__init__(policy, self._watch_rows(rows), rows_per_epoch, _WatchedEngine(engine, self))
         self._clear()
         path = Path(path).expanduser()
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("a", encoding="utf-8")
-        if self._file.tell():  # the last line of a run that was killed may have no end
+        if self._file.tell():  # a kill may have cut off the last line of the previous process
             self._file.write("\n")
         self._write(
             "run", version=VERSION, policy=config, rows_per_epoch=rows_per_epoch, total_steps=policy.total_steps
@@ -63,12 +63,12 @@ class RecordingController(RolloutController):
     def begin_step(self, step: int) -> None:
         total_steps = self.policy.total_steps
         super().begin_step(step)
-        self._write_done("step", step=step, total_steps=total_steps)
+        self._write_effects("step", step=step, total_steps=total_steps)
 
     def finish_waves(self, waves: list[tuple[str, list[Rollout]]]) -> None:
         super().finish_waves(waves)
         if waves:
-            self._write_done("waves", waves=[_wave_state(*wave) for wave in waves])
+            self._write_effects("waves", waves=[_wave_state(*wave) for wave in waves])
 
     def take_batch(self) -> list[Group]:
         groups = super().take_batch()
@@ -82,10 +82,10 @@ class RecordingController(RolloutController):
 
     def resubmit_unfinished(self) -> int:
         count = super().resubmit_unfinished()
-        self._write_done("resubmit")
+        self._write_effects("resubmit")
         return count
 
-    def _watched(self, rows: Iterable[Prompt]) -> Iterator[Prompt]:
+    def _watch_rows(self, rows: Iterable[Prompt]) -> Iterator[Prompt]:
         for prompt in rows:
             self.rows.append([prompt.id, prompt.row, dict(prompt.metadata)])
             yield prompt
@@ -95,17 +95,17 @@ class RecordingController(RolloutController):
         self.submitted: list[list] = []
         self.released: list[str] = []
 
-    def _write_done(self, event: str, **what: Any) -> None:
-        self._write(event, **what, rows=self.rows, submitted=self.submitted, released=self.released)
+    def _write_effects(self, event: str, **fields: Any) -> None:
+        self._write(event, **fields, rows=self.rows, submitted=self.submitted, released=self.released)
         self._clear()
 
-    def _write(self, event: str, **what: Any) -> None:
-        self._file.write(json.dumps({"event": event, **what}) + "\n")
+    def _write(self, event: str, **fields: Any) -> None:
+        self._file.write(json.dumps({"event": event, **fields}) + "\n")
         self._file.flush()
 
 
 class _WatchedEngine:
-    """Passes on what the controller asks for, and notes it."""
+    """Passes the controller's requests on to the engine and notes them for the record."""
 
     def __init__(self, engine: Engine, controller: RecordingController):
         self.engine, self.controller = engine, controller
@@ -120,7 +120,7 @@ class _WatchedEngine:
 
 
 def request_state(group: Group, count: int) -> list:
-    """[group id, how many more rollouts, the prefix that they start from or None]."""
+    """[group id, number of rollouts requested, their prefix or None]."""
     return [group.id, count, None if group.prefix is None else group.prefix.state_dict()]
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from prefix_population import Population, steer
 
-from recipe.prefix_sampling.population import Population, steer
 from recipe.prefix_sampling.prefix_control import PrefixControl
 
 BUCKETS = (1, 2, 6, 7)

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from recipe.prefix_sampling import signal
+from support import prefix_signal as signal
 
 rates = st.floats(0, 1)
 group_sizes = st.integers(2, 8)

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pyarrow.parquet as pq
 
-from verl_ext.lab.simulate.verify_record import replay
+from verl_ext.lab.simulate.verify_record import verify
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT = 900  # seconds; a run takes two or three minutes, and a broken weight sync would block for ever
@@ -109,8 +109,8 @@ class TrainingRun:
     def assert_requests_replay(self) -> None:
         """A fresh policy in the simulator, given the results that this one was given, asks for the same."""
         rows = pq.read_table(self.task.folder / "data/train.parquet", columns=["prompt"]).to_pylist()
-        replayed = replay(self.record, texts=[row["prompt"][0]["content"] for row in rows])
-        assert replayed.steps >= len(self.steps()) and replayed.rollouts > 0
+        verified = verify(self.record, texts=[row["prompt"][0]["content"] for row in rows])
+        assert verified.steps >= len(self.steps()) and verified.rollouts > 0
 
     def kill_worker(self, title: str) -> None:
         """SIGKILL for one process that Ray or vLLM has started for the run and named ``title...``."""

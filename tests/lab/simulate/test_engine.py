@@ -3,20 +3,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from verl_ext.lab.simulate.engine import TRAJECTORIES, SimulatedEngine
-from verl_ext.lab.simulate.hardware import Hardware
+from verl_ext.lab.simulate.engine import TRAJECTORIES, PrefixEffect, SimulatedEngine
+from verl_ext.lab.simulate.engine_speed import EngineSpeed, LengthModel
 from verl_ext.lab.simulate.learning import Ability
-from verl_ext.lab.simulate.lengths import LengthModel
 from verl_ext.lab.simulate.population import sigmoid
-from verl_ext.lab.simulate.prefix_effect import PrefixEffect
 from verl_ext.policy import Group, Prompt
 
 
-def engine(logits, trajectories=False, lengths=None, **hardware) -> SimulatedEngine:
+def engine(logits, trajectories=False, lengths=None, **speed) -> SimulatedEngine:
     return SimulatedEngine(
         Ability(np.array(logits, dtype=float)),
         lengths or LengthModel(100, 0.5, 400),
-        Hardware(**hardware),
+        EngineSpeed(**speed),
         PrefixEffect(median_gain=3.0, gain_spread=0.0),
         np.random.default_rng(0),
         trajectories,
@@ -81,3 +79,16 @@ def test_a_prefix_moves_the_logit_and_shortens_what_is_generated():
     assert (waves["g0"][0].tokens, waves["g0"][0].prefix_tokens) == (100, 0)
     assert (waves["g1"][0].tokens, waves["g1"][0].prefix_tokens) == (50, 50)
     assert waves["g1"][0].trajectory is TRAJECTORIES[int(waves["g1"][0].correct)]
+
+
+def test_the_effect_grows_with_the_ratio_as_its_curvature_says():
+    effect = PrefixEffect(median_gain=4.0, gain_spread=0.5, curvature=2.0)
+    gains = effect.gains(np.array([0.0, 1.0]))
+    assert gains == pytest.approx([4.0, 4.0 * np.exp(0.5)])
+    assert effect.moved(np.array([1.0, 1.0]), gains * [1, -1], 0.5) == pytest.approx([2.0, 1 - np.exp(0.5)])
+
+
+@pytest.mark.parametrize("arguments", [{"median_gain": 0}, {"gain_spread": -1}, {"curvature": 0}])
+def test_bad_prefix_effects_are_refused(arguments):
+    with pytest.raises(ValueError, match=next(iter(arguments))):
+        PrefixEffect(**arguments)

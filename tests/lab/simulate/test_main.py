@@ -88,6 +88,6 @@ def test_a_fit_is_to_one_run(tmp_path):
     for name in ("a.jsonl", "b.jsonl"):
         (tmp_path / name).write_text('{"step": 0, "data": {}}\n')
     result = invoke(simulation, "grpo", "--fit", tmp_path, "--prompts", "200", "--out", tmp_path / "out")
-    assert result.exit_code == 2 and "holds 2 runs; name the log of one." in " ".join(
+    assert result.exit_code == 2 and "holds 2 runs; name the log of one run." in " ".join(
         result.output.replace("│", " ").split()
     )

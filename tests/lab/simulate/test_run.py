@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from verl_ext.lab.simulate import LearningModel, Method, World, simulate
-from verl_ext.lab.simulate.hardware import Hardware
+from verl_ext.lab.simulate.engine_speed import EngineSpeed
 from verl_ext.lab.simulate.run import ACCURACY
 
 WORLD = World("1:1:1", 120, steps=12, test_freq=4, learning=LearningModel(shared=0.1, noise=10.0))
@@ -72,13 +72,13 @@ def test_binding_saves_a_wave_and_a_refill_costs_one():
 
 
 def test_smaller_shards_wait_less_where_places_are_scarce():
-    scarce = Hardware(engines=1, slots=8)
-    assert generation("hora G=8 G0=2 shards=4", hardware=scarce) < generation("hora G=8 G0=2 shards=1", hardware=scarce)
+    scarce = EngineSpeed(engines=1, slots=8)
+    assert generation("hora G=8 G0=2 shards=4", speed=scarce) < generation("hora G=8 G0=2 shards=1", speed=scarce)
 
 
 def test_an_update_that_interrupts_does_not_wait_for_pilots():
-    text, scarce = "pilot_commit n_pilot=4 n_commit=8", Hardware(engines=1, slots=16)
-    assert generation(text, mode="colocate_async", hardware=scarce) < generation(text, hardware=scarce)
+    text, scarce = "pilot_commit n_pilot=4 n_commit=8", EngineSpeed(engines=1, slots=16)
+    assert generation(text, mode="colocate_async", speed=scarce) < generation(text, speed=scarce)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from support.engine import BernoulliEngine, epochs, prompts, run_step
 from typer.testing import CliRunner
 
 from verl_ext.lab.method import Method
-from verl_ext.lab.simulate.verify_record import RecordingDiffers, main, replay
+from verl_ext.lab.simulate.verify_record import RecordDiffers, main, verify
 from verl_ext.policy import RolloutPolicy
 from verl_ext.record import RecordingController
 
@@ -84,11 +84,11 @@ def rewrite(path: Path, events: list[dict]) -> None:
 def test_a_fresh_policy_asks_for_the_same(path, text):
     recorded = Recorded(path, text)
     recorded.steps(1, STEPS)
-    replayed = replay(path)
-    assert (replayed.steps, replayed.batches) == (STEPS, STEPS)
-    assert replayed.rollouts == recorded.run.ledger.total["rollouts/sampled"] + recorded.run.outstanding
-    assert replayed.requests == sum(len(wave) for wave in recorded.engine.submitted)
-    assert replayed.policy.state_dict() == recorded.run.policy.state_dict()
+    verified = verify(path)
+    assert (verified.steps, verified.batches) == (STEPS, STEPS)
+    assert verified.rollouts == recorded.run.ledger.total["rollouts/sampled"] + recorded.run.outstanding
+    assert verified.requests == sum(len(wave) for wave in recorded.engine.submitted)
+    assert verified.policy.state_dict() == recorded.run.policy.state_dict()
 
 
 @pytest.mark.parametrize("text", ["pilot_commit n_pilot=4 n_commit=4", "prefix_sampling", "knapsack n=6"])
@@ -101,9 +101,9 @@ def test_a_run_that_was_killed_and_resumed_is_one_record(path, text):
         file.write('{"event": "waves", "wav')  # the kill
     recorded.start(state)
     recorded.steps(3, STEPS)
-    replayed = replay(path)
-    assert (replayed.steps, replayed.batches) == (STEPS + 1, STEPS + 1)
-    assert replayed.policy.state_dict() == recorded.run.policy.state_dict()
+    verified = verify(path)
+    assert (verified.steps, verified.batches) == (STEPS + 1, STEPS + 1)
+    assert verified.policy.state_dict() == recorded.run.policy.state_dict()
 
 
 @pytest.mark.parametrize("text", METHODS)
@@ -119,8 +119,8 @@ def test_a_resumed_run_records_that_it_has_what_the_checkpoint_has(path, text):
 def test_another_policy_is_found_out(path):
     Recorded(path, "pilot_commit n_pilot=4 n_commit=4 p_upper=0.75").steps(1, STEPS)
     other = Method.parse("pilot_commit n_pilot=4 n_commit=4 p_upper=0.5", 6)
-    with pytest.raises(RecordingDiffers, match=r"line \d+: (requests|groups given up) differ"):
-        replay(path, lambda: other.policy(seed=0))
+    with pytest.raises(RecordDiffers, match=r"line \d+: (requests|discarded groups) differ"):
+        verify(path, lambda: other.policy(seed=0))
 
 
 def test_a_changed_result_is_found_out(path):
@@ -130,8 +130,8 @@ def test_a_changed_result_is_found_out(path):
     spread = len({rollout[0] for rollout in wave[1]}) > 1
     wave[1] = [[1.0 if spread else float(index % 2), None, *rollout[2:]] for index, rollout in enumerate(wave[1])]
     rewrite(path, events)
-    with pytest.raises(RecordingDiffers):
-        replay(path)
+    with pytest.raises(RecordDiffers):
+        verify(path)
 
 
 def test_the_end_of_a_run_that_moves_is_followed(path):
@@ -140,18 +140,18 @@ def test_the_end_of_a_run_that_moves_is_followed(path):
     recorded.steps(1, 2)
     recorded.run.policy.total_steps = 3
     recorded.steps(3, 3)
-    assert replay(path).rollouts == recorded.run.ledger.total["rollouts/sampled"]
+    assert verify(path).rollouts == recorded.run.ledger.total["rollouts/sampled"]
 
 
 def test_what_is_no_record_is_refused(path):
     with pytest.raises(ValueError, match="there is no such file"):
-        replay(path)
+        verify(path)
     path.write_text('{"step": 1, "data": {}}\n')
-    with pytest.raises(ValueError, match="does not begin as a record does"):
-        replay(path)
+    with pytest.raises(ValueError, match="is not a record"):
+        verify(path)
     rewrite(path, [{"event": "run", "version": 99, "policy": None, "rows_per_epoch": 1, "total_steps": 1}])
     with pytest.raises(ValueError, match="version 99"):
-        replay(path)
+        verify(path)
 
 
 def test_the_command_says_that_it_is_the_same_or_where_it_is_not(path):

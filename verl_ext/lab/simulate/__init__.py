@@ -1,11 +1,11 @@
-"""Any policy on a population of prompts, without verl: what a method would cost, and what it would bring.
+"""Simulates any policy on a population of prompts, without verl, to estimate a method's cost and benefit.
 
-The policy, the controller, the prompt stream and the books are those of training; :mod:`~verl_ext.lab.simulate.run`
-puts drawn outcomes in place of generation, and :mod:`~verl_ext.lab.simulate.learning` in place of the update.
+The policy, the controller, the prompt stream and the ledger are those of training. :mod:`~verl_ext.lab.simulate.engine`
+replaces generation, and :mod:`~verl_ext.lab.simulate.learning` replaces the update.
 """
 
 from verl_ext.lab.method import Method
 from verl_ext.lab.simulate.learning import LearningModel
-from verl_ext.lab.simulate.run import Simulated, World, simulate
+from verl_ext.lab.simulate.run import SimulatedRun, World, simulate
 
-__all__ = ["LearningModel", "Method", "Simulated", "World", "simulate"]
+__all__ = ["LearningModel", "Method", "SimulatedRun", "World", "simulate"]

@@ -1,4 +1,4 @@
-"""Simulate recipes on a population of prompts before spending on them.
+"""Compares methods on a simulated population of prompts, before anything is spent on training.
 
 python -m verl_ext.lab.simulate grpo dynamic_sampling pilot_commit
 python -m verl_ext.lab.simulate "grpo n=16" "pilot_commit n_pilot=8 n_commit=8" --population prompts.parquet --seeds 5
@@ -20,18 +20,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.text import Text
 
 from verl_ext.lab.report.runs import find_runs, read_run
-from verl_ext.lab.simulate import LearningModel, Method, Simulated, World, simulate
-from verl_ext.lab.simulate.fitting import fit_shared
-from verl_ext.lab.simulate.hardware import Hardware
-from verl_ext.lab.simulate.lengths import LengthModel
-from verl_ext.lab.simulate.outcomes import cost_table, outcomes, waste_table
+from verl_ext.lab.simulate import LearningModel, Method, SimulatedRun, World, simulate
+from verl_ext.lab.simulate.comparison import compare, cost_table, waste_table
+from verl_ext.lab.simulate.engine import PrefixEffect
+from verl_ext.lab.simulate.engine_speed import EngineSpeed, LengthModel
+from verl_ext.lab.simulate.learning import fit_shared
 from verl_ext.lab.simulate.population import draw_logits
-from verl_ext.lab.simulate.prefix_effect import PrefixEffect
 from verl_ext.lab.simulate.run import DATA_SEED
 
 
 def option(text: str, panel: str, **bounds: float) -> typer.models.OptionInfo:
-    """One of a model's parameters."""
+    """An option that sets a parameter of a model; ``panel`` is its heading in ``--help``."""
     return typer.Option(help=text, rich_help_panel=panel, **bounds)
 
 
@@ -40,58 +39,86 @@ def main(
         list[str],
         typer.Argument(
             metavar="METHOD...",
-            help="Recipes, or .yaml files with a rollout_policy, the first of them the one to compare with; with "
-            'overrides in quotes: "grpo n=16". A key without dots is one of rollout_policy. A name of its own: '
-            '"mine:grpo n=16".',
+            help="Recipes, or .yaml files with a rollout_policy; the first is the reference of the comparison. "
+            'Overrides follow in quotes: "grpo n=16"; a key without dots is a key of rollout_policy. A name may come '
+            'first: "mine:grpo n=16".',
         ),
     ],
     population: Annotated[
         str,
         typer.Option(
-            help="A preset, weight:alpha:beta,... of a Beta mixture, or a .parquet or .jsonl file with "
-            "success_rate, or successes and trials, of each prompt."
+            help="Difficulty of the prompts: a preset, a Beta mixture weight:alpha:beta,..., or a .parquet or .jsonl "
+            "file with success_rate, or successes and trials, of each prompt."
         ),
     ] = "polaris_8b",
-    prompts: Annotated[int | None, typer.Option(min=1, help="Rows of the data; default 10,000 or the file's.")] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 200,
-    batch_size: Annotated[int, typer.Option(min=1, help="data.train_batch_size, unless a method says.")] = 128,
-    seeds: Annotated[int, typer.Option(min=1, help="Repetitions.")] = 3,
-    target: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Accuracy to reach; default: the best that every run reached.")
+    prompts: Annotated[
+        int | None, typer.Option(min=1, help="Prompts in the data. Default: 10,000, or all prompts of the file.")
     ] = None,
-    stop_at_target: Annotated[bool, typer.Option(help="End a run once it is there; needs --target.")] = False,
-    out: Annotated[Path, typer.Option(help="Folder of the logs, <method>_<seed>.jsonl.")] = Path("outputs/simulation"),
-    mode: Annotated[str, typer.Option(help="sync, colocate_async or separate_async: docs/modes.md.")] = "sync",
-    test_freq: Annotated[int, typer.Option(min=1, help="Steps between validations.")] = 5,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 200,
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Prompts per training step (data.train_batch_size), unless a method sets it.")
+    ] = 128,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each method, with different seeds.")] = 3,
+    target: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help="Accuracy to reach. Default: the best accuracy that every run reached."),
+    ] = None,
+    stop_at_target: Annotated[bool, typer.Option(help="End a run when it reaches --target.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for the logs, <method>_<seed>.jsonl.")] = Path("outputs/simulation"),
+    mode: Annotated[
+        str, typer.Option(help="How updates overlap with generation: sync, colocate_async or separate_async.")
+    ] = "sync",
+    test_freq: Annotated[int, typer.Option(min=1, help="Training steps between validations.")] = 5,
     embedding_correlation: Annotated[
-        float, typer.Option(min=0, max=1, help="What embeddings know of a prompt's difficulty (vip).")
+        float,
+        typer.Option(min=0, max=1, help="Correlation of prompt embeddings with difficulty, for methods that use them."),
     ] = 0.5,
     shared: Annotated[float, option("Logits that every prompt gains per unit of signal.", "Learning", min=0)] = 0.02,
-    own: Annotated[float, option("Logits that a trained prompt gains beside.", "Learning", min=0)] = 0.1,
-    noise: Annotated[float, option("Gradient noise of a rollout.", "Learning", min=0)] = 200.0,
+    own: Annotated[
+        float, option("Extra gain in a trained prompt's own logit, on top of the shared gain.", "Learning", min=0)
+    ] = 0.1,
+    noise: Annotated[
+        float, option("Gradient noise of one rollout, relative to the signal.", "Learning", min=0)
+    ] = 200.0,
     staleness: Annotated[
-        float, option("Share of a group's effect lost per version of delay.", "Learning", min=0, max=1)
+        float, option("Share of a group's effect that each version of delay removes.", "Learning", min=0, max=1)
     ] = 0.0,
-    advantage: Annotated[str, option("grpo or rloo.", "Learning")] = "grpo",
-    prefix_transfer: Annotated[float, option("What a re-rollout's signal counts.", "Learning", min=0, max=1)] = 1.0,
-    optimizer: Annotated[str, option("sgd or adam.", "Learning")] = "sgd",
-    fit: Annotated[Path | None, option("Log of a run whose validations --shared is fitted to.", "Learning")] = None,
-    median_tokens: Annotated[float, option("Of a correct response.", "Response lengths")] = 800.0,
-    length_spread: Annotated[float, option("Of the logarithm.", "Response lengths", min=0)] = 0.8,
-    max_tokens: Annotated[int, option("Where a response is cut off.", "Response lengths", min=1)] = 4096,
-    wrong_factor: Annotated[float, option("How much longer wrong ones are.", "Response lengths")] = 1.5,
-    engines: Annotated[int, option("Inference engines.", "Hardware", min=1)] = 8,
-    slots: Annotated[int, option("Responses that an engine generates at once.", "Hardware", min=1)] = 128,
-    token_seconds: Annotated[float, option("Of one token of one response.", "Hardware")] = 0.02,
-    update_seconds: Annotated[float, option("Of an update, whatever its size.", "Hardware", min=0)] = 20.0,
-    update_token_seconds: Annotated[float, option("Of an update, per token trained.", "Hardware", min=0)] = 1e-5,
-    prefix_gain: Annotated[float, option("Median gain of a whole trajectory.", "Prefixes")] = 4.0,
-    prefix_gain_spread: Annotated[float, option("Of its logarithm.", "Prefixes", min=0)] = 0.5,
-    prefix_curvature: Annotated[float, option("Above 1: the end says more.", "Prefixes")] = 1.0,
+    advantage: Annotated[str, option("How advantages are normalised: grpo or rloo.", "Learning")] = "grpo",
+    prefix_transfer: Annotated[
+        float, option("Factor on the signal of groups that start from a prefix.", "Learning", min=0, max=1)
+    ] = 1.0,
+    optimizer: Annotated[
+        str, option("Length of an update: that of the gradient (sgd), or fixed (adam).", "Learning")
+    ] = "sgd",
+    fit: Annotated[
+        Path | None, option("Log of a training run; --shared is fitted to its validations.", "Learning")
+    ] = None,
+    median_tokens: Annotated[float, option("Median length of a correct response.", "Response lengths")] = 800.0,
+    length_spread: Annotated[
+        float, option("Standard deviation of log(response length).", "Response lengths", min=0)
+    ] = 0.8,
+    max_tokens: Annotated[int, option("Length at which a response is cut off.", "Response lengths", min=1)] = 4096,
+    wrong_factor: Annotated[
+        float, option("Median length of wrong responses over that of correct ones.", "Response lengths")
+    ] = 1.5,
+    engines: Annotated[int, option("Number of inference engines.", "Speed", min=1)] = 8,
+    slots: Annotated[int, option("Responses that one engine generates at a time.", "Speed", min=1)] = 128,
+    token_seconds: Annotated[float, option("Seconds that one token of one response takes.", "Speed")] = 0.02,
+    update_seconds: Annotated[float, option("Seconds that an update takes whatever its batch.", "Speed", min=0)] = 20.0,
+    update_token_seconds: Annotated[
+        float, option("Further seconds of an update per trained token.", "Speed", min=0)
+    ] = 1e-5,
+    prefix_gain: Annotated[
+        float, option("Median of the logits that a whole successful trajectory adds as a prefix.", "Prefixes")
+    ] = 4.0,
+    prefix_gain_spread: Annotated[float, option("Standard deviation of log(prefix gain).", "Prefixes", min=0)] = 0.5,
+    prefix_curvature: Annotated[
+        float, option("Exponent of the prefix ratio; above 1, the end of a trajectory matters more.", "Prefixes")
+    ] = 1.0,
 ) -> None:
-    """Simulate methods, and say what each needs to reach the same accuracy."""
+    """Simulate methods on a population of prompts, and compare what each spends to reach the same accuracy."""
     console = Console()
-    logging.getLogger("recipe").setLevel(logging.ERROR)  # a warning per short step; groups/in_batch logs them
+    logging.getLogger("recipe").setLevel(logging.ERROR)  # recipes warn at each short step; groups/in_batch logs it too
     if stop_at_target and target is None:
         raise typer.BadParameter("--stop-at-target needs --target")
     try:
@@ -105,7 +132,7 @@ def main(
             until=target if stop_at_target else None,
             learning=LearningModel(shared, own, noise, staleness, advantage, prefix_transfer, optimizer),
             lengths=LengthModel(median_tokens, length_spread, max_tokens, wrong_factor),
-            hardware=Hardware(engines, slots, token_seconds, update_seconds, update_token_seconds),
+            speed=EngineSpeed(engines, slots, token_seconds, update_seconds, update_token_seconds),
             prefixes=PrefixEffect(prefix_gain, prefix_gain_spread, prefix_curvature),
         )
         chosen = [Method.parse(text, batch_size) for text in methods]
@@ -114,29 +141,31 @@ def main(
         runs = run_all(chosen, world, seeds, out, console)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    found_target, found = outcomes(runs, target)
-    console.print(cost_table(found_target, found))
-    console.print(waste_table(found))
-    for outcome in found:
-        for reason in outcome.ended:
-            console.print(Text(f"{outcome.name} ended early: {reason}"))
+    found_target, costs = compare(runs, target)
+    console.print(cost_table(found_target, costs))
+    console.print(waste_table(costs))
+    for cost in costs:
+        for reason in cost.ended:
+            console.print(Text(f"{cost.name} ended early: {reason}"))
     rollouts = sum(run.rollouts for members in runs.values() for run in members)
     seconds = sum(run.seconds for members in runs.values() for run in members)
     console.print(Text(f"{rollouts:,} rollouts in {seconds:.0f} s. Plots: python -m verl_ext.lab.report {out}"))
 
 
-def run_all(methods: list[Method], world: World, seeds: int, out: Path, console: Console) -> dict[str, list[Simulated]]:
-    """Every method with every seed; each run's log is ``out/<method>_<seed>.jsonl``, in the format of verl's logger.
+def run_all(
+    methods: list[Method], world: World, seeds: int, out: Path, console: Console
+) -> dict[str, list[SimulatedRun]]:
+    """Run every method with every seed, and log each run to ``out/<method>_<seed>.jsonl`` as verl's file logger does.
 
     Raises:
-        ValueError: two methods of one name, or what :func:`simulate` refuses.
+        ValueError: two methods have the same name, or :func:`simulate` refuses one.
     """
     names = [method.name for method in methods]
     if len(set(names)) < len(names):
-        raise ValueError(f"methods: {', '.join(names)} need different names; give one as name:recipe.")
+        raise ValueError(f"methods: {', '.join(names)} need different names; write one as name:recipe.")
     out.mkdir(parents=True, exist_ok=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    runs: dict[str, list[Simulated]] = {name: [] for name in names}
+    runs: dict[str, list[SimulatedRun]] = {name: [] for name in names}
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("steps", total=len(methods) * seeds * world.steps)
         for number, (method, seed) in enumerate((m, s) for m in methods for s in range(seeds)):
@@ -147,7 +176,7 @@ def run_all(methods: list[Method], world: World, seeds: int, out: Path, console:
 
 
 def _logger(log: TextIO, progress: Progress, task: TaskID) -> Callable[[int, dict[str, float]], None]:
-    """Writes a line per step."""
+    """A function that writes one line per step and advances the progress bar."""
 
     def on_step(step: int, data: dict[str, float]) -> None:
         log.write(json.dumps({"step": step, "data": data}) + "\n")
@@ -157,10 +186,10 @@ def _logger(log: TextIO, progress: Progress, task: TaskID) -> Callable[[int, dic
 
 
 def _fitted(world: World, log: Path, console: Console) -> World:
-    """``world`` with its shared component from a recorded run."""
+    """``world`` with the learning model's shared component fitted to the run in ``log``."""
     found = find_runs([str(log)])
     if len(found) != 1:
-        raise ValueError(f"fit={log} holds {len(found)} runs; name the log of one.")
+        raise ValueError(f"fit={log} holds {len(found)} runs; name the log of one run.")
     (files,) = found
     logits = draw_logits(world.population, world.prompts, np.random.default_rng(DATA_SEED))
     fit = fit_shared(read_run(files), logits, world.learning)

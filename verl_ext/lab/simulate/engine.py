@@ -1,66 +1,97 @@
-"""Generates without a model: draws outcomes from the success rates of the moment, and finishes waves in time."""
+"""An inference engine without a model: draws rewards from the current success rates and finishes waves in time."""
 
 from __future__ import annotations
 
 import heapq
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
-from verl_ext.lab.simulate.hardware import Hardware, Slots
+from verl_ext import checks
+from verl_ext.lab.simulate.engine_speed import EngineSpeed, LengthModel, Slots
 from verl_ext.lab.simulate.learning import Ability
-from verl_ext.lab.simulate.lengths import LengthModel
 from verl_ext.lab.simulate.population import sigmoid
-from verl_ext.lab.simulate.prefix_effect import PrefixEffect
 from verl_ext.policy import Group, Rollout
 from verl_ext.trajectory import Trajectory
 
 Wave = tuple[str, list[Rollout]]
 
-# A trajectory is so many tokens that all say how it ended: what a prefix of it has to say is how long it is, and that.
+# Simulated trajectories hold 100 identical tokens: 1 for a correct response, 0 for a wrong one. A prefix therefore
+# encodes only its length and whether its trajectory was correct.
 TRAJECTORY = 100
 TRAJECTORIES = tuple(Trajectory(np.full(TRAJECTORY, end), np.ones(TRAJECTORY, dtype=bool)) for end in (0, 1))
 
 
-class SimulatedEngine:
-    """What the controller submits to (:class:`~verl_ext.controller.Engine`), with a clock of its own.
+@dataclass(frozen=True)
+class PrefixEffect:
+    """A prefix of ratio rho moves the logit of success by gain rho^curvature: up from a success, down from a failure.
 
-    The clock runs while rollouts are generated and stands still during updates, as engines sleep or are interrupted
-    then; whoever trains moves it on where they are not. A rollout succeeds with the probability of its prompt when it
-    was submitted; one that is interrupted by an update keeps it, and its version.
+    Each prompt has a gain of its own, LogNormal(ln ``median_gain``, ``gain_spread``^2). With a ``curvature`` above 1
+    the end of a trajectory matters more than its beginning. Assumed, for want of data: the effect grows with the ratio
+    in this form, and is equally large on both sides.
+
+    Raises:
+        ValueError: naming the argument that is out of range.
+    """
+
+    median_gain: float = 4.0
+    gain_spread: float = 0.5
+    curvature: float = 1.0
+
+    def __post_init__(self):
+        checks.positive_number("median_gain", self.median_gain)
+        checks.number("gain_spread", self.gain_spread, 0)
+        checks.positive_number("curvature", self.curvature)
+
+    def gains(self, normal: np.ndarray) -> np.ndarray:
+        """Logits that a whole successful trajectory adds, from standard normal numbers; of the same shape."""
+        return self.median_gain * np.exp(self.gain_spread * normal)
+
+    def moved(self, logits: np.ndarray, gains: np.ndarray, ratio: np.ndarray | float) -> np.ndarray:
+        """Logits of success behind prefixes; ``gains`` are negative where the prefix is from a failure."""
+        return logits + gains * ratio**self.curvature
+
+
+class SimulatedEngine:
+    """The engine that the controller submits to (:class:`~verl_ext.controller.Engine`), with a clock in seconds.
+
+    The clock runs during generation and stands still during updates, when engines sleep or are interrupted; a trainer
+    whose engines go on generating advances ``clock`` itself. A rollout succeeds with its prompt's probability at the
+    time of submission. An update that interrupts a rollout changes neither that probability nor its policy version.
 
     Args:
-        ability: success rates; changed by whoever trains.
-        lengths: of responses.
-        hardware: what generates them.
-        prefixes: what starting from one does.
-        rng: of everything that is drawn.
-        trajectories: whether rollouts carry one.
+        ability: success rates; the trainer changes them.
+        lengths: model of response lengths.
+        speed: model of the engines.
+        prefixes: model of prefixes.
+        rng: source of all random numbers.
+        trajectories: whether rollouts carry their trajectory.
     """
 
     def __init__(
         self,
         ability: Ability,
         lengths: LengthModel,
-        hardware: Hardware,
+        speed: EngineSpeed,
         prefixes: PrefixEffect,
         rng: np.random.Generator,
         trajectories: bool = False,
     ):
-        self.ability, self.lengths, self.hardware, self.prefixes = ability, lengths, hardware, prefixes
+        self.ability, self.lengths, self.speed, self.prefixes = ability, lengths, speed, prefixes
         self.rng, self.trajectories = rng, trajectories
-        self.slots = Slots(hardware)
+        self.slots = Slots(speed)
         self.clock = 0.0
         self.version = 0
         self._gains: np.ndarray | None = None  # of prefixes, by prompt
-        self._waiting: list[tuple[float, int, str, list[Rollout]]] = []  # a heap, by the time at which they finish
+        self._waiting: list[tuple[float, int, str, list[Rollout]]] = []  # a heap, by the time at which waves finish
         self._submitted = 0
 
     def submit(self, wave: list[tuple[Group, int]]) -> None:
-        """Draw everything that this wave will bring, and when; the first groups get the first free places."""
+        """Draw all rollouts of the wave and their finishing times. The first groups get the first free slots."""
         counts = np.array([count for _, count in wave])
         logits = self.ability.logits(np.array([group.prompt.row for group, _ in wave]))
-        share = np.zeros(len(wave))  # of a response that is replayed
+        share = np.zeros(len(wave))  # of each response that its prefix already holds
         if any(group.prefix is not None for group, _ in wave):
             logits, share = self._behind_prefixes([group for group, _ in wave], logits)
         correct = self.rng.random(counts.sum()) < np.repeat(sigmoid(logits), counts)
@@ -78,12 +109,14 @@ class SimulatedEngine:
             heapq.heappush(self._waiting, entry)
 
     def release(self, groups: list[Group]) -> None:
-        """Nothing is kept of them."""
+        """Nothing to do: the engine keeps nothing about finished groups."""
 
     def finish(self) -> list[Wave]:
-        """Let time pass until the driver next sees a finished wave; all that it then sees, in the order of time;
-        nothing once nothing is being generated."""
-        poll = self.hardware.poll_interval
+        """Advance the clock to the driver's next look that finds a finished wave.
+
+        Returns all waves finished by then, in the order of time; [] if nothing is being generated.
+        """
+        poll = self.speed.poll_interval
         if self._waiting and self._waiting[0][0] > self.clock:
             self.clock = max(self._waiting[0][0], poll * math.ceil(self._waiting[0][0] / poll))
         waves = []
@@ -95,21 +128,17 @@ class SimulatedEngine:
     def _rollouts(
         self, correct: np.ndarray, tokens: np.ndarray, truncated: np.ndarray, replayed: np.ndarray
     ) -> list[Rollout]:
-        version = self.version
-        rows = zip(correct.tolist(), tokens.tolist(), truncated.tolist(), replayed.tolist(), strict=True)
-        if not self.trajectories:
-            return [
-                Rollout(1.0 if right else 0.0, right, length, version, truncated=cut) for right, length, cut, _ in rows
-            ]
+        trajectories = TRAJECTORIES if self.trajectories else (None, None)
+        rows = zip(correct.tolist(), tokens.tolist(), replayed.tolist(), truncated.tolist(), strict=True)
         return [
             Rollout(
-                1.0 if right else 0.0, right, length, version, before, truncated=cut, trajectory=TRAJECTORIES[right]
+                float(right), right, length, self.version, before, truncated=cut, trajectory=trajectories[right]
             )
-            for right, length, cut, before in rows
-        ]
+            for right, length, before, cut in rows
+        ]  # fmt: skip
 
     def _behind_prefixes(self, groups: list[Group], logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Logits, and shares of a response, of groups of which some start from a prefix."""
+        """Logits of success, and share of a response that the prefix holds, for each group; 0 without a prefix."""
         if self._gains is None:
             self._gains = self.prefixes.gains(self.rng.standard_normal(self.ability.initial.size))
         shares = np.array([0.0 if group.prefix is None else len(group.prefix) / TRAJECTORY for group in groups])

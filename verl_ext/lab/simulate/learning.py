@@ -1,63 +1,65 @@
-"""What training does to success rates: the learning model, stated in full."""
+"""How training changes success rates: the learning model in full, and how to fit it to a recorded run."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from verl_ext import checks
+from verl_ext.lab.report.runs import Run
+from verl_ext.lab.report.summary import accuracy_against
 from verl_ext.lab.simulate.population import sigmoid
 from verl_ext.policy import Group
 
 ADVANTAGES = ("grpo", "rloo")
 OPTIMIZERS = ("sgd", "adam")
+SIGNAL_METRICS = ("groups/reward_std_mean", "groups/effective_ratio", "groups/in_batch", "allocation/mean")
 
 
 @dataclass(frozen=True)
 class LearningModel:
-    """What one optimizer step on a batch of groups does to every prompt's logit of success.
+    """Effect of one optimizer step, on a batch of groups, on every prompt's logit of success.
 
-    A group g of n_g rollouts, a share p_g of them correct, weighs w_g in the loss (the w_g sum to 1). Its signal is
+    Group g has n_g rollouts, a share p_g of them correct, and the weight w_g in the loss (the w_g sum to 1). Its signal
 
         u_g = f_g sqrt(p_g (1 - p_g))    advantage = "grpo" (divided by the group's standard deviation)
         u_g = f_g p_g (1 - p_g)          advantage = "rloo" (not divided)
 
-    the expected length of its gradient for a gradient of log p of length 1 (Pilot-Commit, Proposition 3.1:
+    is the expected length of its gradient if the gradient of log p has length 1 (Pilot-Commit, Proposition 3.1:
     |S_+^A|/G = sqrt(p (1 - p))). f_g = (1 - staleness)^delay discounts rollouts of an older policy. The batch has
 
         signal G = sum_g w_g u_g,
         noise  V = sum_g w_g^2 a_g / n_g,    a_g = the mean square of the group's advantages: 1 or 0; p_g (1 - p_g),
 
-    and, with B groups, the step moves logits by
+    and, with B groups, the step adds to the logits
 
         shared component, every prompt:           shared G · G^2 / (G^2 + noise V)    optimizer = "sgd"
                                                   shared G / sqrt(G^2 + noise V)      optimizer = "adam"
-        own component, each prompt i trained:     own B w_i u_i.
+        own component, each trained prompt i:     own B w_i u_i.
 
-    The first fraction is the share of the update's squared length that is signal, i.e. what averaging over more
-    rollouts is worth (McCandlish et al. 2018, *An Empirical Model of Large-Batch Training*, §2.2); the update is as
-    long as the gradient, so groups without one (u = a = 0, whatever the true success rate) shorten it. The second is an
-    update of fixed length and its cosine with the signal: such groups then cost rollouts, but no speed. What is done in
-    practice lies between, as Adam normalises by an average over steps.
+    With "sgd", the fraction is the share of the update's squared length that is signal, the value of averaging over
+    more rollouts (McCandlish et al. 2018, *An Empirical Model of Large-Batch Training*, §2.2). The update is as long as
+    the gradient, so groups without a gradient (u = a = 0, whatever the true success rate) shorten it. With "adam", the
+    update has a fixed length, and the fraction is its cosine with the signal: groups without a gradient cost rollouts
+    but no speed. Practice lies between the two, as Adam normalises by an average over steps.
 
-    Not modelled: transfer that depends on how alike prompts are (the shared component lifts all logits alike),
-    forgetting, collapse of entropy, clipping, the optimizer's state, a response's length as part of what is learned,
-    and instability. Success rates only rise; so where a method is said to avoid harm, this cannot show it.
+    Not modelled: transfer that depends on how alike prompts are (the shared component lifts all logits equally),
+    forgetting, collapse of entropy, clipping, the optimizer's state, learning about response lengths, and instability.
+    Success rates only rise, so the model cannot show that a method avoids harm.
 
     Args:
-        shared: logits per unit of signal, at least 0.
+        shared: logits per unit of signal, at least 0. The unit differs between the two optimizers.
         own: logits per unit of a group's own signal, at least 0.
-        noise: squared length of a rollout's gradient noise in units of the signal's, at least 0. The default has a
+        noise: squared length of one rollout's gradient noise, in units of the signal's, at least 0. The default has a
             critical batch of about 2,000 rollouts; docs/simulation.md derives it from Pilot-Commit's Table 1.
-        staleness: share of a group's effect that is lost with every version of delay, in [0, 1].
+        staleness: share of a group's effect that each version of delay removes, in [0, 1].
         advantage: ``grpo`` or ``rloo``.
-        optimizer: ``sgd`` or ``adam``, as above; ``shared`` has another unit with each.
-        prefix_transfer: what the signal of a group that starts from a prefix counts, in [0, 1]; 1 is assumed by
-            Prefix Sampling.
+        prefix_transfer: factor on the signal of groups that start from a prefix, in [0, 1]; Prefix Sampling assumes 1.
+        optimizer: ``sgd`` or ``adam``.
 
     Raises:
         ValueError: naming the argument that is out of range.
@@ -80,14 +82,14 @@ class LearningModel:
         checks.choice("optimizer", self.optimizer, OPTIMIZERS)
 
     def shared_gain(self, signal: float, noise: float) -> float:
-        """By how much a step with signal G and noise V lifts every logit."""
+        """Logits that a step with signal G and noise V adds to every prompt."""
         if not signal:
             return 0.0
         share = signal * signal / (signal * signal + self.noise * noise)
         return self.shared * (signal * share if self.optimizer == "sgd" else math.sqrt(share))
 
     def update_of(self, groups: Sequence[Group], step: int, prompt_weight: str) -> Update:
-        """What training on ``groups`` at ``step`` does."""
+        """The effect of training on ``groups`` at ``step``; ``prompt_weight`` is the policy's."""
         usable = [group.usable for group in groups]
         sizes = np.array([len(rollouts) for rollouts in usable])
         flat = [rollout for rollouts in usable for rollout in rollouts]
@@ -108,7 +110,7 @@ class LearningModel:
 
 
 class Update(NamedTuple):
-    """What a step does: to every logit, to the logit of each group's prompt (B,); and its signal G and noise V."""
+    """Effect of a step: logits added to every prompt, logits (B,) added to each group's prompt, signal G, noise V."""
 
     shared: float
     own: np.ndarray
@@ -117,7 +119,7 @@ class Update(NamedTuple):
 
 
 class Ability:
-    """The logits of all prompts as training goes on: initial + shared component + own component.
+    """Logits of success of all prompts during training: initial + shared component + own component.
 
     Args:
         logits: (Q,) before training.
@@ -129,14 +131,76 @@ class Ability:
         self.shared = 0.0
 
     def logits(self, rows: np.ndarray) -> np.ndarray:
-        """Of the prompts in these rows of the data."""
+        """Current logits of the prompts in these rows of the data."""
         return self.initial[rows] + self.own[rows] + self.shared
 
     def learn(self, groups: Sequence[Group], update: Update) -> None:
-        """Take the step."""
+        """Apply the update of a step on ``groups``."""
         self.shared += update.shared
         np.add.at(self.own, [group.prompt.row for group in groups], update.own)
 
     def held_out_rates(self) -> np.ndarray:
-        """(Q,) success rates of prompts as difficult as the data's that were never trained on."""
+        """(Q,) success rates of prompts that are as difficult as the data's and were never trained on."""
         return sigmoid(self.initial + self.shared)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A learning model fitted to a run.
+
+    Attributes:
+        learning: the model with the fitted shared component.
+        offset: logits by which the validation set is easier than the population, at step 0.
+        error: root mean square of predicted minus recorded accuracy.
+        validations: number of validations.
+    """
+
+    learning: LearningModel
+    offset: float
+    error: float
+    validations: int
+
+
+def fit_shared(run: Run, logits: np.ndarray, learning: LearningModel) -> Fit:
+    """Fit ``shared``, and the difficulty of the validation set, to the accuracies that a run logged.
+
+    The signal of each step comes from the log and is not simulated: G_t = ``groups/reward_std_mean`` and V_t =
+    ``groups/effective_ratio`` / (``groups/in_batch`` · ``allocation/mean``). This assumes GRPO's advantages, equal
+    weights of prompts, and groups of about equal size. With s_t = sum over steps up to t of
+    ``learning.shared_gain(G, V)`` per unit of shared,
+
+        minimise over shared >= 0, offset:  sum_t (mean_i sigmoid(logit_i + offset + shared s_t) - accuracy_t)^2.
+
+    One curve cannot separate ``noise`` from ``shared``, and says nothing about ``own``: all other parameters stay.
+
+    Args:
+        run: as :func:`verl_ext.lab.report.runs.read_run` returns it.
+        logits: (Q,) of the population before training.
+        learning: model that supplies the other parameters.
+
+    Raises:
+        ValueError: fewer than 3 validations, or no signal logged.
+    """
+    from scipy.optimize import least_squares
+
+    steps, accuracies = accuracy_against(run, "step")
+    missing = [name for name in SIGNAL_METRICS if name not in run.metrics()]
+    if missing or accuracies.size < 3:
+        raise ValueError(
+            f"fit={run.name}: needs {', '.join(SIGNAL_METRICS)} and at least 3 validations with "
+            f"val-core/*/acc/mean@*; it has {accuracies.size} validations and lacks "
+            f"{', '.join(missing) or 'nothing else'}."
+        )
+    trained, signal = run.series(SIGNAL_METRICS[0])
+    effective, prompts, rollouts = (run.series(name)[1] for name in SIGNAL_METRICS[1:])
+    unit = replace(learning, shared=1.0)
+    gains = [unit.shared_gain(*step) for step in zip(signal, effective / (prompts * rollouts), strict=True)]
+    lifted = np.array([sum(gain for at, gain in zip(trained, gains, strict=True) if at <= step) for step in steps])
+
+    def predicted(parameters: np.ndarray) -> np.ndarray:
+        shared, offset = parameters
+        return np.array([sigmoid(logits + offset + shared * lift).mean() for lift in lifted])
+
+    found = least_squares(lambda x: predicted(x) - accuracies, x0=[0.01, 0.0], bounds=([0, -np.inf], np.inf))
+    error = float(np.sqrt(np.mean(found.fun**2)))
+    return Fit(replace(learning, shared=float(found.x[0])), float(found.x[1]), error, accuracies.size)

@@ -1,4 +1,4 @@
-"""Prompts that differ in difficulty: drawn from a mixture of Beta distributions, or recorded."""
+"""The population of prompts: success rates drawn from a mixture of Beta distributions, or read from a file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from verl_ext import checks
 
-LEAST = 1e-6  # success rates are kept this far from 0 and 1, so that logits stay finite
+LEAST = 1e-6  # distance of success rates from 0 and 1, so that logits stay finite
 COLUMNS = ("success_rate",), ("successes", "trials")
 DIMENSIONS = 16  # of the features that stand in for embeddings
 
@@ -21,7 +21,7 @@ class Mixture:
     """Success rates p ~ sum_c weight_c Beta(alpha_c, beta_c); ``parts`` are (weight, alpha, beta), weights sum to 1.
 
     Raises:
-        ValueError: a part that is no distribution.
+        ValueError: a part is not a distribution, or the weights do not sum to 1.
     """
 
     parts: tuple[tuple[float, float, float], ...]
@@ -36,7 +36,7 @@ class Mixture:
 
     @classmethod
     def parse(cls, text: str) -> Mixture:
-        """From ``weight:alpha:beta`` for each part, with commas between them."""
+        """Read ``weight:alpha:beta`` for each part, separated by commas."""
         try:
             parts = [tuple(float(number) for number in part.split(":")) for part in text.split(",")]
             return cls(tuple((weight, alpha, beta) for weight, alpha, beta in parts))
@@ -54,27 +54,27 @@ class Mixture:
         return logit(rng.beta(alphas[part], betas[part]))
 
 
-# What the papers state fixes two numbers of a single Beta; where they state less, the rest is said to be assumed.
+# Two numbers fix a single Beta distribution. The comments say which of them the paper states and which are assumed.
 PRESETS = {
-    # HORA §4.1, Figure 3 (Qwen2.5-7B, MATH12k, mean over training): of 8 rollouts, none is right for 15 % of the
-    # prompts and all are for 51 %.
+    # HORA §4.1, Figure 3 (Qwen2.5-7B, MATH12k, mean over training): of 8 rollouts, none is correct for 15 % of the
+    # prompts and all are correct for 51 %.
     "math12k_7b": Mixture(((1.0, 0.3227, 0.1433),)),
-    # Knapsack-RL §3, "Late Training" (Qwen2.5-Math-7B, DAPO-Math-17K, 8 rollouts): 20 % all wrong, 40 % all right.
+    # Knapsack-RL §3, "Late Training" (Qwen2.5-Math-7B, DAPO-Math-17K, 8 rollouts): 20 % all wrong, 40 % all correct.
     "dapo_math_7b_late": Mixture(((1.0, 0.3080, 0.1978),)),
     # Pilot-Commit §4.1 and Table 3 (Qwen2.5-Math-1.5B, DeepMath-103K): no distribution is stated. The mean of 0.45 is
-    # assumed; the concentration is such that without eviction about a third of the steps need a second round of
-    # pilots, as there; see docs/simulation.md.
+    # assumed. The concentration is chosen so that without eviction about a third of the steps need a second round of
+    # pilots, as in Table 3; see docs/simulation.md.
     "deepmath_1_5b": Mixture(((1.0, 0.3, 0.36),)),
-    # Pilot-Commit §4.1 (Qwen3, Polaris-53K): harder, and that is all. Assumed: a mean of 0.3, the same concentration.
+    # Pilot-Commit §4.1 (Qwen3, Polaris-53K): only "harder" is stated. Assumed: a mean of 0.3, the same concentration.
     "polaris_8b": Mixture(((1.0, 0.2, 0.46),)),
-    # Prefix Sampling §3.1 (AceReason-Math-Subset): nothing passes 75 % or more. Assumed: Beta(0.5, 1.7), which leaves
-    # 4 % above that.
+    # Prefix Sampling §3.1 (AceReason-Math-Subset): no prompt has a pass rate of 75 % or more. Assumed: Beta(0.5, 1.7),
+    # which has 4 % above 75 %.
     "ace_reason_4b": Mixture(((1.0, 0.5, 1.7),)),
 }
 
 
 def logit(rates: np.ndarray) -> np.ndarray:
-    """log p/(1 - p) of rates in [0, 1], kept off the ends."""
+    """log(p/(1 - p)) of rates p, after clipping them to [LEAST, 1 - LEAST]."""
     rates = np.clip(rates, LEAST, 1 - LEAST)
     return np.log(rates) - np.log1p(-rates)
 
@@ -89,11 +89,12 @@ def draw_logits(population: str, prompts: int | None, rng: np.random.Generator) 
 
     Args:
         population: a key of :data:`PRESETS`, a mixture (:meth:`Mixture.parse`), or a file, see :func:`read_logits`.
-        prompts: Q; None: 10,000, or as many as the file holds. Fewer than the file holds are a random part of it.
-        rng: of the draw.
+        prompts: Q; None: 10,000, or all prompts of the file. If Q is smaller than the file, Q of its prompts are drawn
+            at random.
+        rng: random numbers for the draw.
 
     Raises:
-        ValueError: what cannot be read, or more prompts than the file holds.
+        ValueError: the population cannot be read, or Q is larger than the file.
     """
     if Path(population).suffix not in (".parquet", ".jsonl"):
         mixture = PRESETS.get(population) or Mixture.parse(population)
@@ -106,13 +107,13 @@ def draw_logits(population: str, prompts: int | None, rng: np.random.Generator) 
 
 
 def read_logits(path: Path, rng: np.random.Generator) -> np.ndarray:
-    """Recorded prompts, one a row: ``success_rate``, or ``successes`` of ``trials``.
+    """(Q,) logits of recorded prompts, one prompt a row: ``success_rate``, or ``successes`` of ``trials``.
 
-    From k of n, each prompt's rate is drawn from Beta(k + 1/2, n - k + 1/2), the posterior under Jeffreys' prior: the
-    shares k/n themselves would be spread too far, with prompts at 0 and 1 that no training could move.
+    With k successes of n, the prompt's rate is drawn from Beta(k + 1/2, n - k + 1/2), its posterior under Jeffreys'
+    prior. The shares k/n would be spread too far, and training could never move those of 0 and 1.
 
     Raises:
-        ValueError: no such file, neither set of columns, or values out of range.
+        ValueError: there is no such file, it lacks the columns, or values are out of range.
     """
     if not path.is_file():
         raise ValueError(f"population={path}: there is no such file.")
@@ -134,7 +135,7 @@ def _read_columns(path: Path) -> dict[str, list]:
         try:
             table = pyarrow.parquet.read_table(path)
         except pyarrow.ArrowInvalid as error:
-            raise ValueError(f"population={path}: is no parquet file ({error}).") from error
+            raise ValueError(f"population={path}: is not a parquet file ({error}).") from error
         found = set(table.column_names)
         rows = table.to_pydict() if found else {}
     else:
@@ -154,7 +155,7 @@ def _read_lines(path: Path) -> dict[str, list]:
         try:
             rows.append(dict(json.loads(line)))
         except (ValueError, TypeError) as error:
-            raise ValueError(f"population={path}: line {number} is no JSON object.") from error
+            raise ValueError(f"population={path}: line {number} is not a JSON object.") from error
     common = set(rows[0]).intersection(*rows) if rows else set()
     return {name: [row[name] for row in rows] for name in common}
 

@@ -1,4 +1,4 @@
-"""A training run without a model: the driver's step, with drawn outcomes in place of generation and update."""
+"""A training run without a model: the driver's step, with a simulated engine and a simulated update."""
 
 from __future__ import annotations
 
@@ -15,12 +15,10 @@ from verl_ext import checks
 from verl_ext.controller import RolloutController
 from verl_ext.errors import CannotFillBatch
 from verl_ext.lab.method import Method
-from verl_ext.lab.simulate.engine import SimulatedEngine
-from verl_ext.lab.simulate.hardware import Hardware
-from verl_ext.lab.simulate.learning import Ability, LearningModel, Update
-from verl_ext.lab.simulate.lengths import LengthModel
+from verl_ext.lab.simulate.engine import PrefixEffect, SimulatedEngine
+from verl_ext.lab.simulate.engine_speed import EngineSpeed, LengthModel
+from verl_ext.lab.simulate.learning import Ability, LearningModel
 from verl_ext.lab.simulate.population import draw_logits, stand_in_features
-from verl_ext.lab.simulate.prefix_effect import PrefixEffect
 from verl_ext.policy import Prompt, RolloutPolicy
 
 MODES = ("sync", "colocate_async", "separate_async")
@@ -31,18 +29,18 @@ DATA_SEED = 0
 
 @dataclass(frozen=True)
 class World:
-    """All that a simulation needs besides a method and a seed.
+    """Everything that a simulation needs besides a method and a seed.
 
     Args:
         population: see :func:`~verl_ext.lab.simulate.population.draw_logits`.
-        prompts: rows of the data; None: as many as the population says.
+        prompts: rows of the data; None: the population's default.
         steps: training steps.
-        mode: ``sync``: an update waits for all that is in generation; ``colocate_async``: it interrupts it;
-            ``separate_async``: generation goes on, with what the next step asks for first.
-        test_freq: steps between validations; there is one before the first step and one after the last.
-        embedding_correlation: what embeddings know of a prompt's difficulty, for estimators over texts.
-        until: accuracy at which a run ends early; None: it never does.
-        learning, lengths, hardware, prefixes: the models.
+        mode: ``sync``: an update waits until all rollouts have finished; ``colocate_async``: it interrupts them;
+            ``separate_async``: generation goes on during it, beginning with the requests of the next step.
+        test_freq: steps between validations. The run also validates before the first step and after the last.
+        embedding_correlation: correlation of prompt embeddings with difficulty, for estimators over texts, in [0, 1].
+        until: accuracy at which a run ends early; None: never.
+        learning, lengths, speed, prefixes: the models of learning, response lengths, engines and prefixes.
 
     Raises:
         ValueError: naming the argument that is out of range.
@@ -57,7 +55,7 @@ class World:
     until: float | None = None
     learning: LearningModel = field(default_factory=LearningModel)
     lengths: LengthModel = field(default_factory=LengthModel)
-    hardware: Hardware = field(default_factory=Hardware)
+    speed: EngineSpeed = field(default_factory=EngineSpeed)
     prefixes: PrefixEffect = field(default_factory=PrefixEffect)
 
     def __post_init__(self):
@@ -70,13 +68,13 @@ class World:
 
 
 @dataclass(frozen=True)
-class Simulated:
-    """What came of a run.
+class SimulatedRun:
+    """Metrics of one simulated run.
 
     Attributes:
-        records: metrics by step, in training's names; step 0 is the validation before training.
-        seconds: that the simulation took.
-        ended: why it ended before its last step; None: it did not.
+        records: metrics by step, under the names that training logs; step 0 is the validation before training.
+        seconds: time that the simulation took.
+        ended: the error that ended the run before its last step; None if it reached the last step or ``until``.
     """
 
     records: dict[int, dict[str, float]]
@@ -85,37 +83,35 @@ class Simulated:
 
     @property
     def rollouts(self) -> int:
-        """Rollouts sampled in all."""
+        """Rollouts sampled in the whole run."""
         return int(max((record.get("rollouts/sampled_total", 0.0) for record in self.records.values()), default=0))
 
 
 def simulate(
     method: Method, world: World, seed: int, on_step: Callable[[int, dict[str, float]], None] = lambda *_: None
-) -> Simulated:
+) -> SimulatedRun:
     """Run ``method`` in ``world``.
 
-    The data is the same for every seed, as it is in training; its order, outcomes and lengths are drawn from ``seed``,
-    the order alike for every method.
+    As in training, the data is the same for every seed. The order of the data, rewards and lengths are drawn from
+    ``seed``; all methods see the same order.
 
     Args:
-        method: what to run.
-        world: where.
-        seed: of everything that is drawn, the policy's own ``data.seed`` included.
+        method: the method to run.
+        world: the population, the number of steps and the models.
+        seed: seed of all random numbers, including the policy's ``data.seed``.
         on_step: called with each step and its metrics.
 
     Raises:
-        ValueError: what the policy, the population or the models refuse.
+        ValueError: the policy, the population or a model refuses its settings.
     """
     started = time.perf_counter()
     logits = draw_logits(world.population, world.prompts, np.random.default_rng(DATA_SEED))
     if logits.size < method.train_batch_size:
-        raise ValueError(f"prompts={logits.size}: a training step needs {method.train_batch_size} different ones.")
-    policy = _policy(method, logits, world, seed)
+        raise ValueError(f"prompts={logits.size}: a training step needs {method.train_batch_size} different prompts.")
+    policy = _start_policy(method, logits, world, seed)
     ability = Ability(logits)
     rng = np.random.default_rng([seed, 1])
-    engine = SimulatedEngine(
-        ability, world.lengths, world.hardware, world.prefixes, rng, trajectories=policy.reads_trajectories
-    )
+    engine = SimulatedEngine(ability, world.lengths, world.speed, world.prefixes, rng, policy.reads_trajectories)
     run = RolloutController(policy, _epochs(logits.size, seed), logits.size, engine)
     records: dict[int, dict[str, float]] = {}
 
@@ -136,11 +132,11 @@ def simulate(
         note(step, record)
         if world.until is not None and record.get(ACCURACY, 0.0) >= world.until:
             break
-    return Simulated(records, time.perf_counter() - started, ended)
+    return SimulatedRun(records, time.perf_counter() - started, ended)
 
 
-def _policy(method: Method, logits: np.ndarray, world: World, seed: int) -> RolloutPolicy:
-    """The method's policy, its run started."""
+def _start_policy(method: Method, logits: np.ndarray, world: World, seed: int) -> RolloutPolicy:
+    """Make the method's policy and start its run."""
     with tempfile.TemporaryDirectory() as folder:
         features = None
         if method.reads_texts:
@@ -153,7 +149,7 @@ def _policy(method: Method, logits: np.ndarray, world: World, seed: int) -> Roll
 
 
 def _epochs(prompts: int, seed: int) -> Iterator[Prompt]:
-    """Endless epochs, each in an order of its own."""
+    """Endless epochs, each in a new random order."""
     rows = [Prompt(f"p{row}", row) for row in range(prompts)]
     for epoch in itertools.count():
         for row in np.random.default_rng([seed, 3, epoch]).permutation(prompts).tolist():
@@ -161,7 +157,7 @@ def _epochs(prompts: int, seed: int) -> Iterator[Prompt]:
 
 
 def _step(run: RolloutController, step: int, world: World) -> dict[str, float]:
-    """One training step, as the driver's replay buffer and trainers do it."""
+    """One training step, in the order of the driver's replay buffer and trainer."""
     engine: SimulatedEngine = run.engine
     last = step == world.steps
     drain = last or world.mode == "sync"
@@ -171,33 +167,26 @@ def _step(run: RolloutController, step: int, world: World) -> dict[str, float]:
         run.begin_step(step)
     batch = run.fill_batch(engine.finish, drain)
     metrics = run.metrics()
-    times = _times(engine.clock - began, metrics, world.hardware)
+    generation, update_seconds = engine.clock - began, world.speed.update_time(int(metrics["tokens/trained"]))
     if world.mode == "separate_async" and not last:
         run.begin_step(step + 1)
-        engine.clock += times["timing_s/update_actor"]
+        engine.clock += update_seconds
     engine.version = step
     update = world.learning.update_of(batch, step, run.policy.prompt_weight)
     engine.ability.learn(batch, update)
-    return metrics | times | _learned(update, engine.ability)
-
-
-def _times(generation: float, metrics: dict[str, float], hardware: Hardware) -> dict[str, float]:
-    """In verl's names."""
-    update = hardware.update_time(int(metrics["tokens/trained"]))
-    return {"timing_s/gen": generation, "timing_s/update_actor": update, "timing_s/step": generation + update}
-
-
-def _learned(update: Update, ability: Ability) -> dict[str, float]:
-    return {
+    return metrics | {
+        "timing_s/gen": generation,
+        "timing_s/update_actor": update_seconds,
+        "timing_s/step": generation + update_seconds,
         "simulation/signal": update.signal,
         "simulation/noise": update.noise,
-        "simulation/shared_logit": ability.shared,
-        "simulation/own_logit_mean": float(ability.own.mean()),
+        "simulation/shared_logit": engine.ability.shared,
+        "simulation/own_logit_mean": float(engine.ability.own.mean()),
     }
 
 
 def _validation(ability: Ability) -> dict[str, float]:
-    """Expected accuracy and pass@k on prompts that are as difficult as the data and were never trained on."""
+    """Expected accuracy and pass@k on prompts that are as difficult as the data's and were never trained on."""
     rates = ability.held_out_rates()
     values = {f"val-aux/simulated/acc/best@{k}/mean": float(np.mean(1 - (1 - rates) ** k)) for k in PASS_AT}
     return {ACCURACY: float(rates.mean()), **values}

@@ -1,6 +1,6 @@
-"""Replays a recorded run: the same results, in the same order, to a fresh policy; its requests have to be the same.
+"""Verifies a record: gives a fresh policy the recorded results in the recorded order and compares its requests.
 
-python -m verl_ext.lab.simulate.verify_record outputs/recording.jsonl
+python -m verl_ext.lab.simulate.verify_record outputs/record.jsonl
 """
 
 from __future__ import annotations
@@ -16,26 +16,27 @@ from rich.console import Console
 from rich.text import Text
 
 from verl_ext.controller import RolloutController
+from verl_ext.errors import RunError
 from verl_ext.lab.method import instantiate
 from verl_ext.policy import Group, Prompt, Rollout, RolloutPolicy
 from verl_ext.record import VERSION, request_state
 from verl_ext.trajectory import Trajectory
 
 
-class RecordingDiffers(RuntimeError):
-    """The policy asked for something else than it did in the recorded run. The message says where."""
+class RecordDiffers(RunError):
+    """The policy made another request than in the recorded run. The message names the line and both requests."""
 
 
 @dataclass(frozen=True)
-class Replayed:
-    """What was compared, all of it equal.
+class VerifiedRecord:
+    """Counts of what was compared; all of it was equal.
 
     Attributes:
         steps: training steps that began; a resumed run repeats some.
         requests: prompts and groups for which rollouts were requested.
-        rollouts: that were requested.
-        batches: that were trained on.
-        policy: as it is at the end.
+        rollouts: rollouts requested.
+        batches: batches trained on.
+        policy: the policy after the last line.
     """
 
     steps: int
@@ -45,31 +46,30 @@ class Replayed:
     policy: RolloutPolicy
 
 
-def replay(
+def verify(
     path: str | Path, policy: Callable[[], RolloutPolicy] | None = None, texts: Sequence[str] | None = None
-) -> Replayed:
-    """Feed the record of a run (``rollout_driver.record``) to a fresh policy, and compare what it asks for.
+) -> VerifiedRecord:
+    """Run a fresh policy against the record of a run (``rollout_driver.record``).
 
-    Everything but the generation is that of training: policy, controller, stream of prompts, books.
+    Only generation is replaced: policy, controller, prompt stream and ledger are those of training.
 
     Args:
-        path: written by :class:`~verl_ext.record.RecordingController`.
-        policy: makes the policy; None: the one that the record describes.
-        texts: of the prompts by row, for estimators over texts; None: there are none, which all others do without.
+        path: a file that :class:`~verl_ext.record.RecordingController` wrote.
+        policy: makes the policy; None: the policy that the record describes.
+        texts: the prompts' texts by row, for estimators over texts; None: empty texts.
 
     Raises:
-        RecordingDiffers: at the first request, release or batch that is not the recorded one.
-        ValueError: no such file, or no record of this version.
+        RecordDiffers: at the first request, release or batch that differs from the recorded one.
+        ValueError: there is no such file, or it is not a record of this version.
     """
-    events = _events(Path(path))
-    replaying = _Replaying(policy, texts)
-    for number, event in events:
-        replaying.see(number, event)
-    return Replayed(replaying.steps, replaying.requests, replaying.rollouts, replaying.batches, replaying.run.policy)
+    verifier = _Verifier(policy, texts)
+    for number, event in _events(Path(path)):
+        verifier.apply(number, event)
+    return VerifiedRecord(verifier.steps, verifier.requests, verifier.rollouts, verifier.batches, verifier.run.policy)
 
 
-class _Replaying:
-    """One pass over a record; it is the controller's engine."""
+class _Verifier:
+    """One pass over a record. It is the engine that the controller under test submits to."""
 
     def __init__(self, policy: Callable[[], RolloutPolicy] | None, texts: Sequence[str] | None):
         self.make, self.texts = policy, texts
@@ -79,18 +79,16 @@ class _Replaying:
         self.released: list[str] = []
         self.steps = self.requests = self.rollouts = self.batches = 0
 
-    # ---- what the controller calls ----
-
     def submit(self, wave: list[tuple[Group, int]]) -> None:
+        """Note the requests, for the comparison with the record."""
         self.submitted += [request_state(group, count) for group, count in wave]
 
     def release(self, groups: list[Group]) -> None:
+        """Note the discarded groups, for the comparison with the record."""
         self.released += [group.id for group in groups]
 
-    # ---- what was recorded ----
-
-    def see(self, number: int, event: Mapping[str, Any]) -> None:
-        """Do it again, and compare."""
+    def apply(self, number: int, event: Mapping[str, Any]) -> None:
+        """Make the call that line ``number`` records, and compare its effects."""
         where = f"line {number}"
         self.rows += [Prompt(*row) for row in event.get("rows", ())]
         match event["event"]:
@@ -111,15 +109,15 @@ class _Replaying:
                 self.batches += 1
             case "resubmit":
                 self.run.resubmit_unfinished()
-        self._compare_done(where, event)
+        self._compare_effects(where, event)
 
     def _start(self, event: Mapping[str, Any]) -> None:
         if event["version"] != VERSION:
             raise ValueError(f"the record has version {event['version']!r}, this code reads version {VERSION}.")
         if self.make is None and event["policy"] is None:
-            raise ValueError("the record does not say what its policy was; give one.")
+            raise ValueError("the record does not describe its policy; pass one to verify().")
         policy = instantiate(dict(event["policy"])) if self.make is None else self.make()
-        self.rows, self.submitted, self.released = [], [], []  # of a process that was killed
+        self.rows, self.submitted, self.released = [], [], []  # a killed process may have left some
         texts = [""] * event["rows_per_epoch"] if self.texts is None else self.texts
         policy.start_run(event["total_steps"], texts)
         self.run = RolloutController(policy, self._recorded_rows(), event["rows_per_epoch"], self)
@@ -127,29 +125,29 @@ class _Replaying:
     def _recorded_rows(self) -> Iterator[Prompt]:
         while True:
             if not self.rows:
-                raise RecordingDiffers("the policy draws more prompts than were drawn in the recorded run")
+                raise RecordDiffers("the policy draws more prompts than the recorded run did")
             yield self.rows.pop(0)
 
-    def _compare_done(self, where: str, event: Mapping[str, Any]) -> None:
+    def _compare_effects(self, where: str, event: Mapping[str, Any]) -> None:
         if "submitted" not in event:
             return
         _compare(where, "requests", event["submitted"], self.submitted)
-        _compare(where, "groups given up", event["released"], self.released)
-        _compare(where, "rows of the data left", [], [row.id for row in self.rows])
+        _compare(where, "discarded groups", event["released"], self.released)
+        _compare(where, "unread rows of the data", [], [row.id for row in self.rows])
         self.requests += len(self.submitted)
         self.rollouts += sum(count for _, count, _ in self.submitted)
         self.submitted, self.released = [], []
 
 
-def _compare(where: str, what: str, recorded: list, replayed: list) -> None:
-    if recorded == replayed:
+def _compare(where: str, what: str, recorded: list, found: list) -> None:
+    if recorded == found:
         return
-    pairs = zip(recorded, replayed, strict=False)
-    at = next((index for index, (one, other) in enumerate(pairs) if one != other), min(len(recorded), len(replayed)))
-    one, other = (str(values[at])[:120] if at < len(values) else "none" for values in (recorded, replayed))
-    raise RecordingDiffers(
-        f"{where}: {what} differ, {len(recorded)} recorded and {len(replayed)} replayed; the first that does is "
-        f"number {at + 1}: recorded {one}, replayed {other}"
+    pairs = zip(recorded, found, strict=False)
+    at = next((index for index, (one, other) in enumerate(pairs) if one != other), min(len(recorded), len(found)))
+    one, other = (str(values[at])[:120] if at < len(values) else "none" for values in (recorded, found))
+    raise RecordDiffers(
+        f"{where}: {what} differ, {len(recorded)} in the record and {len(found)} now; the first difference is at "
+        f"number {at + 1}: {one} in the record, {other} now"
     )
 
 
@@ -165,7 +163,7 @@ def _wave(group_id: str, rollouts: list, trajectories: list | None) -> tuple[str
 
 
 def _events(path: Path) -> Iterator[tuple[int, dict]]:
-    """The lines; one that a kill cut off, the last of its process, is passed over."""
+    """Line numbers and events. A line that a kill cut off, the last of its process, is skipped."""
     if not path.is_file():
         raise ValueError(f"{path}: there is no such file.")
     begun = False
@@ -177,20 +175,22 @@ def _events(path: Path) -> Iterator[tuple[int, dict]]:
                 continue
             begun = begun or event.get("event") == "run"
             if not begun:
-                raise ValueError(f"{path}: does not begin as a record does.")
+                raise ValueError(f"{path}: is not a record; its first line is not a run event.")
             yield number, event
     if not begun:
-        raise ValueError(f"{path}: holds no record.")
+        raise ValueError(f"{path}: is not a record; it has no run event.")
 
 
-def main(path: Annotated[Path, typer.Argument(metavar="FILE", help="What rollout_driver.record wrote.")]) -> None:
-    """Replay a recorded run with the policy it was made with; exits with 1 where the policy asks for something else."""
+def main(
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="The file that rollout_driver.record wrote.")],
+) -> None:
+    """Check that a fresh policy makes the same requests as in a recorded run; exits with 1 if they differ."""
     console = Console()
     try:
-        found = replay(path)
+        found = verify(path)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    except RecordingDiffers as error:
+    except RecordDiffers as error:
         console.print(Text(f"differs: {error}"))
         raise typer.Exit(1) from error
     console.print(

@@ -5,11 +5,11 @@ import io
 import pytest
 from rich.console import Console
 
-from verl_ext.lab.simulate.outcomes import cost_table, outcomes, spread, waste_table
-from verl_ext.lab.simulate.run import ACCURACY, Simulated
+from verl_ext.lab.simulate.comparison import compare, cost_table, spread, waste_table
+from verl_ext.lab.simulate.run import ACCURACY, SimulatedRun
 
 
-def simulated(accuracies: list[float], rollouts: int, discarded: int = 0, ended: str | None = None) -> Simulated:
+def simulated(accuracies: list[float], rollouts: int, discarded: int = 0, ended: str | None = None) -> SimulatedRun:
     """A validation in every step."""
     records = {0: {ACCURACY: accuracies[0]}}
     for step, accuracy in enumerate(accuracies[1:], 1):
@@ -25,7 +25,7 @@ def simulated(accuracies: list[float], rollouts: int, discarded: int = 0, ended:
             "rollouts/effective_ratio": 0.25,
             "off_policy/delay_mean": 1.0,
         }
-    return Simulated(records, 1.0, ended)
+    return SimulatedRun(records, 1.0, ended)
 
 
 RUNS = {
@@ -35,7 +35,7 @@ RUNS = {
 
 
 def test_costs_are_those_of_the_first_validation_at_the_common_target():
-    target, (slow, fast) = outcomes(RUNS)
+    target, (slow, fast) = compare(RUNS)
     assert target == 0.3
     assert (slow.rollouts, fast.rollouts) == ([200, 100], [100, 100])
     assert (slow.steps, slow.tokens, slow.seconds) == ([2, 1], [2e6, 1e6], [3600, 1800])
@@ -44,7 +44,7 @@ def test_costs_are_those_of_the_first_validation_at_the_common_target():
 
 
 def test_a_target_that_a_seed_misses_is_reached_by_none():
-    _, (slow, _) = outcomes(RUNS, 0.35)
+    _, (slow, _) = compare(RUNS, 0.35)
     assert slow.rollouts == [None, 200]
     assert spread(slow.rollouts) == "- (1 of 2)"
 
@@ -61,6 +61,6 @@ def test_means_and_spreads():
 )
 def test_tables_show_them(make, expected):
     console = Console(width=160, record=True, file=io.StringIO())
-    console.print(make(*outcomes(RUNS)))
+    console.print(make(*compare(RUNS)))
     text = console.export_text()
     assert all(cell in text for cell in expected)

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from prefix_population import Population, steer
 
-from recipe.prefix_sampling.population import Population, steer
 from recipe.prefix_sampling.prefix_control import PrefixControl
 
 CASES = [(bucket, ratio, shift) for bucket in (1, 2, 6, 7) for ratio, shift in ((0.0, 0.0), (0.3, 0.8), (0.9, -0.8))]

@@ -1,8 +1,9 @@
-"""VIP's checks of its own assumptions on logged rollouts (VIP Appendix B).
+"""Tests VIP's assumptions on logged rollouts (VIP Appendix B).
 
-Its variance formula takes rewards and gradient norms of a prompt to be uncorrelated (Assumption 4.1(ii); B.1, B.2), and
-its allocation takes the variance of the norms to be the same for all prompts (§6; B.3, B.4).
-``python -m recipe.vip.assumptions FILE.jsonl`` prints all four tests.
+    python benchmarks/vip_assumptions.py FILE.jsonl
+
+VIP's variance formula assumes that rewards and gradient norms of a prompt are uncorrelated (Assumption 4.1(ii); B.1,
+B.2). Its allocation assumes that the variance of the norms is the same for all prompts (§6; B.3, B.4).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from scipy import stats
 from verl_ext import checks
 
 MIN_ROLLOUTS = 3
-"""Two points always lie on a line, and O'Brien's transformation divides by n - 2; VIP §5.2 asks for as many."""
+"""Two points always lie on a line, and O'Brien's transformation divides by n - 2; VIP §5.2 also requires 3."""
 ROUNDING = 1e-12
 """Differences below this share of the largest entry are rounding, not variation."""
 
@@ -36,8 +37,15 @@ Rollout = tuple[Hashable, float, float]  # prompt, reward, gradient norm
 
 @dataclass(frozen=True)
 class CheckResult:
-    """Outcome of one test: the paper's statistic, how likely one as extreme is where the assumption holds, and how many
-    prompts went into it and how many could not."""
+    """Result of one test.
+
+    Attributes:
+        name: the assumption and the test.
+        statistic: the paper's.
+        p_value: probability of a statistic at least as extreme if the assumption holds.
+        prompts: number of prompts tested.
+        left_out: number of prompts that could not be tested.
+    """
 
     name: str
     statistic: float
@@ -54,7 +62,7 @@ def correlation_fisher(rewards: Groups, gradient_norms: Groups) -> CheckResult:
     """No correlation of reward and gradient norm in any prompt, by Fisher's method (VIP Appendix B.1).
 
     p_q is the two-sided p-value of prompt q's Pearson correlation; -2 sum_q ln p_q is chi-squared with 2Q degrees of
-    freedom. A prompt whose rewards or norms do not vary has no correlation and is left out.
+    freedom. Prompts whose rewards or norms do not vary have no correlation and are left out.
 
     Args:
         rewards: (Q, n), or Q sequences of their own lengths, at least 3 each.
@@ -86,7 +94,7 @@ def equal_variance_levene(gradient_norms: Groups) -> CheckResult:
     """The same variance of the gradient norm in every prompt, by Levene's test (VIP Appendix B.3).
 
     W is the F statistic of a one-way analysis of variance of |z - median of its prompt|, with Q - 1 and N - Q degrees
-    of freedom. A prompt whose norms do not vary stays in: its variance is zero, which is evidence. With few rollouts it
+    of freedom. Prompts whose norms do not vary stay in: their variance of zero is evidence. With few rollouts the test
     is conservative (normal norms, 200 prompts, n = 16: the median p-value is 0.8 under the hypothesis, not 0.5).
 
     Args:
@@ -103,7 +111,7 @@ def equal_variance_levene(gradient_norms: Groups) -> CheckResult:
 def equal_variance_obrien(gradient_norms: Groups) -> CheckResult:
     """The same variance of the gradient norm in every prompt, by O'Brien's test (VIP Appendix B.4).
 
-    As ``equal_variance_levene``, but of this, whose mean in a prompt is its sample variance s^2:
+    As ``equal_variance_levene``, but analyses these values, whose mean in a prompt is its sample variance s^2:
 
         ((n - 1.5) n (z - mean)^2 - 0.5 s^2 (n - 1)) / ((n - 1) (n - 2))
     """
@@ -113,7 +121,7 @@ def equal_variance_obrien(gradient_norms: Groups) -> CheckResult:
 
 
 def _groups(name: str, values: Groups) -> list[np.ndarray]:
-    """One (n_q,) array per prompt, all divided by the largest entry, to which none of the tests is sensitive."""
+    """One (n_q,) array per prompt, all divided by the largest entry; no test depends on that scale."""
     try:
         groups = [np.asarray(group, dtype=np.float64) for group in values]
     except (TypeError, ValueError) as error:
@@ -126,7 +134,7 @@ def _groups(name: str, values: Groups) -> list[np.ndarray]:
         checks.vector(f"{name}[{row}]", group)
     if len(groups) < 2:
         raise ValueError(f"{name} has {len(groups)} prompts; at least 2 are needed.")
-    # scipy's O'Brien compares with an absolute tolerance, which norms in the thousands would miss.
+    # scipy's O'Brien compares with an absolute tolerance, too small for norms in the thousands.
     scale = max(np.abs(group).max() for group in groups) or 1.0
     return [group / scale for group in groups]
 
@@ -136,7 +144,7 @@ def _varies(group: np.ndarray, scale: float) -> bool:
 
 
 def _correlation_p_values(rewards: Groups, gradient_norms: Groups) -> tuple[np.ndarray, int]:
-    """(Q',) two-sided p-values of the prompts that have a correlation, and how many have none."""
+    """(Q',) two-sided p-values of the prompts with a correlation, and the number of prompts without."""
     reward_groups, norm_groups = _groups("rewards", rewards), _groups("gradient_norms", gradient_norms)
     if len(reward_groups) != len(norm_groups):
         raise ValueError(f"gradient_norms has {len(norm_groups)} prompts, but rewards has {len(reward_groups)}.")
@@ -152,21 +160,21 @@ def _correlation_p_values(rewards: Groups, gradient_norms: Groups) -> tuple[np.n
 
 
 def _groups_with_spread(gradient_norms: Groups) -> list[np.ndarray]:
-    """The groups, in at least one of which |z - median| varies: both F statistics divide by that."""
+    """The groups; both F statistics need |z - median| to vary in at least one of them."""
     groups = _groups("gradient_norms", gradient_norms)
     if not any(_varies(np.abs(group - np.median(group)), np.abs(group).max()) for group in groups):
-        raise ValueError("gradient_norms are all equally far from their prompt's median, which leaves nothing to test.")
+        raise ValueError("gradient_norms are all equally far from their prompt's median, so there is nothing to test.")
     return groups
 
 
 def read(path: Path) -> tuple[list[list[float]], list[list[float]], int, int]:
-    """Rewards and gradient norms by prompt, malformed lines, and prompts with too few rollouts, which are left out.
+    """Rewards by prompt, gradient norms by prompt, number of malformed lines, number of prompts with too few rollouts.
 
     A ``.jsonl`` has one rollout a line, with keys ``prompt``, ``reward`` and ``gradient_norm``. An ``.npz`` has arrays
-    ``rewards`` and ``gradient_norms``, (Q, n), or (N,) with a third, ``prompts``, that says whose each rollout is.
+    ``rewards`` and ``gradient_norms``, (Q, n), or (N,) with a third array ``prompts``, the prompt of each rollout.
 
     Raises:
-        ValueError: the file is neither, or an array is missing or of another shape than the others.
+        ValueError: the file has another ending, an array is missing, or shapes differ.
     """
     if path.suffix == ".jsonl":
         with path.open(encoding="utf-8", errors="replace") as lines:
@@ -186,7 +194,7 @@ def read(path: Path) -> tuple[list[list[float]], list[list[float]], int, int]:
 
 
 def _rollout(line: str) -> Rollout | None:
-    """None for a malformed line: a run that was killed leaves half a one."""
+    """None for a malformed line, such as the last line of a killed run."""
     try:
         record = json.loads(line)
         prompt, reward, norm = record["prompt"], record["reward"], record["gradient_norm"]
@@ -233,7 +241,7 @@ def main(
     ):
         try:
             result = test(*arguments)
-        except ValueError as error:  # where all rewards agree, variances can still be tested
+        except ValueError as error:  # if all rewards agree, the variances can still be tested
             table.add_row(test.__name__, "", "", "", "", str(error))
             continue
         numbers = (result.statistic, result.p_value, result.prompts, result.left_out)

@@ -8,12 +8,11 @@ import math
 import numpy as np
 import pytest
 import typer
+import vip_assumptions as assumptions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from typer.testing import CliRunner
-
-from recipe.vip import assumptions
 
 CORRELATION = [assumptions.correlation_fisher, assumptions.correlation_edgington]
 VARIANCE = [assumptions.equal_variance_levene, assumptions.equal_variance_obrien]

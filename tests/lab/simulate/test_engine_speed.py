@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_ext.lab.simulate.hardware import Hardware, Slots
+from verl_ext.lab.simulate.engine_speed import EngineSpeed, LengthModel, Slots
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=8), min_size=1, max_size=4), st.integers(1, 4))
 def test_list_scheduling_equals_a_queue_stepped_through_tick_by_tick(waves, places):
-    slots = Slots(Hardware(engines=1, slots=places, seconds_per_token=1.0))
+    slots = Slots(EngineSpeed(engines=1, slots=places, seconds_per_token=1.0))
     ends = [slots.schedule(np.array(wave), now=2.0 * number).tolist() for number, wave in enumerate(waves)]
 
     queue = [(2 * number, length) for number, wave in enumerate(waves) for length in wave]
@@ -29,10 +29,28 @@ def test_list_scheduling_equals_a_queue_stepped_through_tick_by_tick(waves, plac
 
 
 def test_an_update_costs_by_the_token():
-    assert Hardware(update_seconds=5, update_seconds_per_token=0.01).update_time(300) == pytest.approx(8)
+    assert EngineSpeed(update_seconds=5, update_seconds_per_token=0.01).update_time(300) == pytest.approx(8)
 
 
 @pytest.mark.parametrize("argument", ["engines", "slots", "seconds_per_token", "poll_interval"])
 def test_nothing_is_generated_by_nothing(argument):
     with pytest.raises(ValueError, match=argument):
-        Hardware(**{argument: 0})
+        EngineSpeed(**{argument: 0})
+
+
+def test_the_medians_are_those_stated_and_nothing_is_beyond_the_maximum():
+    model = LengthModel(median=100, spread=0.8, maximum=500, wrong_factor=2.0)
+    rng = np.random.default_rng(0)
+    correct, wrong = (model.draw(np.full(50_000, end), rng) for end in (True, False))
+    assert (np.median(correct), np.median(wrong)) == pytest.approx((100, 200), rel=0.03)
+    assert correct.min() >= 1 and max(correct.max(), wrong.max()) == 500
+
+
+def test_without_spread_all_are_alike():
+    assert set(LengthModel(10, 0.0, 50).draw(np.full(5, True), np.random.default_rng(0))) == {10}
+
+
+@pytest.mark.parametrize("arguments", [{"median": 0}, {"maximum": 0}, {"spread": -1}, {"wrong_factor": 0}])
+def test_bad_lengths_are_refused(arguments):
+    with pytest.raises(ValueError):
+        LengthModel(**arguments)

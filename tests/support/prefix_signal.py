@@ -1,7 +1,7 @@
-"""What a group's pass rate is worth to learning: the criteria of Prefix Sampling App. E, Tables 11 and 12.
+"""Value of a group's pass rate for learning: the criteria of Prefix Sampling App. E, Tables 11 and 12.
 
-All take arrays and broadcast them. All assume one prompt, rewards of 0 and 1, and n rollouts that succeed independently
-with probability p, of which k did. All are symmetric in success and failure, and largest in the middle.
+All functions broadcast arrays. They assume one prompt, rewards of 0 and 1, and n rollouts that succeed independently
+with probability p, k of which succeeded. All are symmetric in success and failure, and largest in the middle.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What runs cost, and what they got for it, over seeds."""
+"""Cost and accuracy of simulated methods, over seeds."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from rich.table import Table
 
 from verl_ext.lab.report.runs import Run
 from verl_ext.lab.report.summary import accuracy_against, common_target, destinations, first_at
-from verl_ext.lab.simulate.run import Simulated
+from verl_ext.lab.simulate.run import SimulatedRun
 
 Values = list[float | None]
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """One method; each list has an entry per seed, None where the seed's run lacks it.
+class MethodCost:
+    """One method's runs; each list has an entry per seed, None where that run lacks the number.
 
     Attributes:
         name: of the method.
-        rollouts, tokens, seconds, steps: up to the first validation at or above the target; None: not reached.
-        accuracy: the best.
+        rollouts, tokens, seconds, steps: spent up to the first validation at or above the target; None: not reached.
+        accuracy: best validation.
         effective_groups, effective_rollouts: share of trained groups, and rollouts, with a gradient; mean over steps.
         delay: policy versions between a rollout and its update; mean over steps.
-        rollouts_per_step: sampled.
-        waste: by reason, share of all rollouts sampled that were not trained on; what is left in buffers included.
-        ended: why runs ended early, each reason once.
+        rollouts_per_step: rollouts sampled; mean over steps.
+        waste: by reason, the share of all sampled rollouts that were not trained on, including those left in buffers.
+        ended: errors that ended runs early, each once.
     """
 
     name: str
@@ -44,29 +44,28 @@ class Outcome:
     ended: tuple[str, ...]
 
 
-def as_run(name: str, seed: int, simulated: Simulated) -> Run:
-    """In the report's terms."""
+def as_run(name: str, seed: int, simulated: SimulatedRun) -> Run:
+    """The simulated run as the report reads a training run."""
     return Run(f"{name}_{seed}", tuple(simulated.records), tuple(simulated.records.values()))
 
 
-def outcomes(runs: dict[str, list[Simulated]], target: float | None = None) -> tuple[float, list[Outcome]]:
-    """The target, and what each method makes of it.
+def compare(runs: dict[str, list[SimulatedRun]], target: float | None = None) -> tuple[float, list[MethodCost]]:
+    """The target accuracy, and each method's cost of reaching it.
 
     Args:
-        runs: by method, one per seed.
-        target: accuracy in [0, 1]; None: the best that every run reached.
+        runs: by method, one run per seed.
+        target: accuracy in [0, 1]; None: the best accuracy that every run reached.
     """
     as_runs = {name: [as_run(name, seed, run) for seed, run in enumerate(seeds)] for name, seeds in runs.items()}
     if target is None:
         target = common_target([run for seeds in as_runs.values() for run in seeds]) or 0.0
-    return target, [_outcome(name, as_runs[name], seeds, target) for name, seeds in runs.items()]
+    return target, [_cost(name, as_runs[name], seeds, target) for name, seeds in runs.items()]
 
 
-def _outcome(name: str, runs: Sequence[Run], simulated: Sequence[Simulated], target: float) -> Outcome:
+def _cost(name: str, runs: Sequence[Run], simulated: Sequence[SimulatedRun], target: float) -> MethodCost:
     reached = [first_at(run, target) for run in runs]
     reasons = list(dict.fromkeys(reason for run in runs for reason in destinations(run) if reason != "trained"))
-    ended = tuple(dict.fromkeys(run.ended for run in simulated if run.ended is not None))
-    return Outcome(
+    return MethodCost(
         name,
         rollouts=[None if point is None else point.rollouts for point in reached],
         tokens=[None if point is None else point.tokens for point in reached],
@@ -78,7 +77,7 @@ def _outcome(name: str, runs: Sequence[Run], simulated: Sequence[Simulated], tar
         delay=_means(runs, "off_policy/delay_mean"),
         rollouts_per_step=_means(runs, "rollouts/sampled"),
         waste={reason: [_share(run, reason) for run in runs] for reason in reasons},
-        ended=ended,
+        ended=tuple(dict.fromkeys(run.ended for run in simulated if run.ended is not None)),
     )
 
 
@@ -94,12 +93,12 @@ def _share(run: Run, reason: str) -> float | None:
 
 
 def mean(values: Values) -> float | None:
-    """Over the seeds; None where one lacks it: what is left would flatter."""
+    """Mean over the seeds; None if a seed lacks the number, since the mean of the others would flatter the method."""
     return None if not values or None in values else float(np.mean(values))
 
 
 def spread(values: Values, form: str = ",.0f", scale: float = 1.0, unit: str = "") -> str:
-    """``mean ± standard deviation`` over seeds, scaled; a dash where a seed lacks the number."""
+    """``mean ± standard deviation`` over seeds, times ``scale``; a dash if a seed lacks the number."""
     middle = mean(values)
     if middle is None:
         found = sum(value is not None for value in values)
@@ -108,42 +107,42 @@ def spread(values: Values, form: str = ",.0f", scale: float = 1.0, unit: str = "
     return f"{middle * scale:{form}}{deviation}{unit}"
 
 
-def cost_table(target: float, found: Sequence[Outcome]) -> Table:
-    """What it takes to get to the target. Ratios are the first method's rollouts to the row's: above 1 is fewer."""
-    seeds = len(found[0].rollouts)
+def cost_table(target: float, costs: Sequence[MethodCost]) -> Table:
+    """Cost of reaching the target. The ratio is the first method's rollouts over the row's: 2.00 is half as many."""
+    seeds = len(costs[0].rollouts)
     table = Table(title=f"To a held-out accuracy of {target:.1%}; mean ± standard deviation of {seeds} seeds")
     table.add_column("method")
-    for column in ("rollouts", "ratio", "tokens, M", "hours", "steps", "best accuracy"):
+    for column in ("rollouts", "times fewer", "tokens, M", "hours", "steps", "best accuracy"):
         table.add_column(column, justify="right")
-    first = mean(found[0].rollouts)
-    for outcome in found:
-        needed = mean(outcome.rollouts)
+    first = mean(costs[0].rollouts)
+    for cost in costs:
+        needed = mean(cost.rollouts)
         table.add_row(
-            outcome.name,
-            spread(outcome.rollouts),
+            cost.name,
+            spread(cost.rollouts),
             f"{first / needed:.2f}" if first and needed else "-",
-            spread(outcome.tokens, ".1f", 1e-6),
-            spread(outcome.seconds, ".2f", 1 / 3600),
-            spread(outcome.steps),
-            spread(outcome.accuracy, ".1f", 100, " %"),
+            spread(cost.tokens, ".1f", 1e-6),
+            spread(cost.seconds, ".2f", 1 / 3600),
+            spread(cost.steps),
+            spread(cost.accuracy, ".1f", 100, " %"),
         )
     return table
 
 
-def waste_table(found: Sequence[Outcome]) -> Table:
-    """What was trained on, and what was not, over whole runs."""
+def waste_table(costs: Sequence[MethodCost]) -> Table:
+    """Signal of the trained batches, and the rollouts that were not trained on, over whole runs."""
     table = Table(title="Signal of the batches, and rollouts that were not trained on, by reason")
     table.add_column("method")
     for column in ("groups with a gradient", "rollouts", "delay"):
         table.add_column(column, justify="right")
     table.add_column("not trained")
-    for outcome in found:
-        shares = {reason.removeprefix("discarded: "): mean(values) for reason, values in outcome.waste.items()}
+    for cost in costs:
+        shares = {reason.removeprefix("discarded: "): mean(values) for reason, values in cost.waste.items()}
         table.add_row(
-            outcome.name,
-            spread(outcome.effective_groups, ".1f", 100, " %"),
-            spread(outcome.effective_rollouts, ".1f", 100, " %"),
-            spread(outcome.delay, ".2f"),
+            cost.name,
+            spread(cost.effective_groups, ".1f", 100, " %"),
+            spread(cost.effective_rollouts, ".1f", 100, " %"),
+            spread(cost.delay, ".2f"),
             ", ".join(f"{reason} {share:.0%}" for reason, share in shares.items() if share and share >= 0.005) or "-",
         )
     return table

@@ -1,4 +1,4 @@
-"""A model of re-rollouts from a prefix, to try a prefix controller on."""
+"""A model of re-rollouts from prefixes, on which a prefix controller can be tried."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 
 from recipe.prefix_sampling.prefix_control import PrefixControl
 from verl_ext import checks
+from verl_ext.lab.simulate.engine import PrefixEffect
 from verl_ext.lab.simulate.population import sigmoid
-from verl_ext.lab.simulate.prefix_effect import PrefixEffect
 
 LOGITS = np.linspace(-8, 8, 161)
 QUANTILES = [NormalDist().inv_cdf((i + 0.5) / 15) for i in range(15)]
@@ -19,13 +19,15 @@ QUANTILES = [NormalDist().inv_cdf((i + 0.5) / 15) for i in range(15)]
 
 @dataclass(frozen=True)
 class Children:
-    """Groups of n that start from a prefix whose ratio is still open, so that all controllers meet the same luck.
+    """Groups of n rollouts that start from a prefix whose ratio is not chosen yet.
+
+    The random numbers are drawn beforehand, so that all controllers are compared on the same ones.
 
     Attributes:
-        logits: (...) of success without a prefix.
-        gains: (...) by how much a whole parent trajectory would move the logit; negative for failing ones.
-        luck: (..., n) uniform; a rollout succeeds where it is below the success rate.
-        effect: of prefixes.
+        logits: (...) logits of success without a prefix.
+        gains: (...) change of the logit by a whole parent trajectory; negative for failed parents.
+        luck: (..., n) uniform in [0, 1]; a rollout succeeds where its number is below the success rate.
+        effect: the model of prefixes.
     """
 
     logits: np.ndarray
@@ -37,7 +39,7 @@ class Children:
         return Children(self.logits[index], self.gains[index], self.luck[index], self.effect)
 
     def pass_rates(self, ratio: float, shift: float = 0.0) -> np.ndarray:
-        """(...) observed with a prefix of ``ratio``; ``shift`` is added to the logits."""
+        """(...) pass rates observed with a prefix of ``ratio``; ``shift`` is added to the logits."""
         rates = sigmoid(self.effect.moved(self.logits, self.gains, ratio) + shift)
         return (self.luck < rates[..., None]).mean(axis=-1)
 
@@ -53,9 +55,8 @@ class Population:
         theta + gain rho^curvature + shift    from a success, for buckets k < n/2
         theta - gain rho^curvature + shift    from a failure, for buckets k > n/2
 
-    with one gain per prompt, see
-    :class:`~verl_ext.lab.simulate.prefix_effect.PrefixEffect`. ``shift`` is drift: whatever
-    makes children easier or harder in the course of training at the same k and the same ratio.
+    with one gain per prompt (:class:`~verl_ext.lab.simulate.engine.PrefixEffect`). ``shift`` is drift: children become
+    easier or harder during training at the same k and the same ratio.
     """
 
     n: int = 8
@@ -65,20 +66,20 @@ class Population:
     difficulty_spread: float = 1.5
 
     def children(self, bucket: int, shape: tuple[int, ...], rng: np.random.Generator) -> Children:
-        """Prompts of a bucket, drawn at random."""
+        """Children of random prompts of a bucket; ``shape`` is that of their logits."""
         logits = rng.choice(LOGITS, shape, p=self._posterior(bucket))
         gains = self._gains(bucket, rng.normal(size=shape))
         return Children(logits, gains, rng.random((*shape, self.n)), self.effect)
 
     def pass_rate(self, bucket: int, ratio: float, shift: float = 0.0) -> float:
-        """Mean over prompts, gains and rollouts, without noise."""
+        """Expected pass rate, over prompts, gains and rollouts."""
         gains = self._gains(bucket, np.array(QUANTILES))
         rates = sigmoid(self.effect.moved(LOGITS[:, None], gains, ratio) + shift)
         return float(self._posterior(bucket) @ rates.mean(axis=1))
 
     @property
     def effect(self) -> PrefixEffect:
-        """What prefixes do."""
+        """The model of prefixes."""
         return PrefixEffect(self.median_gain, self.gain_spread, self.curvature)
 
     def _gains(self, bucket: int, normal: np.ndarray) -> np.ndarray:
@@ -86,7 +87,7 @@ class Population:
         return side * self.effect.gains(normal)
 
     def _posterior(self, bucket: int) -> np.ndarray:
-        """Weight of each of ``LOGITS``, given k of n."""
+        """(len(LOGITS),) probability of each of ``LOGITS``, given k successes of n."""
         k = checks.number("bucket", bucket, 0, self.n)
         prior = -0.5 * (LOGITS / self.difficulty_spread) ** 2
         likelihood = -k * np.logaddexp(0, -LOGITS) - (self.n - k) * np.logaddexp(0, LOGITS)
@@ -97,15 +98,15 @@ class Population:
 def steer(
     control: PrefixControl, children: Mapping[int, Children], shifts: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Let a controller see children step by step; those of one step start from the same ratio.
+    """Give a controller the children step by step; all children of a step start from the same ratio.
 
     Args:
-        control: is changed.
+        control: the controller; its state changes.
         children: by controlled bucket, each (steps, groups).
-        shifts: (steps,) of the logits.
+        shifts: (steps,) drift of the logits.
 
     Returns:
-        (steps, buckets) ratios that were used, and (steps, buckets) mean pass rates that came of it.
+        (steps, buckets) ratios used, and (steps, buckets) mean pass rates observed.
     """
     ratios, pass_rates = np.empty((2, len(shifts), len(control.buckets)))
     for step, shift in enumerate(shifts):
