@@ -15,6 +15,7 @@ import hydra
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from verl_ext.checks import InvalidValue
 from verl_ext.estimation.by_name import BY_TEXT
 from verl_ext.policy import RolloutPolicy
 from verl_ext.resolvers import register_resolvers
@@ -137,9 +138,13 @@ def instantiate(config: DictConfig | dict[str, Any]) -> RolloutPolicy:
     """Make the policy that ``rollout_policy`` describes.
 
     Raises:
-        ValueError: with the first line of the error.
+        ValueError: hydra cannot make the policy, or the policy refuses its settings; in one sentence.
     """
     try:
         return hydra.utils.instantiate(config)
     except (hydra.errors.InstantiationException, OmegaConfBaseException, ValueError, TypeError) as error:
-        raise ValueError(str(error.__cause__ or error).split("\n")[0]) from error
+        cause = error.__cause__ or error
+        if isinstance(cause, InvalidValue) and re.split(r"[.\[]", cause.key)[0] in config:
+            raise ValueError(f"rollout_policy.{cause}") from error
+        lines = [line for line in str(cause).split("\n") if not line.strip().startswith(("full_key:", "object_type="))]
+        raise ValueError(" ".join(lines)) from error

@@ -72,7 +72,7 @@ def test_runs_stop_at_the_target(tmp_path):
         (["grpo", "--population", "hard"], "population='hard' is not valid"),
         (["grpo", "--stop-at-target"], "needs --target"),
         (["grpo n=1"], "rollout_policy.n=1 is not valid"),
-        (["grpo", "--mode", "async"], "mode='async'"),
+        (["grpo", "--mode", "async"], "mode=async is not valid: use one of sync, colocate_async"),
         (["grpo", "--fit", "absent.jsonl"], "absent.jsonl: there is no such file"),
         (["grpo rollout_driver.rollout_budget=99"], "it takes actor_rollout_ref.rollout.n, data.train_batch_size."),
         (["pilot_commit actor_rollout_ref.rollout.n=8"], "it takes data.seed, data.train_batch_size."),
