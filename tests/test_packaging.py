@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
@@ -125,6 +126,19 @@ def test_the_lock_holds_no_accelerator_package(lock):
 def test_the_lock_is_exact_and_sorted(lock):
     assert list(lock) == sorted(lock)
     assert all(name == canonical(name) for name in lock)
+
+
+def test_before_a_commit_the_same_ruff_runs_as_in_the_tests(metadata):
+    (ruff,) = (r for r in requirements(metadata, "dev") if r.name == "ruff")
+    repositories = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    (hook,) = (repository for repository in repositories if "ruff" in repository["repo"])
+    assert f"=={hook['rev'].removeprefix('v')}" == str(ruff.specifier)
+
+
+def test_every_paper_is_cited_with_the_link_of_its_recipe():
+    papers = yaml.safe_load((ROOT / "CITATION.cff").read_text())["references"]
+    assert len(papers) == 5
+    assert all(paper["url"] in (ROOT / paper["notes"] / "README.md").read_text() for paper in papers)
 
 
 def test_supported_pythons_are_those_of_verl(metadata):
