@@ -30,7 +30,7 @@ train_prefix_sampling() {  # train_prefix_sampling <the user's arguments>...: wi
   fi
   case ${BASELINE:-0} in
     0) train prefix_sampling "$@" ;;
-    1) NAME=baseline_$NAME; train prefix_sampling rollout_policy.replay=false "$@" ;;
+    1) NAME=baseline_$NAME; train prefix_sampling rollout_policy.use_prefixes=false "$@" ;;
     *) echo "error: BASELINE=$BASELINE is not valid; use 1 for the matched baseline, or 0" >&2; exit 2 ;;
   esac
 }

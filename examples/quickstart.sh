@@ -77,7 +77,7 @@ method_of() {  # method_of <run>: its recipe, and how it spends what every run o
     small/pilot_commit) METHOD=(pilot_commit rollout_policy.n_pilot=4 rollout_policy.n_commit=12) ;;
     smollm2/pilot_commit) METHOD=(pilot_commit rollout_policy.n_pilot=8 rollout_policy.n_commit=8) ;;
     agent/prefix_sampling) METHOD=(prefix_sampling) ;;
-    agent/baseline) METHOD=(prefix_sampling rollout_policy.replay=false) ;;
+    agent/baseline) METHOD=(prefix_sampling rollout_policy.use_prefixes=false) ;;
   esac
 }
 

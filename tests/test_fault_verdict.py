@@ -213,7 +213,7 @@ def swapped(trained, step):
 def test_a_prompt_that_was_replayed_is_not_trained_again_by_fault(resumed):
     resumed.record.batches[4] = [*resumed.record.batches[1][:1], *resumed.record.batches[4][1:]]
     assert resumed.faults(trained={}) == ["step 4 trained 1 prompts of step 1 again"]
-    replayed = resumed.after | {4: resumed.after[4] | {"prefix_sampling/replayed": 1.0}}
+    replayed = resumed.after | {4: resumed.after[4] | {"prefix_sampling/rerollouts": 1.0}}
     assert resumed.faults(trained={}, after=replayed) == []
 
 

@@ -1,7 +1,7 @@
-"""Executes what a policy asks for, on any engine, and keeps the books.
+"""Executes the requests of a policy on any engine, and counts every rollout.
 
-Method-blind and engine-blind: under verl the engine is the agent loop and TransferQueue, elsewhere anything with the
-two methods of :class:`Engine`.
+The controller knows neither methods nor engines. Under verl the engine is the agent loop with TransferQueue; elsewhere
+any object with the two methods of :class:`Engine` will do.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ Decided = TypeVar("Decided")
 
 
 class Engine(Protocol):
-    """What generates."""
+    """Generates rollouts."""
 
     def submit(self, wave: list[tuple[Group, int]]) -> None:
         """Start generating this many more rollouts for each group, in this order of priority."""
 
     def release(self, groups: list[Group]) -> None:
-        """Forget these groups; nothing of them will be trained on."""
+        """Drop these groups; none of their rollouts will be trained on."""
 
 
 class RolloutController:
     """One run's policy, live groups, prompt stream and ledger.
 
-    A step is: :meth:`begin_step`; then :meth:`finish_waves` as often as waves finish; :meth:`take_batch` in between
-    until it returns groups; :meth:`fill_batch` is those two. ``outstanding`` counts rollouts that are being generated.
+    A training step is :meth:`begin_step`, then :meth:`finish_waves` whenever waves finish, and :meth:`take_batch` after
+    each until it returns groups. :meth:`fill_batch` is this loop for engines that can be waited for.
     """
 
     VERSION = 3
@@ -60,7 +60,7 @@ class RolloutController:
         self.decision_seconds = 0.0
         self._live_prompts: set[str] = set()
         self._groups_created = 0
-        self._outstanding = 0  # kept: the sum over thousands of live groups would be taken at every look
+        self._outstanding = 0  # a running sum, because the driver reads it at every poll
         self._batch: list[Group] = []
 
     @property
@@ -73,7 +73,7 @@ class RolloutController:
         return type(self.policy).__name__
 
     def begin_step(self, step: int) -> None:
-        """Let the policy open training step ``step`` and submit what it asks for."""
+        """Let the policy open training step ``step``, and submit its requests."""
         self.step = step
         self.decision_seconds = 0.0
         self._batch = []
@@ -81,7 +81,7 @@ class RolloutController:
         self._execute(self._decide(self.policy.start_step, step, self.prompts.draw))
 
     def finish_waves(self, waves: list[tuple[str, list[Rollout]]]) -> None:
-        """Hand in waves that have finished: (group id, its new rollouts), failed ones included."""
+        """Hand in finished waves: pairs of a group id and all new rollouts of the group, failed rollouts included."""
         groups = []
         for group_id, rollouts in waves:
             group = self.live[group_id]
@@ -106,7 +106,7 @@ class RolloutController:
         self._execute(actions)
 
     def take_batch(self) -> list[Group]:
-        """The groups to train on now, or []. They are counted as trained and leave the live set."""
+        """The groups to train on now, or []. The ledger counts them as trained, and they are no longer live."""
         groups = self._decide(self.policy.take_batch)
         prompts = {group.prompt.id for group in groups}
         if len(prompts) != len(groups):
@@ -120,7 +120,7 @@ class RolloutController:
         return self._batch
 
     def check_progress(self) -> None:
-        """Raise CannotFillBatch if nothing is being generated and the policy has no batch: it would wait for ever."""
+        """Raise CannotFillBatch if no rollout is outstanding, since a policy without a batch would wait for ever."""
         if self.outstanding == 0:
             raise CannotFillBatch(
                 f"step {self.step}: {self.policy_name} has no batch to train on and asks for no more rollouts "
@@ -129,11 +129,11 @@ class RolloutController:
             )
 
     def fill_batch(self, finish: Callable[[], list[tuple[str, list[Rollout]]]], drain: bool = True) -> list[Group]:
-        """The step's batch, where nobody has to wait for the engine.
+        """The batch of the step, from an engine that can be waited for.
 
         Args:
-            finish: gives the waves that finish next; asked only while some are outstanding.
-            drain: also let all that is outstanding finish.
+            finish: returns the waves that finish next; called only while rollouts are outstanding.
+            drain: also wait for all outstanding rollouts.
         """
         batch: list[Group] = []
         while True:
@@ -144,7 +144,7 @@ class RolloutController:
             self.finish_waves(finish())
 
     def metrics(self) -> dict[str, float]:
-        """Everything that is logged for the step whose batch was just taken. Checks the books."""
+        """All metrics of the step whose batch was just taken. Checks the ledger."""
         self.ledger.check(self.live.values())
         return {
             **self.ledger.metrics(),
@@ -157,7 +157,7 @@ class RolloutController:
         }
 
     def state_dict(self) -> dict:
-        """JSON-able state of the whole run, the position in the data excepted."""
+        """JSON-able state of the whole run, except the position in the data."""
         return {
             "version": self.VERSION,
             "step": self.step,
@@ -183,14 +183,14 @@ class RolloutController:
         self.ledger.check(self.live.values())
 
     def resubmit_unfinished(self) -> int:
-        """After a restart: generate anew every wave that had not finished. Returns how many rollouts that is."""
+        """After a restart, generate every unfinished wave anew. Returns the number of rollouts requested."""
         wave = [(group, group.outstanding) for group in self.live.values() if group.outstanding]
         if wave:
             self.engine.submit(wave)
         return sum(count for _, count in wave)
 
     def _execute(self, actions: list[Action]) -> None:
-        """All requests of one call go to the engine together; a one-prompt submission would load one worker only."""
+        """Submit all requests of one call together, so that the engine can spread them over its workers."""
         wave: list[tuple[Group, int]] = []
         released: list[Group] = []
         for action in actions:
@@ -222,7 +222,7 @@ class RolloutController:
         return group
 
     def _known(self, group: Group) -> Group:
-        """The run's own object: a policy restored from a checkpoint may hold an equal copy."""
+        """The live group itself: a policy restored from a checkpoint may hold an equal copy."""
         if group.id not in self.live:
             raise RuntimeError(f"{self.policy_name} acts on group {group.id}, which is not alive")
         if self.live[group.id].outstanding:
@@ -245,7 +245,7 @@ class RolloutController:
 
 
 def check_written_by(state: Mapping, policy_name: str) -> None:
-    """Raise ValueError unless the state of a run is one of this policy."""
+    """Raise ValueError unless this policy wrote ``state``."""
     written_by = state["policy"]["class"]
     if written_by != policy_name:
         raise ValueError(

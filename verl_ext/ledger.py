@@ -1,4 +1,4 @@
-"""Where every rollout went, to the unit."""
+"""Counts where every rollout went."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from verl_ext.policy import Group, Rollout, check_state_version, has_spread
 class Ledger:
     """Counts each rollout once: ``sampled = trained + buffered + discarded(reason) + failed``.
 
-    ``sampled`` counts a rollout when its wave has finished. ``failed`` are requested rollouts that brought nothing
-    usable. ``buffered`` are the usable ones of groups that are still alive; it is a level, the others only grow.
+    A rollout is ``sampled`` once its wave has finished, and ``failed`` if it brought no usable response. ``buffered``
+    counts the usable rollouts of live groups. ``buffered`` rises and falls; the other counts only grow.
     """
 
     VERSION = 1
@@ -37,12 +37,12 @@ class Ledger:
         self._count("rollouts/sampled", len(rollouts))
         self._count("tokens/sampled", sum([rollout.tokens for rollout in rollouts]))
         for name, count in (
-            ("tokens/replayed", sum([rollout.prefix_tokens for rollout in rollouts])),
+            ("tokens/prefix", sum([rollout.prefix_tokens for rollout in rollouts])),
             ("rollouts/truncated", sum([rollout.truncated for rollout in rollouts])),
             ("rollouts/diverged", sum([rollout.diverged for rollout in rollouts])),
             ("rollouts/failed", failed),
         ):
-            if count:  # a name appears once there is something to count
+            if count:  # a metric appears with its first count
                 self._count(name, count)
         self.buffered += len(rollouts) - failed
 
@@ -62,7 +62,7 @@ class Ledger:
         self.buffered -= usable
 
     def check(self, live: Iterable[Group]) -> None:
-        """Raise RuntimeError unless the books balance with the groups that are alive."""
+        """Raise RuntimeError unless the counts balance with the live groups."""
         buffered = sum(len(group.usable) for group in live)
         left = self.total["rollouts/sampled"]
         right = self.total["rollouts/trained"] + buffered + self.discarded_total + self.total["rollouts/failed"]
@@ -77,7 +77,7 @@ class Ledger:
         return sum(count for name, count in self.total.items() if name.startswith("rollouts/discarded_"))
 
     def metrics(self) -> dict[str, float]:
-        """Counts of this step under their name, of the whole run with ``_total`` behind it."""
+        """Counts of this step by name, and counts of the whole run by name with the suffix ``_total``."""
         names = {"rollouts/sampled", "rollouts/trained", "rollouts/failed", "tokens/sampled", *self.total}
         values = {name: float(self.step[name]) for name in sorted(names)}
         values |= {f"{name}_total": float(self.total[name]) for name in sorted(names)}
@@ -103,11 +103,11 @@ class Ledger:
 
 
 def batch_metrics(groups: list[Group], step: int) -> dict[str, float]:
-    """What is trained on at ``step``: signal, split and age of the batch.
+    """Signal, allocation and delay of the batch that is trained on at ``step``.
 
-    ``effective_ratio`` is the share of groups, or of rollouts (Knapsack-RL eq. 4), whose group has rewards that differ,
-    i.e. that have a gradient at all. Names that begin with ``groups/`` weigh prompts equally, with ``rollouts/``
-    rollouts; allocation pulls the two apart.
+    ``effective_ratio`` is the share of groups, or of rollouts (Knapsack-RL eq. 4), whose group has different rewards
+    and therefore a gradient. Metrics under ``groups/`` weigh prompts equally, metrics under ``rollouts/`` rollouts
+    equally; allocation makes the two differ.
     """
     if not groups:
         return {}

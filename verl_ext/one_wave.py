@@ -1,4 +1,4 @@
-"""One wave, divided by what is believed beforehand: what VIP and Knapsack-RL share."""
+"""Base class of policies that allocate one wave of rollouts by predicted success rates."""
 
 from __future__ import annotations
 
@@ -29,13 +29,12 @@ logger = logging.getLogger(__name__)
 
 
 class OneWave(RolloutPolicy):
-    """``train_batch_size`` prompts share a budget of ``n`` rollouts each, by predicted success rates and a rule.
+    """An estimator predicts success rates, and an allocator divides ``n`` rollouts per prompt among the prompts.
 
-    Prompts that the estimator has not seen, where it has nothing to go by, get ``n`` each; the rule divides what is
-    left among the others.
+    Prompts without a prediction get ``n`` rollouts each; the allocator divides the rest of the budget.
 
-    With ``dynamic_sampling``, groups whose rewards do not differ are dropped and replaced by those of further prompts,
-    for at most ``max_rounds`` rounds (Knapsack-RL Appendix G.5).
+    With ``dynamic_sampling``, groups whose rewards are all equal are discarded and replaced by groups of further
+    prompts, for at most ``max_rounds`` rounds (Knapsack-RL Appendix G.5).
 
     Args:
         train_batch_size: prompts per training step (B).
@@ -43,17 +42,17 @@ class OneWave(RolloutPolicy):
         lower: rollouts of a prompt at least.
         upper: rollouts of a prompt at most.
         estimator: a name, see :class:`~verl_ext.estimation.by_name.PromptEstimator`.
-        estimator_options: its further arguments.
-        allocator: a rule, see :mod:`verl_ext.allocation.by_name`.
-        names: what the method calls ``lower`` and ``upper``, for refusals.
-        allocator_options: its further arguments.
+        estimator_options: further arguments of the estimator.
+        allocator: a name, see :mod:`verl_ext.allocation.by_name`.
+        names: the method's own names for ``lower`` and ``upper``, for error messages.
+        allocator_options: further arguments of the allocator.
         rewards: ``binary``: success rates are predicted; ``continuous``: reward variances.
-        dynamic_sampling: refill what has no signal.
+        dynamic_sampling: replace groups without signal.
         max_rounds: rounds per step, with ``dynamic_sampling``.
         prompt_weight: see :class:`~verl_ext.policy.RolloutPolicy`.
     """
 
-    name = "one_wave"  # of the metrics
+    name = "one_wave"  # prefix of the metrics' names
 
     def __init__(
         self,
@@ -93,14 +92,14 @@ class OneWave(RolloutPolicy):
         if self.continuous:
             self._require_for_continuous(estimator, estimator_options)
         self.estimator = PromptEstimator(estimator, estimator_options)
-        for prompts in (2, 3):  # refuse now a rule or options that cannot work, or only for one number of prompts
+        for prompts in (2, 3):  # two sizes, to refuse options of a fixed length as well
             self._allocate(np.full(prompts, 0.5), 2.0)
         self._awaited = self._rounds = 0
         self._ready: list[Group] = []
         self._finished: list[Group] = []
         self._predicted: dict[str, float] = {}
         self._prediction_metrics: dict[str, float] = {}
-        self._moving_average = MovingAverage()  # what any predictor has to beat
+        self._moving_average = MovingAverage()  # baseline that the estimator should beat
 
     def _require_for_continuous(self, estimator: str, options: Mapping[str, Any]) -> None:
         valid = "rewards=continuous needs one that takes reward variances: gradient_variance or inverse_variance"
@@ -183,7 +182,7 @@ class OneWave(RolloutPolicy):
         return batch
 
     def learn(self, groups: list[Group]) -> None:
-        """Compare the predictions with what came, then let the estimator see it."""
+        """Compare the predictions with the observed success rates, then update the estimator."""
         if self.continuous:
             groups = [group for group in groups if len(group.usable) > 1]  # one reward has no variance
         prompts = [group.prompt for group in groups]
@@ -222,10 +221,10 @@ class OneWave(RolloutPolicy):
 
 
 def prediction_metrics(predicted: np.ndarray, realised: np.ndarray, bins: int = 10) -> dict[str, float]:
-    """How good predictions were: mean absolute error, correlation, and expected calibration error over equal bins.
+    """Mean absolute error, correlation, and expected calibration error of predictions.
 
-    Calibration is the mean, over bins of the prediction, of |mean predicted - mean realised|, weighed by their size.
-    The realised rates are of few rollouts, so even perfect predictions have an error.
+    The calibration error is the mean of |mean predicted - mean realised| over equal bins of the prediction, weighted by
+    their numbers of prompts. Realised rates come from few rollouts, so even perfect predictions have an error.
     """
     if not predicted.size:
         return {}

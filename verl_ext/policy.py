@@ -1,7 +1,7 @@
-"""The protocol: a policy decides where rollouts go, a driver executes.
+"""The protocol: a policy decides where rollouts go, and a driver executes the decisions.
 
-The same policy object runs under verl (:mod:`verl_ext.driver`) and without it (:mod:`verl_ext.controller` with any
-engine). Nothing here imports verl, ray or torch.
+The same policy object runs under verl (:mod:`verl_ext.driver`) and, with :mod:`verl_ext.controller`, on any other
+engine. This module imports numpy only.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Prompt:
     Attributes:
         id: stable across epochs and restarts (a hash of data source, messages and ground truth).
         row: index into the training data set, in [0, number of rows).
-        metadata: the row's ``data_source`` and ``extra_info``, for estimators that need more than the id.
+        metadata: further fields of the row; under verl, its ``data_source``.
     """
 
     id: str
@@ -39,17 +39,17 @@ class Rollout:
     """One response.
 
     Attributes:
-        reward: scalar reward of the whole response (nan if failed).
-        correct: verifier's verdict; None where the reward function does not say.
-        tokens: generated tokens, the policy's own only.
-        prefix_tokens: replayed tokens in front of them; never generated, never in the loss.
-        policy_version: training steps done by the oldest weights that generated a token of it (0: before step 1).
-        failed: nothing usable came back; counted, never trained on.
-        truncated: cut off by a limit (response length, number of turns) before the policy ended it.
-        diverged: failed because an environment did not answer a replayed step as it did the first time.
-        components: whatever numbers the reward function reports beside the score, by name.
-        trajectory: its tokens, for policies that ask (:attr:`RolloutPolicy.reads_trajectories`); not kept over a
-            restart.
+        reward: scalar reward of the whole response; nan if the rollout failed.
+        correct: verdict of the verifier; None if the reward function reports none.
+        tokens: number of tokens that the policy generated.
+        prefix_tokens: number of prefix tokens in front of the generated ones; they are never in the loss.
+        policy_version: version of the oldest weights that generated a token. Version t means weights after t training
+            steps, so rollouts of step 1 have version 0.
+        failed: the rollout brought no usable response; failed rollouts are counted and never trained on.
+        truncated: a limit (response length, number of turns) ended the response before the policy did.
+        diverged: the rollout failed because an environment answered a prefix step differently than at first.
+        components: further numbers that the reward function reports, by name.
+        trajectory: the tokens, if the policy sets :attr:`RolloutPolicy.reads_trajectories`; not saved in checkpoints.
     """
 
     reward: float
@@ -70,10 +70,10 @@ class Group:
 
     Attributes:
         id: unique over the whole run.
-        prompt: what the rollouts answer.
-        rollouts: all that have finished, failed ones included, in order of the waves.
-        outstanding: how many have been requested and have not finished.
-        prefix: what every one of them starts from instead of from the bare prompt.
+        prompt: the prompt that the rollouts answer.
+        rollouts: all finished rollouts in the order of their waves, failed rollouts included.
+        outstanding: number of requested rollouts that have not finished.
+        prefix: trajectory from which every rollout of the group starts; None: the bare prompt.
     """
 
     id: str
@@ -94,9 +94,9 @@ class Group:
 
     @property
     def verdicts(self) -> list[bool] | None:
-        """Whether each usable rollout is correct, or None where the reward is not a verdict.
+        """Whether each usable rollout is correct; None if the rewards are not verdicts.
 
-        The verifier's word (``correct``) counts first; without it, rewards that are all 0 or 1 are verdicts.
+        ``Rollout.correct`` decides if every rollout has a value. Otherwise rewards that are all 0 or 1 are verdicts.
         """
         usable = self.usable
         if all(rollout.correct is not None for rollout in usable):
@@ -107,10 +107,10 @@ class Group:
 
     @property
     def success_rate(self) -> float:
-        """Share of correct rollouts; where rewards are no verdicts, their mean, if all of them are in [0, 1].
+        """Share of correct rollouts; without verdicts, the mean of rewards that all lie in [0, 1].
 
         Raises:
-            BadReward: rewards that are neither.
+            BadReward: there are no verdicts, and a reward lies outside [0, 1].
         """
         verdicts = self.verdicts
         rewards = self.rewards if verdicts is None else np.array(verdicts, dtype=np.float64)
@@ -124,18 +124,18 @@ class Group:
 
     @property
     def policy_version(self) -> int:
-        """Version of the oldest weights behind any usable rollout; raises ValueError if there is none."""
+        """Version of the oldest weights behind a usable rollout; raises ValueError if no rollout is usable."""
         return min(rollout.policy_version for rollout in self.usable)
 
     def delay(self, step: int) -> int:
-        """Off-policy delay when trained at ``step``: versions between its oldest rollout and the current weights.
+        """Off-policy delay if trained at ``step``: versions between the group's oldest rollout and the weights.
 
-        Step t trains weights of version t - 1, so rollouts generated within the step have delay 0.
+        Step t trains the weights of version t - 1, so rollouts generated within the step have delay 0.
         """
         return (step - 1) - self.policy_version
 
     def state_dict(self) -> dict:
-        """JSON-able; :meth:`from_state_dict` is its inverse."""
+        """JSON-able form; :meth:`from_state_dict` is the inverse."""
         prompt = [self.prompt.id, self.prompt.row, dict(self.prompt.metadata)]
         rows = [
             [
@@ -170,10 +170,10 @@ class Group:
 
 @dataclass(frozen=True)
 class Request:
-    """Generate ``rollouts`` more for a prompt (a new group) or for a group (its next wave).
+    """Generate ``rollouts`` more for a prompt (opens a group) or for a group (its next wave).
 
-    With ``prefix``, every rollout of the new group starts from it: its tokens are replayed, never generated and never
-    in the loss. All rollouts of a group start from the same state, or their rewards could not be compared.
+    With ``prefix``, every rollout of the new group starts from these tokens, which are not generated and not in the
+    loss. All rollouts of a group share one start, so that their rewards can be compared.
     """
 
     target: Prompt | Group
@@ -188,7 +188,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Discard:
-    """Give a group up. ``reason`` becomes the metric ``rollouts/discarded_<reason>``."""
+    """Drop a group without training on it. ``reason`` becomes the metric ``rollouts/discarded_<reason>``."""
 
     group: Group
     reason: str
@@ -208,7 +208,7 @@ class Draw(Protocol):
     """Takes the next prompts of the data."""
 
     def __call__(self, count: int, but: Collection[str] = ()) -> list[Prompt]:
-        """``count`` prompts, each once, passing over evicted ones, those with a live group, and the ids in ``but``."""
+        """``count`` different prompts; skips evicted prompts, prompts with a live group, and the ids in ``but``."""
 
 
 @dataclass(frozen=True)
@@ -235,14 +235,14 @@ class Panel:
 class RolloutPolicy:
     """Decides which prompts get how many rollouts, and which groups are trained on.
 
-    Each training step the driver calls :meth:`start_step`, then :meth:`on_group` whenever everything requested for a
-    group has finished, and after each such call :meth:`take_batch` until it returns groups. A group that is neither
-    taken nor discarded stays where it is, across steps and restarts: that is buffering, and needs no action.
+    In each training step the driver calls :meth:`start_step`, then :meth:`on_group` whenever all requested rollouts of
+    a group have finished, and :meth:`take_batch` after each of these calls until a batch is returned. A group that is
+    neither taken nor discarded stays buffered, across steps and restarts; buffering needs no action.
 
     Attributes:
-        prompt_weight: what a prompt counts in the loss. ``"equal"``: 1/B, however many rollouts it got;
-            ``"rollouts"``: in proportion to its rollouts.
-        total_steps: training steps of the whole run (None: open end); known once the run has started.
+        prompt_weight: weight of a prompt in the loss. ``"equal"``: 1/B, whatever its number of rollouts;
+            ``"rollouts"``: in proportion to its number of rollouts.
+        total_steps: training steps of the whole run, set by :meth:`start_run`; None: no fixed end.
         reads_trajectories: whether rollouts carry their tokens.
         panels: plots of the method's own metrics, for the lab's report.
     """
@@ -264,39 +264,39 @@ class RolloutPolicy:
         """Raise :class:`~verl_ext.checks.InvalidValue` if the settings cannot work in this ``trainer_mode``."""
 
     def start_run(self, total_steps: int | None, texts: Sequence[str]) -> None:
-        """Called once, before the first step and before any state is loaded.
+        """The driver calls this once, before the first step and before it loads any state.
 
-        ``texts[row]`` is the text of a prompt, for estimators that embed it; it is read from disk when asked for.
+        ``texts[row]`` is the text of the prompt in that row, read from disk on access, for estimators that embed it.
         """
         self.total_steps = total_steps
 
     def start_step(self, step: int, draw: Draw) -> list[Action]:
         """Begin training step ``step`` (1, 2, ...).
 
-        ``draw(k)`` takes the next k prompts of the data, skipping evicted ones and those that have a live group; it
-        returns fewer when there are not that many; ``draw(k, but=ids)`` passes over these too. It stays valid until the
-        next call of ``start_step``.
+        ``draw(k)`` takes the next k prompts of the data and skips evicted prompts and prompts with a live group;
+        ``draw(k, but=ids)`` skips these ids too. The list is shorter if the data has fewer such prompts. ``draw`` stays
+        valid until the next call of ``start_step``.
         """
         raise NotImplementedError
 
     def on_group(self, group: Group) -> list[Action]:
-        """All that was requested for ``group`` has finished."""
+        """All requested rollouts of ``group`` have finished: ask for more, discard, evict, or keep the group."""
         raise NotImplementedError
 
     def take_batch(self) -> list[Group]:
-        """The groups to train on now, or [] while there are not enough. They leave the policy."""
+        """The groups to train on now, which leave the policy; [] while the batch is not complete."""
         raise NotImplementedError
 
     def state_dict(self) -> dict:
-        """Everything needed to go on after a restart; JSON-able, with a ``version``."""
+        """JSON-able state from which :meth:`load_state_dict` continues after a restart; holds a ``version``."""
         return {"version": 1}
 
     def load_state_dict(self, state: Mapping) -> None:
-        """Inverse of :meth:`state_dict`; raises ValueError for a version it does not know."""
+        """Inverse of :meth:`state_dict`; raises ValueError for an unknown version."""
         check_state_version(state, 1, type(self).__name__)
 
     def metrics(self) -> dict[str, float]:
-        """Flat floats of the step that was just trained, under the method's own name."""
+        """Metrics of the step that was just trained, as flat floats under the method's own name."""
         return {}
 
 
@@ -310,6 +310,6 @@ def check_state_version(state: Mapping, expected: int, owner: str) -> None:
 
 
 def has_spread(rewards: Sequence[float] | np.ndarray, tolerance: float = 1e-6) -> bool:
-    """Whether rewards differ by more than float noise, so that the group has a non-zero advantage somewhere."""
+    """Whether rewards differ by more than float noise, so that some advantage of the group is not zero."""
     rewards = np.asarray(rewards, dtype=np.float64)
     return rewards.size > 1 and bool(np.ptp(rewards) > tolerance * max(1.0, float(np.abs(rewards).max())))

@@ -57,8 +57,8 @@ class PromptStream:
     """Endless epochs over the training data.
 
     Args:
-        rows: yields every row of the data once per epoch, epoch after epoch, without end. Its position is saved by
-            whoever owns it (verl saves its data loader), not here.
+        rows: yields every row of the data once per epoch, epoch after epoch, without end. The owner of the iterator
+            saves its position (verl saves its data loader).
         rows_per_epoch: number of rows in the data set.
         is_live: whether a prompt id has a live group. Such a prompt is passed over, so no batch holds a prompt twice.
     """

@@ -1,4 +1,4 @@
-"""What a response consists of, and the first part of it that another rollout can start from."""
+"""The tokens of a response, and prefixes from which other rollouts can start."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 
 class Span(NamedTuple):
-    """Neighbouring tokens of one origin: ``start <= position < stop``."""
+    """Consecutive tokens with the same origin: ``start <= position < stop``."""
 
     start: int
     stop: int
@@ -20,16 +20,16 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Trajectory:
-    """The tokens of a response, and which of them the policy generated; the others are what an environment answered.
+    """The tokens of a response: turns that the policy generated, and observations that an environment answered.
 
-    A prefix of a trajectory is a trajectory too. Five bytes per token.
+    A prefix of a trajectory is a trajectory too. A trajectory takes five bytes per token.
 
     Args:
         tokens: (T,) token ids, T at least 1.
-        generated: (T,) True where the policy generated the token; the first one always is.
+        generated: (T,) True where the policy generated the token; the first entry must be True.
 
     Raises:
-        ValueError: the two differ in length, are empty, or begin with an observation.
+        ValueError: the arrays differ in length, are empty, or begin with an observation.
     """
 
     tokens: np.ndarray
@@ -51,12 +51,12 @@ class Trajectory:
 
     @property
     def bytes(self) -> int:
-        """What it occupies in memory."""
+        """Size in memory."""
         return self.tokens.nbytes + self.generated.nbytes
 
     @property
     def spans(self) -> list[Span]:
-        """Turns of the policy and observations, alternating; the first is a turn."""
+        """Turns of the policy and observations, alternating, beginning with a turn."""
         spans, start = [], 0
         for generated, members in groupby(self.generated.tolist()):
             stop = start + len(list(members))
@@ -65,10 +65,10 @@ class Trajectory:
         return spans
 
     def prefix(self, ratio: float) -> Trajectory | None:
-        """The first part of it; None where there is nothing to cut.
+        """The first part of the trajectory; None if that would be the whole trajectory.
 
-        With K interactions with an environment (a turn and the observation that answers it) the first max(1, ⌊ratio·K⌋)
-        of them; without any, the first max(1, ⌊ratio·T⌋) tokens, always less than the whole.
+        An interaction is a turn with the observation that answers it. A trajectory with K interactions is cut after
+        max(1, ⌊ratio·K⌋) of them, a trajectory without interactions after max(1, ⌊ratio·T⌋) tokens.
 
         Source: *Rollout Pass-Rate Control*, §2.2.
 
@@ -85,7 +85,7 @@ class Trajectory:
         return None if stop >= len(self) else Trajectory(self.tokens[:stop], self.generated[:stop])
 
     def state_dict(self) -> dict:
-        """JSON-able: the tokens, and the lengths of the spans."""
+        """JSON-able form: the tokens, and the lengths of the spans."""
         return {"tokens": self.tokens.tolist(), "spans": [span.stop - span.start for span in self.spans]}
 
     @classmethod

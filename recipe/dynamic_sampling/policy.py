@@ -1,4 +1,4 @@
-"""Dynamic sampling: the second baseline."""
+"""Dynamic sampling (DAPO): the second baseline."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ logger = logging.getLogger(__name__)
 
 
 class DynamicSampling(RolloutPolicy):
-    """Sample s·B prompts with ``n`` rollouts each, drop groups without reward spread, refill until B are left.
+    """Sample rounds of s·B prompts with ``n`` rollouts each until B groups have different rewards.
 
-    Rounds of s·B prompts are sampled until B groups have spread or ``max_rounds`` is reached; a step that is still
-    short trains on what it has. Groups beyond B are dropped, as in the authors' implementation.
+    Groups whose rewards are all equal are discarded, and so are groups beyond B, as in the authors' implementation.
+    After ``max_rounds`` rounds the step trains on the groups found so far.
 
     Source: Yu et al., DAPO (arXiv 2503.14476), section 3.2; s = 3 as in the Pilot-Commit paper, section 4.3.
 
     Args:
         train_batch_size: prompts per training step (B).
         n: rollouts per prompt (G).
-        s: prompts per round, in units of B.
-        max_rounds: rounds per step.
+        s: oversampling factor; a round has s·B prompts, rounded up.
+        max_rounds: most rounds per step.
         prompt_weight: see :class:`~verl_ext.policy.RolloutPolicy`.
     """
 
@@ -68,7 +68,7 @@ class DynamicSampling(RolloutPolicy):
         return batch
 
     def _sample_round(self) -> list[Action]:
-        """The next round of prompts if one is needed and allowed; else close the batch."""
+        """Request the next round of prompts, or close the batch if it is full or ``max_rounds`` is reached."""
         if len(self._ready) < self.train_batch_size and self._rounds < self.max_rounds:
             prompts = self._draw(self.sampling_batch_size)
             if prompts:

@@ -1,4 +1,4 @@
-"""Uniform allocation: the baseline every method is compared with."""
+"""Uniform allocation (GRPO): the baseline for every method."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from verl_ext.policy import PROMPT_WEIGHT, Action, Discard, Draw, Group, Request
 
 
 class Uniform(RolloutPolicy):
-    """GRPO as verl ships it: ``train_batch_size`` prompts with ``n`` rollouts each, all trained on.
+    """GRPO as in verl: ``train_batch_size`` prompts with ``n`` rollouts each, all of them trained on.
 
     Source: Shao et al., DeepSeekMath (arXiv 2402.03300), section 4.1.
 

@@ -1,4 +1,4 @@
-"""HORA: a few pre-rollouts for every prompt, then the exact posterior hit-utility optimum of the rest."""
+"""HORA: a few pre-rollouts per prompt, then the allocation with the largest posterior hit utility."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from verl_ext.policy import PROMPT_WEIGHT, Action, Discard, Draw, Group, Request
 class Hora(RolloutPolicy):
     """Hit-Utility Optimal Rollout Allocation.
 
-    Phase A: ``G0`` rollouts for each of ``train_batch_size`` prompts. Phase B: what is left of ``G`` per prompt goes
-    where the posterior chance of a further correct rollout is largest. Both waves are one group.
+    Phase A generates ``G0`` rollouts for each of ``train_batch_size`` prompts. Phase B divides the remaining budget,
+    G - G0 per prompt, for the largest sum of posterior hit probabilities. Both waves form one group.
 
-    The batch is split into ``shards`` of neighbouring prompts with a budget of their own (Appendix C); a shard's
-    phase B starts when its own phase A is complete.
+    The batch is split into ``shards`` of neighbouring prompts, each with its own budget (Appendix C). Phase B of a
+    shard starts when its phase A is complete.
 
     Source: Wang et al. 2026, *Where to Spend Rollouts: Hit-Utility Optimal Rollout Allocation for Group-Based RLVR*,
     §3.2, Algorithm 1, Appendices C and F.
@@ -32,17 +32,17 @@ class Hora(RolloutPolicy):
         train_batch_size: prompts per training step (Γ).
         G: rollouts per prompt on average.
         G0: pre-rollouts per prompt, fewer than G.
-        alpha0: of the Beta prior.
-        beta0: of the Beta prior.
-        shards: parts of the batch.
-        upper: additional rollouts of a prompt at most; None: no limit.
-        estimator: what predicts a prior per prompt (Appendix F); None: Beta(alpha0, beta0).
-        estimator_options: its further arguments.
-        allocator: ``hit_utility``; the ablation's ``hard_first``; or any other rule.
-        allocator_options: its further arguments.
-        warm_up_component: uniform GRPO until this entry of the rewards is good enough; None: no warm-up.
-        warm_up_threshold: mean that is good enough.
-        warm_up_cycles: steps in a row that have it.
+        alpha0: first parameter of the Beta prior.
+        beta0: second parameter of the Beta prior.
+        shards: number of shards of the batch.
+        upper: most additional rollouts of a prompt; None: no limit.
+        estimator: name of an estimator that predicts a prior per prompt (Appendix F); None: Beta(alpha0, beta0).
+        estimator_options: further arguments of the estimator.
+        allocator: ``hit_utility``; ``hard_first`` for the ablation; or any other allocator.
+        allocator_options: further arguments of the allocator.
+        warm_up_component: reward component that ends the warm-up with uniform GRPO; None: no warm-up.
+        warm_up_threshold: mean of the component that counts as learned.
+        warm_up_cycles: consecutive steps with a learned mean that end the warm-up.
         prompt_weight: see :class:`~verl_ext.policy.RolloutPolicy`.
     """
 
@@ -90,14 +90,14 @@ class Hora(RolloutPolicy):
             checks.require(not estimator_options, "estimator_options", estimator_options, valid)
         self.warm_up = WarmUp(warm_up_component, warm_up_threshold, warm_up_cycles)
         self.prompt_weight = prompt_weight
-        for prompts in (2, 3):  # refuse now a rule or options that cannot work, or only for one number of prompts
+        for prompts in (2, 3):  # two sizes, to refuse options of a fixed length as well
             self._divide(np.full(prompts, 0.5), np.full(prompts, 0.5 * self.G0))
         self._start_batch()
         self._share: Counter[str] = Counter()
 
     def _start_batch(self) -> None:
-        self._shard_of: dict[str, int] = {}  # prompt id -> shard, while its pre-rollouts are out
-        self._awaited: Counter[int] = Counter()  # shard -> groups whose pre-rollouts are out
+        self._shard_of: dict[str, int] = {}  # prompt id -> shard, while pre-rollouts are generated
+        self._awaited: Counter[int] = Counter()  # shard -> number of groups whose pre-rollouts are generated
         self._pre_rolled: dict[int, list[Group]] = {}
         self._outstanding = 0
         self._ready: list[Group] = []
@@ -138,7 +138,7 @@ class Hora(RolloutPolicy):
         return []
 
     def _phase_b(self, groups: list[Group]) -> list[Action]:
-        """Divide the shard's rest; groups whose pre-rollouts all failed get none of it."""
+        """Divide the remaining budget of a shard. Groups whose pre-rollouts all failed get no further rollouts."""
         actions: list[Action] = []
         usable = [group for group in groups if group.usable]
         actions += [action for group in groups if not group.usable for action in self._finish(group)]
@@ -164,7 +164,7 @@ class Hora(RolloutPolicy):
         return hit_utility.prior_from_prediction(rates, self.estimator.strength(prompts))
 
     def _divide(self, rates: np.ndarray, strength: np.ndarray, budget: int | None = None) -> np.ndarray:
-        """(n,) additional rollouts by the posterior Beta(s p, s (1 - p)) of each prompt."""
+        """(n,) additional rollouts for prompts with posteriors Beta(s p, s (1 - p))."""
         budget = rates.size * (self.G - self.G0) if budget is None else budget
         upper = budget if self.upper is None else max(self.upper, -(-budget // rates.size))
         total = rules.allocate(
@@ -204,7 +204,7 @@ class Hora(RolloutPolicy):
             self.estimator.load_state_dict(state["estimator"])
 
     def metrics(self) -> dict[str, float]:
-        """By pre-rollout successes c: the share of prompts, and of phase B's rollouts (HORA §4.1, Figure 3)."""
+        """Shares of prompts and of phase B by the number c of pre-rollout successes (HORA §4.1, Figure 3)."""
         values = {"hora/warm_up": float(not self.warm_up.over)}
         for kind in ("prompts", "rollouts"):
             total = sum(count for name, count in self._share.items() if name.startswith(kind))

@@ -11,11 +11,11 @@ from verl_ext.policy import Rollout
 
 
 class WarmUp:
-    """Over once the mean of a reward component was at least ``threshold`` for ``cycles`` steps in a row.
+    """Ends once the mean of a reward component was at least ``threshold`` in ``cycles`` consecutive steps.
 
     Args:
-        component: an entry of what the reward function returns beside the score; None: over from the start.
-        threshold: finite.
+        component: name of a number that the reward function returns beside the score; None: there is no warm-up.
+        threshold: finite number.
         cycles: at least 1.
     """
 
@@ -31,10 +31,10 @@ class WarmUp:
         self._in_a_row = 0
 
     def see(self, rollouts: list[Rollout]) -> None:
-        """The rollouts of a step.
+        """Count the rollouts of a step.
 
         Raises:
-            ValueError: the reward function reports no such component.
+            ValueError: the reward function does not report the component.
         """
         if self.over:
             return

@@ -1,4 +1,4 @@
-"""Knapsack-RL: remember success rates, then maximise the value of a non-zero gradient under the budget."""
+"""Knapsack-RL: allocate by remembered success rates, for the largest value of non-zero gradients."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ STATUSES = ("extremely_hard", "hard", "medium", "easy", "extremely_easy")
 
 
 class Knapsack(OneWave):
-    """Exploration budgets as a knapsack: a prompt's weight is its rollouts, its value what its gradient is worth.
+    """Exploration budgets as a knapsack: rollouts are the weight of a prompt, P(non-zero gradient)·InfoGain its value.
 
-    Success rates are those of a prompt's last 16 rollouts, from earlier epochs; prompts without any get ``n``, so the
-    first epoch is uniform.
+    A prompt's success rate is that of its last 16 rollouts in earlier epochs. Prompts without earlier rollouts get
+    ``n``, so the first epoch is uniform.
 
     Source: *Knapsack RL: Unlocking Exploration of LLMs via Optimizing Budget Allocation*, §4 and Appendices C to G.
 
@@ -26,11 +26,11 @@ class Knapsack(OneWave):
         n: rollouts per prompt on average (N); N M is the step's budget.
         N_low: rollouts of a prompt at least.
         N_up: rollouts of a prompt at most.
-        estimator: ``history``, or any other.
-        estimator_options: its further arguments, for instance ``size``.
-        allocator: ``knapsack``, or any other.
-        allocator_options: its further arguments: ``info_gain``, ``gradient``, ``fallback``.
-        dynamic_sampling: refill groups without signal (Appendix G.5).
+        estimator: ``history``, or the name of any other estimator.
+        estimator_options: further arguments of the estimator, for instance ``size``.
+        allocator: ``knapsack``, or the name of any other allocator.
+        allocator_options: further arguments of the allocator: ``info_gain``, ``gradient``, ``fallback``.
+        dynamic_sampling: replace groups without signal (Appendix G.5).
         max_rounds: see :class:`~verl_ext.one_wave.OneWave`.
         prompt_weight: ``rollouts``, as in the paper's eq. 3, or ``equal``.
     """
@@ -87,7 +87,7 @@ class Knapsack(OneWave):
         self._transitions = np.array(state["transitions"], dtype=np.int64)
 
     def metrics(self) -> dict[str, float]:
-        """Beside those of the base: prompts by status, and how often one status has followed another (§5, Figure 6)."""
+        """Base metrics, prompts by status, and counts of the transitions between statuses (§5, Figure 6)."""
         values = super().metrics()
         counts = np.bincount(list(self._status.values()), minlength=len(STATUSES))
         values |= {f"knapsack/status_{name}": float(count) for name, count in zip(STATUSES, counts, strict=True)}

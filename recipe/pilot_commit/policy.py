@@ -1,4 +1,4 @@
-"""Pilot-Commit: a few rollouts for many prompts, the rest for those whose success rate is informative."""
+"""Pilot-Commit: a few rollouts for many prompts, then more for prompts with an informative success rate."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ logger = logging.getLogger(__name__)
 
 
 class PilotCommit(RolloutPolicy):
-    """Pilot b_g = s·b_t prompts with ``n_pilot`` rollouts, commit ``n_commit`` more to b_t of the survivors.
+    """Pilot b_g = s·b_t prompts with ``n_pilot`` rollouts each, and commit ``n_commit`` more to b_t survivors.
 
-    A prompt with k successes among n pilots survives when p_lower <= k/n <= p_upper, is never drawn again when
-    k/n >= p_solve, and otherwise returns in the next epoch. Survivors wait in a buffer for at most ``max_delay``
-    policy versions. Steady-state cost of a step: b_g·n_pilot + b_t·n_commit rollouts.
+    A prompt with k successes among n pilots survives if p_lower <= k/n <= p_upper, is evicted if k/n >= p_solve, and
+    otherwise returns in the next epoch. Survivors wait in a buffer for at most ``max_delay`` policy versions. A step
+    costs b_g·n_pilot + b_t·n_commit rollouts in the steady state.
 
     Source: Kim et al., "Spend Your Rollouts Where It Counts" (arXiv 2605.26606), sections 3.3-3.4, Algorithm 1.
 
     Args:
         train_batch_size: b_t, prompts per training step.
         n_pilot: rollouts per prompt in the pilot stage.
-        n_commit: further rollouts of each prompt that is trained on.
+        n_commit: further rollouts per trained prompt.
         p_lower: lowest pilot success rate that survives, inclusive.
         p_upper: highest pilot success rate that survives, inclusive.
-        p_solve: success rate from which a prompt is evicted; None evicts nothing.
+        p_solve: lowest success rate that evicts a prompt; None evicts no prompt.
         s: oversampling factor, b_g = s·b_t (rounded up).
-        max_delay: d, most policy versions between a rollout and the weights it trains.
+        max_delay: d, the largest delay, in policy versions, of a trained rollout.
         bind: generate the next step's pilots together with this step's commits; otherwise pilot, then commit.
-        order: which survivors are committed first: ``random``, ``max_variance``, ``newest`` or ``oldest``.
+        order: order in which survivors are committed: ``random``, ``max_variance``, ``newest`` or ``oldest``.
         max_rounds: pilot rounds per step, top-ups included (ours; the paper does not bound them).
-        var_lower: survivors need a reward variance above this where rewards are not verdicts (ours).
+        var_lower: reward variance above which a prompt survives if its rewards are not verdicts (ours).
         seed: of the random order.
         prompt_weight: see :class:`~verl_ext.policy.RolloutPolicy`.
     """
@@ -83,12 +83,12 @@ class PilotCommit(RolloutPolicy):
         self.prompt_weight = prompt_weight
         self.buffer = SurvivorBuffer(order, np.random.default_rng(seed))
         self._pilots: set[str] = set()  # prompts whose pilots are being generated
-        self._round: set[str] = set()  # those of them that this step waits for
+        self._round: set[str] = set()  # the subset of _pilots that this step waits for
         self._committing: set[str] = set()  # prompts whose commits are being generated
         self._ready: list[Group] = []
         self._rounds = 0
         self._closed = False  # no further group joins this step's batch
-        self._judged = self._survived = 0.0  # pilot outcomes, older steps counting half each step
+        self._judged = self._survived = 0.0  # judged and surviving prompts; each step halves the older counts
         self._outcomes: Counter[str] = Counter()
 
     def start_step(self, step: int, draw: Draw) -> list[Action]:
@@ -121,10 +121,10 @@ class PilotCommit(RolloutPolicy):
         return self.total_steps is not None and self._step >= self.total_steps
 
     def _judge(self, group: Group) -> list[Action]:
-        """What the pilots of one prompt say about it."""
+        """Buffer a survivor; discard and perhaps evict any other prompt."""
         outcome, solved = self.filter.judge(group)
         if outcome == "survivor" and group.delay(self._step) > self.max_delay:
-            outcome = "stale"  # generated in fragments, over several steps
+            outcome = "stale"  # an asynchronous engine generated the pilots over several steps
         self._outcomes[outcome] += 1
         self._judged += 1
         self._survived += outcome == "survivor"
@@ -136,7 +136,7 @@ class PilotCommit(RolloutPolicy):
         return actions
 
     def _advance(self) -> list[Action]:
-        """Commit the survivors there are; then top up, wait, or close the batch."""
+        """Commit buffered survivors; then top up with further pilots, wait, or close the batch."""
         if self._closed or self._round:
             return []
         actions: list[Action] = []
@@ -147,7 +147,7 @@ class PilotCommit(RolloutPolicy):
             actions = [Request(group, self.n_commit) for group in chosen]
             short -= len(chosen)
         if short and self._pilots:
-            return actions  # the last step's pilots are still on their way (asynchronous engines)
+            return actions  # pilots of the last step are still being generated (asynchronous engines)
         if short and self._rounds < self.max_rounds:
             pilots = self._pilot_round(self._top_up(short))
             if pilots:
@@ -162,14 +162,14 @@ class PilotCommit(RolloutPolicy):
         return [Request(prompt, self.n_pilot) for prompt in prompts]
 
     def _pilot_round(self, count: int) -> list[Action]:
-        """Pilots that this step waits for."""
+        """Request pilots that this step waits for."""
         self._rounds += 1
         prompts = self._draw(count)
         self._round.update(prompt.id for prompt in prompts)
         return self._pilot(prompts)
 
     def _top_up(self, short: int) -> int:
-        """How many more prompts the observed pass rate says are needed for ``short`` survivors, at most b_g."""
+        """Number of prompts expected to yield ``short`` survivors at the observed pass rate, at most b_g."""
         if not self._survived:
             return self.sampling_batch_size
         return min(self.sampling_batch_size, math.ceil(short * self._judged / self._survived))

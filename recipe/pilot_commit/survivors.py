@@ -1,4 +1,4 @@
-"""Which pilots survive, and where survivors wait."""
+"""The pilot filter, and the buffer of survivors."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ ORDERS = ("random", "max_variance", "newest", "oldest")
 class PilotFilter:
     """Judges a prompt by its pilots (section 3.3 and "Evicting solved prompts" in section 3.4).
 
-    Success rates are compared as fractions, so that k=2 of n=10 is not above p_upper=0.2. Once a reward turns up that
-    is no verdict, the run's rewards are continuous, and the filter is on their variance instead (ours; the paper's
-    open problem): a group survives when Var[r] > ``var_lower``, and nothing is evicted.
+    Success rates are compared as fractions, so that k=2 of n=10 does not exceed p_upper=0.2. After the first reward
+    that is not a verdict, the filter treats all rewards of the run as continuous (ours; an open problem in the paper):
+    a group survives if Var[r] > ``var_lower``, and no prompt is evicted.
 
     Raises:
-        ValueError: bounds out of [0, 1], in the wrong order, or that no count of successes can meet.
+        ValueError: a bound lies outside [0, 1], the bounds are in the wrong order, or no k/n_pilot lies between them.
     """
 
     def __init__(self, n_pilot: int, p_lower: float, p_upper: float, p_solve: float | None, var_lower: float):
@@ -47,7 +47,7 @@ class PilotFilter:
         )
 
     def judge(self, group: Group) -> tuple[str, bool]:
-        """(outcome, whether to evict the prompt); the outcome is ``survivor`` or the reason for a discard."""
+        """(outcome, whether to evict the prompt); the outcome is ``survivor`` or a reason to discard the group."""
         if not group.usable:
             return "empty", False
         verdicts = group.verdicts
@@ -64,11 +64,11 @@ class PilotFilter:
 
 
 class SurvivorBuffer:
-    """The replay buffer of section 3.4: survivors wait here, across steps, epochs and restarts.
+    """The buffer of section 3.4, which keeps survivors across steps, epochs and restarts.
 
     Args:
-        order: which are taken first; ties go to the one that came first.
-        rng: for ``random``.
+        order: order in which :meth:`take` removes groups; among equal groups the earliest comes first.
+        rng: random generator for the order ``random``.
     """
 
     def __init__(self, order: str, rng: np.random.Generator):
@@ -88,7 +88,7 @@ class SurvivorBuffer:
         return stale
 
     def take(self, count: int) -> list[Group]:
-        """Remove and return the first ``count`` groups in the buffer's order, or all there are."""
+        """Remove and return the first ``count`` groups in the buffer's order, or all groups if there are fewer."""
         count = min(count, len(self.groups))
         if self.order == "random":
             ranking = self.rng.permutation(len(self.groups))
@@ -118,5 +118,5 @@ def _is_rate(value: object) -> bool:
 
 
 def _exact(rate: float) -> Fraction:
-    """The fraction a user means: 0.2 is 1/5, also when it comes as 1 - 0.8."""
+    """The nearest simple fraction: 0.2 becomes 1/5, and so does 1 - 0.8."""
     return Fraction(rate).limit_denominator(1_000_000)

@@ -1,4 +1,4 @@
-"""Prefix Sampling: replay prefixes of the policy's own trajectories to pull skewed groups to a 50 % pass rate."""
+"""Prefix Sampling: rollouts that start from prefixes of the policy's own trajectories, for a 50 % pass rate."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from recipe.prefix_sampling.prefix_control import PrefixControl
-from recipe.prefix_sampling.prefix_store import PrefixStore, SavedPrefix, trajectory_to_replay
+from recipe.prefix_sampling.prefix_store import PrefixStore, SavedPrefix, trajectory_for_prefix
 from recipe.prefix_sampling.transitions import Transitions
 from verl_ext import checks
 from verl_ext.errors import BadReward, CannotFillBatch
@@ -16,29 +16,28 @@ SIDES = ("both", "hard", "easy")
 
 
 class PrefixSampling(RolloutPolicy):
-    """Rollout pass-rate control by bidirectional prefix replay.
+    """Steer skewed groups toward a 50 % pass rate with prefixes of their own trajectories.
 
-    Of the groups of a step, those that all fail or all pass are discarded; every other one is trained on. A skewed one
-    (pass rate outside ``band``) also saves a prefix: of a successful trajectory where most fail, as a head start; of a
-    failing one where most pass, as a handicap. The next step rolls these prompts out again from their prefixes, as
-    groups of their own, beside fresh prompts: ``train_batch_size`` groups of ``n`` in all. How long prefixes are is
-    controlled per pass count, see :class:`~recipe.prefix_sampling.prefix_control.PrefixControl`.
+    Groups whose rollouts all fail or all pass are discarded; all others are trained on. A skewed group (pass rate
+    outside ``band``) also saves a prefix: part of a successful trajectory if most rollouts fail (a head start), part
+    of a failing trajectory if most rollouts pass (a handicap). The next step generates new groups for these prompts
+    from their prefixes, called re-rollouts, beside fresh prompts: ``train_batch_size`` groups of ``n`` in all.
+    Re-rollouts are trained on and save no prefixes.
 
-    ``initial_ratio``, ``ratio_bounds``, ``target``, ``ema_alpha``, ``dead_zone``, ``step`` and ``cooldown`` are those
-    of the controllers.
-
-    Re-rollouts inform the controllers and are trained on; they save no prefixes themselves.
+    :class:`~recipe.prefix_sampling.prefix_control.PrefixControl` chooses the length of the prefixes per pass count. Its
+    parameters are ``initial_ratio``, ``ratio_bounds``, ``target``, ``ema_alpha``, ``dead_zone``, ``step``
+    and ``cooldown``.
 
     Source: *Rollout Pass-Rate Control: Steering Binary-Reward RL Toward Its Most Informative Regime*, §2, Appendix C.
 
     Args:
         train_batch_size: groups per training step, re-rollouts included.
         n: rollouts per group.
-        band: pass rates (lowest, highest) of groups that need no replay.
-        sides: of which groups prefixes are replayed: ``both``, ``hard`` (mostly failing) or ``easy``.
-        replay: False: no prefixes at all, the paper's matched baseline.
-        adaptive: False: the ratios stay as they are (PS-fix).
-        max_rounds: rounds of fresh prompts in a step whose groups all fail or all pass.
+        band: (lowest, highest) pass rate of groups that save no prefix.
+        sides: groups that save prefixes: ``hard`` (mostly failing), ``easy`` (mostly passing) or ``both``.
+        use_prefixes: False turns prefixes off, which is the paper's matched baseline.
+        adaptive: False keeps the ratios fixed (the paper's PS-fix).
+        max_rounds: most rounds of fresh prompts in a step, if the groups of a round all fail or all pass.
         prompt_weight: see :class:`~verl_ext.policy.RolloutPolicy`.
     """
 
@@ -51,7 +50,7 @@ class PrefixSampling(RolloutPolicy):
         n: int = 8,
         band: Sequence[float] = (0.375, 0.625),
         sides: str = "both",
-        replay: bool = True,
+        use_prefixes: bool = True,
         adaptive: bool = True,
         initial_ratio: float = 0.3,
         ratio_bounds: Sequence[float] = (0.05, 0.95),
@@ -67,7 +66,7 @@ class PrefixSampling(RolloutPolicy):
         checks.integer_from(3).check("n", n)
         checks.COUNT.check("max_rounds", max_rounds)
         checks.choice("sides", sides, SIDES)
-        checks.flag("replay", replay)
+        checks.flag("use_prefixes", use_prefixes)
         checks.require(
             checks.is_number(target) and 0 < target < 1, "target", target, "it must be a pass rate in (0, 1)"
         )
@@ -76,10 +75,11 @@ class PrefixSampling(RolloutPolicy):
         checks.require(around, "band", band, f"use two pass rates between 0 and 1 around target={target}")
         PROMPT_WEIGHT.check("prompt_weight", prompt_weight)
         self.train_batch_size, self.n, self.max_rounds = train_batch_size, n, max_rounds
-        self.band, self.replay, self.prompt_weight = (float(band[0]), float(band[1])), replay, prompt_weight
+        self.band, self.prompt_weight = (float(band[0]), float(band[1])), prompt_weight
+        self.use_prefixes = use_prefixes
         hard = [k for k in range(1, n) if k / n < self.band[0] and sides != "easy"]
         easy = [k for k in range(1, n) if k / n > self.band[1] and sides != "hard"]
-        valid = "it must leave out some pass count between 1 and n - 1, or there is nothing to replay"
+        valid = "it must leave out a pass count between 1 and n - 1, or no group saves a prefix"
         checks.require(bool(hard or easy), "band", list(band), valid)
         self.hard = frozenset(hard)
         self.control = PrefixControl(
@@ -97,7 +97,7 @@ class PrefixSampling(RolloutPolicy):
         self.transitions = Transitions(n, (*hard, *easy), self.band)
         self.store = PrefixStore()
         self._awaited = self._rounds = 0
-        self._replaying: dict[str, int] = {}  # prompt id -> bucket of the group its prefix comes from
+        self._parent_bucket: dict[str, int] = {}  # prompt id of a re-rollout -> pass count of its parent group
         self._finished: list[Group] = []
         self._ready: list[Group] = []
         self._counts: Counter[str] = Counter()
@@ -106,13 +106,13 @@ class PrefixSampling(RolloutPolicy):
 
     def start_step(self, step: int, draw: Draw) -> list[Action]:
         self._step, self._draw, self._rounds = step, draw, 0
-        self._finished, self._ready, self._replaying, self._counts = [], [], {}, Counter()
-        replayed = self.store.take()
-        fresh = draw(self.train_batch_size - len(replayed), but=[entry.prompt.id for entry in replayed])
-        self._replaying = {entry.prompt.id: entry.bucket for entry in replayed}
-        self._counts["replayed"] = len(replayed)
-        replays = [Request(entry.prompt, self.n, entry.prefix) for entry in replayed]
-        return self._await([*replays, *(Request(prompt, self.n) for prompt in fresh)])
+        self._finished, self._ready, self._parent_bucket, self._counts = [], [], {}, Counter()
+        saved = self.store.take()
+        fresh = draw(self.train_batch_size - len(saved), but=[entry.prompt.id for entry in saved])
+        self._parent_bucket = {entry.prompt.id: entry.bucket for entry in saved}
+        self._counts["rerollouts"] = len(saved)
+        rerollouts = [Request(entry.prompt, self.n, entry.prefix) for entry in saved]
+        return self._await([*rerollouts, *(Request(prompt, self.n) for prompt in fresh)])
 
     def _await(self, requests: list[Action]) -> list[Action]:
         self._rounds += 1
@@ -148,10 +148,10 @@ class PrefixSampling(RolloutPolicy):
         return batch
 
     def pass_count(self, group: Group) -> int:
-        """Correct rollouts out of ``n``; where some failed technically, the nearest count that the others stand for.
+        """Number of correct rollouts out of ``n``. Failed rollouts are left out, and the rest scaled to ``n``.
 
         Raises:
-            BadReward: the rewards are no verdicts.
+            BadReward: the rewards are not verdicts.
         """
         verdicts = group.verdicts
         if verdicts is None:
@@ -165,11 +165,11 @@ class PrefixSampling(RolloutPolicy):
         return min(max(round(self.n * passed / len(verdicts)), 1), self.n - 1)
 
     def _learn(self) -> None:
-        """Controllers first, then prefixes, each in the order of group ids: who came first makes no difference."""
+        """Update the controllers, then save prefixes, in the order of group ids, whatever the order of arrival."""
         finished = sorted(self._finished, key=lambda group: group.id)
         for group in finished:
-            parent = None if group.prefix is None else self._replaying[group.prompt.id]
-            kind = "fresh" if parent is None else "replayed"
+            parent = None if group.prefix is None else self._parent_bucket[group.prompt.id]
+            kind = "fresh" if parent is None else "rerollout"
             passed = self.pass_count(group)
             self._counts[f"{kind}_groups"] += 1
             self._counts[f"{kind}_passed"] += passed
@@ -178,7 +178,7 @@ class PrefixSampling(RolloutPolicy):
             if parent is not None:
                 self.control.observe(parent, group.success_rate)
                 self.transitions.observe(parent, passed)
-        if self.replay:
+        if self.use_prefixes:
             for group in finished:
                 self._save_prefix(group)
 
@@ -186,7 +186,7 @@ class PrefixSampling(RolloutPolicy):
         bucket = self.pass_count(group)
         if group.prefix is not None or bucket not in self.control.buckets:
             return
-        trajectory = trajectory_to_replay(group, successful=bucket in self.hard)
+        trajectory = trajectory_for_prefix(group, successful=bucket in self.hard)
         prefix = None if trajectory is None else trajectory.prefix(self.control.ratio(bucket))
         if prefix is None:
             self._counts["without_prefix"] += 1
@@ -210,10 +210,10 @@ class PrefixSampling(RolloutPolicy):
         self.store.load_state_dict(state["store"])
 
     def metrics(self) -> dict[str, float]:
-        """Of the step: fresh groups and re-rollouts apart; of the run: controllers and transitions (Appendix F)."""
+        """Fresh groups and re-rollouts of the step; controllers and transitions of the run (Appendix F)."""
         counts = self._counts
-        values = {name: float(counts[name]) for name in ("replayed", "saved", "without_prefix")}
-        for kind in ("fresh", "replayed"):
+        values = {name: float(counts[name]) for name in ("rerollouts", "saved", "without_prefix")}
+        for kind in ("fresh", "rerollout"):
             if groups := counts[f"{kind}_groups"]:
                 values[f"{kind}_pass_rate"] = counts[f"{kind}_passed"] / (self.n * groups)
                 values[f"{kind}_band_share"] = counts[f"{kind}_in_band"] / groups

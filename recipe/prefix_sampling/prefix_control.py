@@ -1,4 +1,4 @@
-"""How long the replayed prefix is: one feedback controller per pass-count bucket (Prefix Sampling §2.2)."""
+"""Length of the prefixes: one feedback controller per pass-count bucket (Prefix Sampling §2.2)."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from verl_ext.policy import check_state_version
 class PrefixControl:
     """The adaptive prefix controller (§2.2, eq. 2, Table 9): a ratio rho_k for each bucket k, the parents' pass count.
 
-    With every group of n that was rolled out again from a prefix of bucket k, and passed at a rate p,
+    Each re-rollout from a prefix of bucket k, a group of n with pass rate p, updates
 
         m_k <- (1 - alpha) m_k + alpha p,    m_k = target at first (App. F.2),
 
-    and where |m_k - target| > dead_zone and none of the last ``cooldown`` groups of the bucket moved rho_k,
+    If then |m_k - target| > dead_zone, and none of the last ``cooldown`` groups of the bucket moved rho_k,
 
         hard, k/n < target (a successful prefix helps):   rho_k <- rho_k + step sign(target - m_k)
         easy, k/n > target (a failing prefix handicaps):  rho_k <- rho_k - step sign(target - m_k)
 
-    within the bounds. The half-life of m_k is ln 0.5 / ln(1 - alpha) groups. Assumed: a longer prefix changes the pass
-    rate in the direction above, and slowly enough that m_k has seen a ratio before the next step away from it.
+    within the bounds. The half-life of m_k is ln 0.5 / ln(1 - alpha) groups. Assumption: a longer prefix changes the
+    pass rate in the direction above.
 
-    The paper's constants were lost when its text was extracted, but for the cooldown. The upper bound is what the
-    memory in Table 3 implies, the lower one mirrors it; the others are chosen with ``benchmarks/prefix_control.py``,
-    the initial ratio also because in App. F.2 it turns out too small for every bucket.
+    Only the cooldown survived in our text of the paper; the other constants are ours. The memory in Table 3 implies the
+    upper bound, and the lower bound mirrors it. ``benchmarks/prefix_control.py`` chose the rest; the initial ratio is
+    small because Appendix F.2 reports that it was too small for every bucket.
 
     Args:
         n: rollouts of a group.
-        buckets: pass counts that are controlled, each in [1, n - 1], none of them at the target.
-        initial_ratio: of every bucket, within the bounds; a ratio is a share of the parent trajectory.
+        buckets: controlled pass counts, each in [1, n - 1] and none at the target.
+        initial_ratio: first ratio of every bucket, within the bounds; a ratio is a share of the parent trajectory.
         ratio_bounds: (lower, upper), 0 <= lower < upper < 1.
         target: pass rate, in (0, 1).
         ema_alpha: alpha, in (0, 1].
-        dead_zone: distance from the target that is left alone; smaller than what is on either side of the target.
-        step: by how much a ratio moves at once, in (0, upper - lower].
-        cooldown: groups of the bucket that only count for m_k after each move.
-        adaptive: False leaves the ratios where they are (the ablation PS-fix of §4.3); m_k is still kept.
+        dead_zone: largest |m_k - target| that moves no ratio; less than min(target, 1 - target).
+        step: size of one move of a ratio, in (0, upper - lower].
+        cooldown: number of groups after a move that update m_k but cannot move rho_k again.
+        adaptive: False fixes the ratios (the ablation PS-fix of §4.3); m_k is still updated.
 
     Raises:
         ValueError: naming the argument that is not valid.
@@ -91,22 +91,22 @@ class PrefixControl:
         self.cooldown, self.adaptive = cooldown, adaptive
         self._ratio = dict.fromkeys(self.buckets, float(initial_ratio))
         self._ema = dict.fromkeys(self.buckets, float(target))
-        self._cooling = dict.fromkeys(self.buckets, 0)  # groups to come that cannot move the ratio
+        self._cooling = dict.fromkeys(self.buckets, 0)  # remaining groups that cannot move the ratio
 
     def ratio(self, bucket: int) -> float:
-        """rho_k: the share of the parent trajectory to replay now.
+        """rho_k: the share of the parent trajectory that the next prefix holds.
 
         Raises:
-            ValueError: the bucket is not controlled.
+            ValueError: ``bucket`` is not controlled.
         """
         self._require_controlled(bucket)
         return self._ratio[bucket]
 
     def observe(self, bucket: int, pass_rate: float) -> None:
-        """A group that was rolled out from a prefix of ``bucket`` has finished.
+        """Update m_k, and perhaps rho_k, with the pass rate of a finished re-rollout.
 
         Raises:
-            ValueError: the bucket is not controlled, or the rate is outside [0, 1].
+            ValueError: ``bucket`` is not controlled, or ``pass_rate`` is outside [0, 1].
         """
         self._require_controlled(bucket)
         if not 0 <= pass_rate <= 1:
@@ -123,7 +123,7 @@ class PrefixControl:
         return values | {f"pass_rate_ema_k{bucket}": self._ema[bucket] for bucket in self.buckets}
 
     def state_dict(self) -> dict:
-        """JSON-able; buckets are in the order of ``buckets``."""
+        """JSON-able form; :meth:`load_state_dict` is the inverse."""
         return {
             "version": self.VERSION,
             "n": self.n,
@@ -137,7 +137,7 @@ class PrefixControl:
         """Inverse of :meth:`state_dict`.
 
         Raises:
-            ValueError: another version, or the state of other buckets.
+            ValueError: the state has another version or other buckets.
         """
         check_state_version(state, self.VERSION, "PrefixControl")
         same = state["n"] == self.n and tuple(state["buckets"]) == self.buckets
@@ -150,7 +150,7 @@ class PrefixControl:
         self._cooling = dict(zip(self.buckets, map(int, state["cooling"]), strict=True))
 
     def _move(self, bucket: int) -> None:
-        """One step towards the target; one that a bound swallows is none, and starts no cooldown."""
+        """Move the ratio one step toward the target, clipped to its bounds. A change starts the cooldown."""
         too_low, hard = self._ema[bucket] < self.target, bucket / self.n < self.target
         moved = self._ratio[bucket] + (self.step if too_low == hard else -self.step)
         moved = min(max(moved, self.lower), self.upper)
@@ -165,7 +165,7 @@ class PrefixControl:
             inside = isinstance(bucket, int) and not isinstance(bucket, bool) and 1 <= bucket < self.n
             checks.require(inside, "buckets", list(buckets), f"each must be an integer in [1, {self.n - 1}]")
             at_target = math.isclose(bucket / self.n, self.target)
-            neither = f"{bucket} of {self.n} is the target, so no prefix is known to bring it closer; leave it out"
+            neither = f"{bucket} of {self.n} is the target, so no prefix can bring it closer; leave it out"
             checks.require(not at_target, "buckets", list(buckets), neither)
         checks.require(len(set(buckets)) == len(buckets), "buckets", list(buckets), "each may occur once")
         return tuple(buckets)

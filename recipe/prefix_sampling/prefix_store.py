@@ -1,4 +1,4 @@
-"""The prefixes that wait to be replayed."""
+"""Prefixes that wait for the next step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from verl_ext.trajectory import Trajectory
 
 @dataclass(frozen=True)
 class SavedPrefix:
-    """Where a re-rollout of ``prompt`` starts, and the pass count of the group that it comes from."""
+    """Prefix for a re-rollout of ``prompt``; ``bucket`` is the pass count of the group that saved the prefix."""
 
     prompt: Prompt
     bucket: int
@@ -19,11 +19,11 @@ class SavedPrefix:
 
 
 class PrefixStore:
-    """One prefix per prompt, in the order in which they were saved.
+    """One prefix per prompt, in the order of saving.
 
-    Each step takes them all and saves at most one per fresh group, so there are never more than a training batch has
-    groups. With prefixes of at most ``ratio`` of a response that bounds its memory by 5 bytes · B · ratio · response
-    length (the paper's Table 3: 4 bytes for each token of prompt and response).
+    Each step takes all prefixes and saves at most one per fresh group, so the store never holds more than B prefixes.
+    Its memory is at most 5 bytes · B · ratio · response length (the paper's Table 3 counts 4 bytes for each token of
+    prompt and response).
     """
 
     def __init__(self):
@@ -34,15 +34,15 @@ class PrefixStore:
 
     @property
     def bytes(self) -> int:
-        """Memory of the tokens."""
+        """Memory of the stored tokens."""
         return sum(entry.prefix.bytes for entry in self._entries.values())
 
     def save(self, entry: SavedPrefix) -> None:
-        """Keep it; of two for one prompt, the newer."""
+        """Store ``entry``, replacing an older prefix of the same prompt."""
         self._entries[entry.prompt.id] = entry
 
     def take(self) -> list[SavedPrefix]:
-        """Remove and return them all, oldest first."""
+        """Remove and return all prefixes, oldest first."""
         entries, self._entries = list(self._entries.values()), {}
         return entries
 
@@ -58,11 +58,11 @@ class PrefixStore:
             self.save(SavedPrefix(Prompt(*prompt), bucket, Trajectory.from_state_dict(prefix)))
 
 
-def trajectory_to_replay(group: Group, *, successful: bool) -> Trajectory | None:
-    """The first trajectory of the group with this outcome that ended by itself; None where there is none.
+def trajectory_for_prefix(group: Group, *, successful: bool) -> Trajectory | None:
+    """The group's first trajectory with this verdict, truncated ones excepted; None without such a trajectory.
 
-    A group's rollouts are exchangeable, so the first is as good as a random one. One that was cut off at the response
-    length would leave its continuations little room.
+    The rollouts of a group are exchangeable, so the first is as good as a random one. A prefix of a truncated
+    trajectory would leave its continuations little room.
     """
     for rollout, correct in zip(group.usable, group.verdicts or [], strict=True):
         if correct == successful and not rollout.truncated and rollout.trajectory is not None:

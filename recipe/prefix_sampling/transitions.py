@@ -1,4 +1,4 @@
-"""From which pass count to which: the audit of Prefix Sampling App. F.1."""
+"""Pass counts of groups and of their re-rollouts: the audit of Prefix Sampling, Appendix F.1."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from verl_ext.policy import check_state_version
 
 
 class Transitions:
-    """Counts parents with i of n successes whose re-rollout from a prefix had j of n (Figure 7).
+    """Counts pairs of a parent group with i of n successes and its re-rollout with j of n (Figure 7).
 
-    Children that collapsed to 0 or n stay in the count, as in the paper. Assumed: parent and child are groups of n.
+    Re-rollouts ("children") with 0 or n successes are counted too, as in the paper. Parent and child are groups of n.
 
     Args:
         n: rollouts of a group.
@@ -40,18 +40,18 @@ class Transitions:
         self.counts = np.zeros((len(self.buckets), self.n + 1), dtype=np.int64)
 
     def observe(self, parent: int, child: int) -> None:
-        """Pass counts of a group and of its re-rollout.
+        """Count one pair of pass counts.
 
         Raises:
-            ValueError: the parent is in none of the buckets, or the child is not a whole number in [0, n].
+            ValueError: ``parent`` is not in ``buckets``, or ``child`` is not an integer in [0, n].
         """
         if parent not in self.buckets:
             raise ValueError(f"parent={parent!r} must be one of the buckets {self.buckets}.")
         self.counts[self.buckets.index(parent), self._pass_count("child", child)] += 1
 
     def metrics(self) -> dict[str, float]:
-        """Of every bucket i that was seen: the mean child pass rate ``child_pass_rate_k<i>``, the share of children in
-        the target band ``child_band_share_k<i>``, and how often children had j successes, ``from_k<i>_to_k<j>``.
+        """For every observed bucket i: the mean pass rate of its children (``child_pass_rate_k<i>``), their share in
+        the target band (``child_band_share_k<i>``), and the number with j successes (``from_k<i>_to_k<j>``).
         """
         successes = np.arange(self.n + 1)
         values: dict[str, float] = {}
@@ -63,7 +63,7 @@ class Transitions:
         return values
 
     def state_dict(self) -> dict:
-        """JSON-able."""
+        """JSON-able form; :meth:`load_state_dict` is the inverse."""
         return {
             "version": self.VERSION,
             "n": self.n,
@@ -75,7 +75,7 @@ class Transitions:
         """Inverse of :meth:`state_dict`.
 
         Raises:
-            ValueError: another version, or the state of other buckets.
+            ValueError: the state has another version or other buckets.
         """
         check_state_version(state, self.VERSION, "Transitions")
         if state["n"] != self.n or tuple(state["buckets"]) != self.buckets:

@@ -1,4 +1,4 @@
-"""VIP: predict success rates before any rollout, then minimise gradient variance under the budget."""
+"""VIP: predict success rates before any rollout, then allocate for the least gradient variance."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from verl_ext.one_wave import OneWave
 class Vip(OneWave):
     """Variance-Informed Predictive allocation.
 
-    Before each step a Gaussian process over prompt embeddings predicts every success rate; rollouts are divided so that
-    the summed variance of the prompts' gradients is least; what came back updates the process.
+    Before each step a Gaussian process over prompt embeddings predicts the success rates. The allocator minimises the
+    summed variance of the prompts' gradients. The observed success rates then update the process.
 
     Source: Nguyen et al. 2026, *Adaptive Rollout Allocation for Online RL with Verifiable Rewards*, §4–5, Algorithms 1
     and 2.
@@ -24,12 +24,12 @@ class Vip(OneWave):
         n: rollouts per prompt on average; C = n B is the step's budget, so an epoch of Q prompts costs n Q.
         L: rollouts of a prompt at least.
         U: rollouts of a prompt at most.
-        estimator: ``gaussian_process``; the ablation's ``ridge_regression`` and ``moving_average``; or any other.
-        estimator_options: its further arguments.
-        allocator: ``gradient_variance``; the ablation's ``inverse_accuracy`` and ``inverse_variance``; or any other.
-        gradient: for ``gradient_variance``: ``rloo`` (Proposition 4.3) or ``dr_grpo`` (Proposition 4.2).
-        allocator_options: its further arguments.
-        rewards: ``binary``, or ``continuous`` where reward variances are predicted (Appendix E).
+        estimator: ``gaussian_process``; ``ridge_regression`` or ``moving_average`` for the ablation; or any other.
+        estimator_options: further arguments of the estimator.
+        allocator: ``gradient_variance``; ``inverse_accuracy`` or ``inverse_variance`` for the ablation; or any other.
+        gradient: gradient estimator of ``gradient_variance``: ``rloo`` (Proposition 4.3) or ``dr_grpo`` (4.2).
+        allocator_options: further arguments of the allocator.
+        rewards: ``binary``, or ``continuous`` to predict reward variances (Appendix E).
         dynamic_sampling: see :class:`~verl_ext.one_wave.OneWave`.
         max_rounds: see :class:`~verl_ext.one_wave.OneWave`.
         prompt_weight: see :class:`~verl_ext.policy.RolloutPolicy`.

@@ -84,7 +84,7 @@ def prompts_at_fault(steps: Steps, batches: Mapping[int, Sequence[str]], trained
         if steps[step]["data/epoch"] > 1:
             continue
         again = [prompt for prompt in prompts if prompt in seen]
-        if again and not steps[step].get("prefix_sampling/replayed"):  # which rolls prompts out again at once
+        if again and not steps[step].get("prefix_sampling/rerollouts"):  # which rolls prompts out again at once
             faults.append(f"step {step} trained {len(again)} prompts of step {seen[again[0]]} again")
         seen |= dict.fromkeys(prompts, step)
     return faults

@@ -9,7 +9,7 @@ import pytest
 from support.engine import LENGTH, controller, prompts, run_step
 
 from recipe.prefix_sampling.policy import PrefixSampling
-from recipe.prefix_sampling.prefix_store import PrefixStore, SavedPrefix, trajectory_to_replay
+from recipe.prefix_sampling.prefix_store import PrefixStore, SavedPrefix, trajectory_for_prefix
 from verl_ext.errors import CannotFillBatch
 from verl_ext.policy import Group, Prompt, Request, Rollout
 from verl_ext.trajectory import Trajectory
@@ -68,7 +68,7 @@ def test_re_rollouts_train_and_inform_the_controllers_and_save_nothing():
     assert ema["prefix_sampling/pass_rate_ema_k7"] == pytest.approx((1 - alpha) * 0.5 + alpha * 7 / 8)
     metrics = policy.metrics()
     assert metrics["prefix_sampling/from_k1_to_k0"] == metrics["prefix_sampling/from_k7_to_k7"] == 1
-    assert metrics["prefix_sampling/replayed_pass_rate"] == pytest.approx((0 + 2 + 7) / 24)
+    assert metrics["prefix_sampling/rerollout_pass_rate"] == pytest.approx((0 + 2 + 7) / 24)
     assert metrics["prefix_sampling/fresh_band_share"] == 1 and metrics["prefix_sampling/valid_groups"] == 3
 
 
@@ -108,12 +108,12 @@ def test_the_controlled_buckets_are_those_outside_of_the_band(options, buckets):
 
 
 def test_the_matched_baseline_filters_and_replays_nothing():
-    run = controller(PrefixSampling(train_batch_size=6, replay=False), MIXED)
+    run = controller(PrefixSampling(train_batch_size=6, use_prefixes=False), MIXED)
     for step in range(1, 8):
         batch = run_step(run, step)
         assert all(0 < group.success_rate < 1 for group in batch)
         metrics = run.metrics()
-        assert metrics["prefix_sampling/store"] == 0 and "tokens/replayed_total" not in metrics
+        assert metrics["prefix_sampling/store"] == 0 and "tokens/prefix_total" not in metrics
 
 
 def test_the_pass_rate_of_re_rollouts_moves_to_one_half():
@@ -126,7 +126,7 @@ def test_the_pass_rate_of_re_rollouts_moves_to_one_half():
             assert run.metrics()["rollouts/sampled"] == 32 * 8
             assert len(policy.store) <= 32
         shares[adaptive] = {k: policy.metrics()[f"prefix_sampling/pass_rate_ema_k{k}"] for k in (1, 2, 6, 7)}
-        assert run.metrics()["tokens/replayed_total"] > 0
+        assert run.metrics()["tokens/prefix_total"] > 0
     distance = {kind: {k: abs(rate - 0.5) for k, rate in rates.items()} for kind, rates in shares.items()}
     assert all(distance[True][k] < distance[False][k] for k in (1, 7))
     assert np.mean(list(distance[True].values())) < 0.1 < np.mean(list(distance[False].values()))
@@ -149,7 +149,7 @@ def test_a_restart_changes_nothing():
     replayed = {group_id: group.prefix for group_id, group in straight.live.items()}
     assert not replayed  # at the end of a step nothing is under way
     run_step(resumed, 6)
-    assert resumed.metrics()["prefix_sampling/replayed"] == len(straight.policy.store)
+    assert resumed.metrics()["prefix_sampling/rerollouts"] == len(straight.policy.store)
 
 
 def test_failed_rollouts_are_left_out_of_the_pass_count():
@@ -169,13 +169,13 @@ def test_a_group_without_signal_is_replaced_when_no_other_has_any():
         run_step(hopeless, 1)
 
 
-def test_the_trajectory_to_replay_ended_by_itself():
+def test_the_trajectory_for_prefix_ended_by_itself():
     cut = ended(True, truncated=True)
     whole = ended(True)
     group = Group("g", Prompt("p", 0), [ended(False), cut, whole])
-    assert trajectory_to_replay(group, successful=True) is whole.trajectory
-    assert trajectory_to_replay(group, successful=False) is group.rollouts[0].trajectory
-    assert trajectory_to_replay(Group("g", Prompt("p", 0), [ended(False), cut]), successful=True) is None
+    assert trajectory_for_prefix(group, successful=True) is whole.trajectory
+    assert trajectory_for_prefix(group, successful=False) is group.rollouts[0].trajectory
+    assert trajectory_for_prefix(Group("g", Prompt("p", 0), [ended(False), cut]), successful=True) is None
 
 
 def test_the_store_holds_five_bytes_a_token():
@@ -206,7 +206,7 @@ def test_rewards_that_are_no_verdicts_are_refused_in_one_sentence():
         ({"band": [0.6, 0.7]}, "band"),
         ({"band": [0.4]}, "band"),
         ({"band": [0.1, 0.9]}, r"band=\[0.1, 0.9\]"),
-        ({"replay": 1}, "replay=1"),
+        ({"use_prefixes": 1}, "use_prefixes=1"),
         ({"initial_ratio": 0.99}, "initial_ratio"),
         ({"max_rounds": 0}, "max_rounds"),
         ({"prompt_weight": "none"}, "prompt_weight"),

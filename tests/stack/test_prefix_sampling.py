@@ -31,12 +31,12 @@ def test_prefixes_of_one_step_are_replayed_in_the_next(task, tmp_path):
         # A replayed token has no log-probability of vLLM's: it agrees only where it does not count.
         assert metrics["training/rollout_probs_diff_max"] < 1e-3
         if step > 1:
-            assert metrics["prefix_sampling/replayed"] == steps[step - 1]["prefix_sampling/store"]
-    assert max(metrics["prefix_sampling/replayed"] for metrics in steps.values()) > 0
+            assert metrics["prefix_sampling/rerollouts"] == steps[step - 1]["prefix_sampling/store"]
+    assert max(metrics["prefix_sampling/rerollouts"] for metrics in steps.values()) > 0
     last = steps[STEPS]
-    assert last["tokens/replayed_total"] > 0
+    assert last["tokens/prefix_total"] > 0
     seen = sum(value for name, value in last.items() if name.startswith("prefix_sampling/from_k"))
-    assert seen == sum(metrics["prefix_sampling/replayed"] for metrics in steps.values())
+    assert seen == sum(metrics["prefix_sampling/rerollouts"] for metrics in steps.values())
     saved = load_state(run.checkpoints / f"global_step_{STEPS}")["policy"]["state"]
     assert len(saved["store"]) == last["prefix_sampling/store"]
     assert optimizer_steps(run.checkpoints, STEPS) == STEPS * UPDATES
@@ -68,6 +68,6 @@ def test_an_agent_replays_its_interactions_and_divergence_is_dropped(agent_task,
         assert metrics["training/rollout_probs_diff_max"] < 1e-3  # over several turns, replayed ones left out
         assert metrics["rollouts/failed"] == metrics.get("rollouts/diverged", 0)
     last = steps[8]
-    replayed = ROLLOUTS * sum(metrics["prefix_sampling/replayed"] for metrics in steps.values())
+    replayed = ROLLOUTS * sum(metrics["prefix_sampling/rerollouts"] for metrics in steps.values())
     assert 0 < last["rollouts/diverged_total"] < replayed
-    assert last["tokens/replayed_total"] > 0
+    assert last["tokens/prefix_total"] > 0
