@@ -72,7 +72,7 @@ def _recipes(hardware: str) -> str:
     from pyarrow import Table, parquet
 
     from verl_ext.driver.preflight.validate import validate
-    from verl_ext.resolvers import register_resolvers
+    from verl_ext.launch import register_resolvers
 
     register_resolvers()
     with tempfile.TemporaryDirectory() as folder:

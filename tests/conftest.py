@@ -9,8 +9,7 @@ from collections.abc import Iterator
 import pytest
 from support.shells import wait_for
 
-from verl_ext.garbage import collect_rarely
-from verl_ext.launch import export_environment
+from verl_ext.launch import collect_rarely, export_environment
 
 collect_rarely()
 export_environment("cpu")

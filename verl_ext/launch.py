@@ -1,38 +1,66 @@
-"""The command line of every recipe: compose the config, refuse what cannot work, train."""
+"""The command line of every recipe: compose the configuration, refuse mistakes in one sentence, train.
+
+Ray's workers import this module for :func:`collect_rarely`, so hydra (0.3 s) is imported only where it is used.
+"""
 
 from __future__ import annotations
 
+import difflib
+import gc
 import os
+import re
 import sys
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import resources
+from typing import TYPE_CHECKING, NoReturn
 
-import hydra
-from omegaconf import DictConfig, OmegaConf
+from verl_ext.recipes import DEFAULT_HARDWARE, help_page
 
-from verl_ext.garbage import collect_rarely
-from verl_ext.resolvers import register_resolvers
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
-DEFAULT_HARDWARE = "cpu"
 GPUS = ("h200", "a800", "b200")
+GPU_GROUPS = ("model_size", "actor_engine")  # config groups of the GPU profiles
+GROUPS = ("hardware", "model_engine", *GPU_GROUPS)
+SIMILAR = 0.6
+THRESHOLDS = (100_000, 20, 20)  # CPython's default: (700, 10, 10)
+FULL_ERROR = "HYDRA_FULL_ERROR"  # "1": hydra raises its errors instead of printing several lines and exiting with 1
 
 
 def main(recipe: str) -> None:
-    """Run ``python -m recipe.<recipe>`` with the overrides on the command line; exits with 2 on a bad configuration."""
+    """Run ``python -m recipe.<recipe>`` with the overrides in ``sys.argv``; a mistake in them exits with 2."""
+    arguments = sys.argv[1:]
+    if {"--help", "-h"} & set(arguments):
+        sys.stdout.write(help_page(recipe))
+        return
     collect_rarely()
+    import hydra
+    from omegaconf.errors import OmegaConfBaseException
+
     register_resolvers()
-    export_environment(chosen(sys.argv[1:], "hardware", DEFAULT_HARDWARE))
-    sys.argv[1:1] = implied(sys.argv[1:])  # hydra takes overrides only before its flags
-    hydra.main(config_path=f"pkg://recipe.{recipe}.config", config_name=recipe, version_base=None)(_train)()
+    export_environment(chosen(arguments, "hardware", DEFAULT_HARDWARE))
+    sys.argv[1:1] = implied(arguments)  # hydra takes overrides only before its flags
+    run = hydra.main(config_path=f"pkg://recipe.{recipe}.config", config_name=recipe, version_base=None)(_train)
+    if FULL_ERROR in os.environ:  # the user asks for tracebacks
+        return run()
+    os.environ[FULL_ERROR] = "1"  # until _train begins
+    try:
+        run()
+    except (hydra.errors.HydraException, OmegaConfBaseException) as error:
+        _refuse(_sentence(error, recipe, [a for a in arguments if not a.startswith("-")]))
 
 
-def chosen(arguments: list[str], group: str, default: str) -> str:
-    """What ``arguments`` pick of a config group. ``hardware`` is needed before hydra runs: composing imports verl, and
-    verl reads its platform from the environment at import."""
+def chosen(arguments: Sequence[str], group: str, default: str) -> str:
+    """The last choice of a config group among ``arguments``.
+
+    ``hardware`` is needed before hydra runs: composing imports verl, and verl reads its platform from the environment
+    at import.
+    """
     return next((a.split("=", 1)[1] for a in reversed(arguments) if a.startswith(f"{group}=")), default)
 
 
-def implied(arguments: list[str]) -> list[str]:
-    """Overrides that follow from others: a GPU profile sets what verl's ``model_engine`` can be told."""
+def implied(arguments: Sequence[str]) -> list[str]:
+    """Overrides that follow from others: a GPU profile sets the keys that verl's ``model_engine`` does not reach."""
     on_gpus = chosen(arguments, "hardware", DEFAULT_HARDWARE) in GPUS
     engine = chosen(arguments, "model_engine", "dp")
     said = any(argument.startswith("actor_engine=") for argument in arguments)
@@ -40,23 +68,104 @@ def implied(arguments: list[str]) -> list[str]:
 
 
 def export_environment(hardware: str) -> None:
-    """Set what the hardware profile wants in the environment, unless the user has set it."""
+    """Set the environment variables of the hardware profile, except those that the user has set."""
+    from omegaconf import OmegaConf
+
     profile = resources.files("verl_ext.config") / "hardware" / f"{hardware}.yaml"
-    if profile.is_file():  # if not, hydra says which profiles there are
+    if profile.is_file():  # if not, hydra lists the profiles
         config = OmegaConf.create(profile.read_text())
         for name, value in (OmegaConf.select(config, "ray_kwargs.ray_init.runtime_env.env_vars") or {}).items():
             os.environ.setdefault(name, str(value))
 
 
+def collect_rarely() -> None:
+    """Look for garbage cycles after 100,000 new objects instead of 700.
+
+    Importing torch, transformers, verl and vLLM makes millions of objects that stay. Searching them again and again
+    takes a quarter of the import time (``import verl_ext.driver.runner``: 8.0 s, and 6.1 s with these thresholds; two
+    cores of an AMD EPYC, one run each), and a run on the CPU starts eight such processes. Objects without cycles are
+    freed at once, as always.
+    """
+    gc.set_threshold(*THRESHOLDS)
+
+
+def register_resolvers() -> None:
+    """``${add:a,b}``: the sum, or null where a term is not a number, so that the term is refused under its own name."""
+    from omegaconf import OmegaConf
+
+    OmegaConf.register_new_resolver("add", _add, replace=True)
+
+
+def _add(*terms: object) -> float | None:
+    from verl_ext.policy import is_number
+
+    return sum(terms) if all(map(is_number, terms)) else None
+
+
 def _train(config: DictConfig) -> None:
+    os.environ.pop(FULL_ERROR, None)  # tracebacks of a run stay as hydra prints them
     from verl_ext.driver.preflight.validate import BadConfig, validate
 
     try:
         validate(config)
     except BadConfig as error:
-        sys.stderr.write(f"error: {error}\n")
-        raise SystemExit(2) from None
+        _refuse(error)
+    from omegaconf import OmegaConf
+
     from verl_ext.driver.runner import train
 
     OmegaConf.resolve(config)
     train(config)
+
+
+def _refuse(sentence: object) -> NoReturn:
+    sys.stderr.write(f"error: {sentence}\n")
+    raise SystemExit(2) from None
+
+
+def _sentence(error: Exception, recipe: str, overrides: Sequence[str]) -> str:
+    """Hydra's error about the command line in one sentence, with valid choices or the most similar key."""
+    from hydra.errors import MissingConfigException, OverrideParseException
+
+    text = "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
+    if isinstance(error, MissingConfigException) and error.options:
+        group, _, choice = str(error.missing_cfg_file).strip("/").rpartition("/")
+        return f"{group}={choice} is not valid: use one of {', '.join(o for o in error.options if o[0] != '_')}"
+    if isinstance(error, OverrideParseException):
+        return (
+            f"{error.override} is not valid: write key=value, and quote a value with special characters: \"key='a b'\""
+        )
+    match = re.search(r"^Could not override '(.+?)'|'(.+)' does not exist", text)
+    if match is None:
+        return text
+    key = match[1] or match[2]
+    if key in GPU_GROUPS:
+        return f"{key} is not valid here: only the profiles hardware={', '.join(GPUS)} have it"
+    meant = nearest(key, _known_keys(recipe, [o for o in overrides if o.partition("=")[0] in GROUPS]))
+    question = f"did you mean {meant}?" if meant else "--cfg job prints all keys"
+    return f"{key} is not a key: {question} (put + in front to add a new key)"
+
+
+def nearest(key: str, known: Iterable[str]) -> str | None:
+    """The known key most similar to ``key``, as a whole and in its last part; None where none is similar."""
+
+    def similarity(other: str) -> float:
+        parts = ((key, other), (key.rpartition(".")[2], other.rpartition(".")[2]))
+        return sum(difflib.SequenceMatcher(None, a, b).ratio() for a, b in parts) / len(parts)
+
+    best = max(known, key=similarity, default=None)
+    return best if best is not None and similarity(best) >= SIMILAR else None
+
+
+def _known_keys(recipe: str, groups: list[str]) -> list[str]:
+    """All keys of the composed configuration, sections included, and the config groups."""
+    import hydra
+    from omegaconf import OmegaConf
+
+    def names(node: object, path: str = "") -> Iterator[str]:
+        for name, value in node.items() if isinstance(node, dict) else ():
+            yield f"{path}{name}"
+            yield from names(value, f"{path}{name}.")
+
+    with hydra.initialize_config_module(f"recipe.{recipe}.config", version_base=None):
+        return [*names(OmegaConf.to_container(hydra.compose(recipe, groups))), *GROUPS]

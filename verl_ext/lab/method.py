@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from verl_ext.checks import InvalidValue
 from verl_ext.estimation.by_name import BY_TEXT
 from verl_ext.policy import RolloutPolicy
-from verl_ext.resolvers import register_resolvers
+from verl_ext.launch import register_resolvers
 
 # The keys of verl's configuration that a rollout_policy may refer to. A recipe's own file overrides them.
 BASE = {

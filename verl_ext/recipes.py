@@ -1,0 +1,176 @@
+"""The recipes that can be imported, and one page of help about each, without importing verl, torch or hydra."""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+import shutil
+import textwrap
+from collections.abc import Iterable, Iterator
+from importlib import import_module, resources
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+WIDTH = 100
+DEFAULT_HARDWARE = "cpu"
+CONFIG = resources.files("verl_ext.config")
+VERL_KEYS = (
+    ("data.train_files, data.val_files", "Parquet files in verl's schema; verl-ext data writes them."),
+    ("data.train_batch_size=1024", "Prompts per training step."),
+    ("actor_rollout_ref.model.path", "A folder, or a model's name on the hub."),
+    ("trainer.v1.trainer_mode=sync", "Or colocate_async, separate_async."),
+    ("trainer.total_training_steps=null", "null: trainer.total_epochs decides."),
+    ("trainer.logger", "A list of console, file, tensorboard, wandb and others."),
+)
+REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+SECTIONS = re.compile(r"\n\s*(?:Args|Attributes|Raises):\n")
+ROLE = re.compile(r":\w+:`~?(?:[\w.]*\.)?(\w+)`")
+
+
+class Key(NamedTuple):
+    """A key of a configuration file: its name, its value on one line, and the comment above the key."""
+
+    name: str
+    value: str
+    comment: str
+
+
+def recipes() -> dict[str, Path]:
+    """Configuration file of each recipe, by the recipe's name, in alphabetical order.
+
+    ``recipe`` is a namespace package that other projects share, so only folders with ``config/<name>.yaml`` and a
+    ``rollout_policy`` in it count. Of two recipes with one name the first on the path is imported, so it counts.
+    """
+    folders = reversed([Path(folder) for folder in import_module("recipe").__path__])
+    files = {file.stem: file for folder in folders for file in folder.glob("*/config/*.yaml")}
+    return {
+        name: file
+        for name, file in sorted(files.items())
+        if name == file.parts[-3] and "rollout_policy:" in file.read_text(encoding="utf-8")
+    }
+
+
+def hardware_profiles() -> list[str]:
+    """Choices of ``hardware=``; files whose name begins with ``_`` are parts of others."""
+    names = (Path(file.name).stem for file in (CONFIG / "hardware").iterdir() if file.name.endswith(".yaml"))
+    return sorted(name for name in names if not name.startswith("_"))
+
+
+def keys(text: str, block: str) -> list[Key]:
+    """Keys of the top-level ``block`` of a YAML file, each with the comment lines directly above it."""
+    values = yaml.safe_load(text).get(block) or {}
+    found, comment, inside = [], [], False
+    for line in text.splitlines():
+        if line and line[0] not in " #":
+            inside = line.startswith(f"{block}:")
+        elif inside and line.startswith("  # "):
+            comment.append(line[4:])
+        elif inside and (match := re.match(r"  (\w+):", line)):
+            found.append(Key(match[1], _as_yaml(values[match[1]]), " ".join(comment)))
+            comment = []
+    return found
+
+
+def about(target: str) -> list[str]:
+    """Paragraphs of a class's docstring up to its arguments, read from the source file and not imported.
+
+    Args:
+        target: ``package.module.Class``, the policy's ``_target_``.
+    """
+    module, _, name = target.rpartition(".")
+    spec = find_spec(module)
+    if spec is None or spec.origin is None:
+        return []
+    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    classes = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+    text = next((ast.get_docstring(node) for node in classes), None) or ""
+    text = ROLE.sub(r"\1", SECTIONS.split(text)[0]).replace("``", "")
+    return [" ".join(paragraph.split()) for paragraph in text.split("\n\n") if paragraph.strip()]
+
+
+def help_page(recipe: str, width: int | None = None) -> str:
+    """The answer to ``--help``: the method, its keys with the first sentence about each, and verl's most needed keys.
+
+    Args:
+        recipe: a name in :func:`recipes`.
+        width: longest line; None: the terminal's, at most 100.
+    """
+    width = min(width or shutil.get_terminal_size().columns, WIDTH)
+    file = recipes()[recipe]
+    text, base = file.read_text(encoding="utf-8"), (CONFIG / "base.yaml").read_text(encoding="utf-8")
+    policy = keys(text, "rollout_policy")
+    target = next(key.value for key in policy if key.name == "_target_")
+    experiments = sorted(path.stem for path in file.parent.glob("experiment/*.yaml"))
+    lines = [f"usage: verl-ext train {recipe} key=value ...", ""]
+    for paragraph in about(target):
+        lines += textwrap.wrap(paragraph, width)
+    lines += ["", f"{recipe}: rollout_policy.<key>=<value>, with these defaults"]
+    lines += table([_row(key) for key in policy if key.name != "_target_"], width)
+    lines += ["", "Every recipe: rollout_driver.<key>=<value>, with these defaults"]
+    lines += table([_row(key) for key in keys(base, "rollout_driver")], width)
+    lines += ["", "Every run"]
+    lines += table([("experiment", f"A setting of the paper: {', '.join(experiments)}.")], width) if experiments else []
+    lines += table(
+        [
+            (
+                f"hardware={DEFAULT_HARDWARE}",
+                f"Or {', '.join(name for name in hardware_profiles() if name != DEFAULT_HARDWARE)}.",
+            ),
+            *VERL_KEYS,
+        ],
+        width,
+    )
+    lines += ["", "This recipe's values for keys of verl:"]
+    lines += _wrap("  ".join(_changed(yaml.safe_load(text))), width, "  ")
+    lines += [
+        "",
+        *_wrap(f"All keys and their values: verl-ext train {recipe} --cfg job. Hydra's flags: --hydra-help.", width),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def table(rows: Iterable[tuple[str, str]], width: int) -> list[str]:
+    """Lines of at most ``width`` characters: the first text of each row, and beside it the second, wrapped."""
+    rows = list(rows)
+    left = max((len(name) for name, _ in rows), default=0) + 4
+    lines = []
+    for name, text in rows:
+        first, *others = _wrap(text, width - left) or [""]
+        lines += [f"  {name}".ljust(left) + first, *(" " * left + line for line in others)]
+    return [line.rstrip() for line in lines]
+
+
+def _wrap(text: str, width: int, indent: str = "") -> list[str]:
+    return textwrap.wrap(
+        text, width, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def _row(key: Key) -> tuple[str, str]:
+    """``name=value`` and the first sentence of the comment, or ``name`` where the value is another key's."""
+    sentence = re.split(r"(?<=\.) (?=[A-Z])", key.comment)[0]
+    reference = REFERENCE.fullmatch(key.value)
+    return (
+        (key.name, f"{sentence} Follows {reference[1]}.".strip())
+        if reference
+        else (f"{key.name}={key.value}", sentence)
+    )
+
+
+def _changed(node: dict[str, Any], path: str = "") -> Iterator[str]:
+    """``key=value`` of everything in a recipe's file but its policy."""
+    for name, value in node.items():
+        if isinstance(value, dict):
+            if path or name not in ("hydra", "rollout_policy"):
+                yield from _changed(value, f"{path}{name}.")
+        elif name != "defaults":
+            text = re.sub(r"^\$\{add:(.+),(.+)\}$", r"\1+\2", REFERENCE.sub(r"\1", _as_yaml(value)))
+            yield f"{path}{name}={text}"
+
+
+def _as_yaml(value: Any) -> str:
+    return yaml.dump(value, default_flow_style=True, width=math.inf).removesuffix("\n").removesuffix("\n...").strip("'")
