@@ -127,7 +127,7 @@ def _sentence(error: Exception, recipe: str, overrides: Sequence[str]) -> str:
     """Hydra's error about the command line in one sentence, with valid choices or the most similar key."""
     from hydra.errors import MissingConfigException, OverrideParseException
 
-    text = "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
+    text = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
     if isinstance(error, MissingConfigException) and error.options:
         group, _, choice = str(error.missing_cfg_file).strip("/").rpartition("/")
         return f"{group}={choice} is not valid: use one of {', '.join(o for o in error.options if o[0] != '_')}"
@@ -143,7 +143,7 @@ def _sentence(error: Exception, recipe: str, overrides: Sequence[str]) -> str:
         return f"{key} is not valid here: only the profiles hardware={', '.join(GPUS)} have it"
     meant = nearest(key, _known_keys(recipe, [o for o in overrides if o.partition("=")[0] in GROUPS]))
     question = f"did you mean {meant}?" if meant else "--cfg job prints all keys"
-    return f"{key} is not a key: {question} (put + in front to add a new key)"
+    return f"{key} is not a key: {question}" + (" (put + in front to add a new key)" if match[1] else "")
 
 
 def nearest(key: str, known: Iterable[str]) -> str | None:

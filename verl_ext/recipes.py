@@ -75,21 +75,28 @@ def keys(text: str, block: str) -> list[Key]:
     return found
 
 
-def about(target: str) -> list[str]:
-    """Paragraphs of a class's docstring up to its arguments, read from the source file and not imported.
+def summary(recipe: str) -> str:
+    """First line of the documentation of a recipe's policy module."""
+    module, _ = _policy(recipe)
+    return (ast.get_docstring(module) or "").partition("\n")[0]
 
-    Args:
-        target: ``package.module.Class``, the policy's ``_target_``.
-    """
-    module, _, name = target.rpartition(".")
-    spec = find_spec(module)
-    if spec is None or spec.origin is None:
-        return []
-    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
-    classes = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+
+def about(recipe: str) -> list[str]:
+    """Paragraphs of the documentation of a recipe's policy class, up to its arguments."""
+    module, name = _policy(recipe)
+    classes = (node for node in module.body if isinstance(node, ast.ClassDef) and node.name == name)
     text = next((ast.get_docstring(node) for node in classes), None) or ""
     text = ROLE.sub(r"\1", SECTIONS.split(text)[0]).replace("``", "")
     return [" ".join(paragraph.split()) for paragraph in text.split("\n\n") if paragraph.strip()]
+
+
+def _policy(recipe: str) -> tuple[ast.Module, str]:
+    """The parsed source of the recipe's policy, which is not imported, and the name of its class."""
+    target = yaml.safe_load(recipes()[recipe].read_text(encoding="utf-8"))["rollout_policy"]["_target_"]
+    module, _, name = target.rpartition(".")
+    spec = find_spec(module)
+    source = Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else ""
+    return ast.parse(source), name
 
 
 def help_page(recipe: str, width: int | None = None) -> str:
@@ -102,28 +109,20 @@ def help_page(recipe: str, width: int | None = None) -> str:
     width = min(width or shutil.get_terminal_size().columns, WIDTH)
     file = recipes()[recipe]
     text, base = file.read_text(encoding="utf-8"), (CONFIG / "base.yaml").read_text(encoding="utf-8")
-    policy = keys(text, "rollout_policy")
-    target = next(key.value for key in policy if key.name == "_target_")
+    policy = [key for key in keys(text, "rollout_policy") if key.name != "_target_"]
     experiments = sorted(path.stem for path in file.parent.glob("experiment/*.yaml"))
     lines = [f"usage: verl-ext train {recipe} key=value ...", ""]
-    for paragraph in about(target):
+    for paragraph in about(recipe):
         lines += textwrap.wrap(paragraph, width)
     lines += ["", f"{recipe}: rollout_policy.<key>=<value>, with these defaults"]
-    lines += table([_row(key) for key in policy if key.name != "_target_"], width)
+    lines += table(map(_row, policy), width)
     lines += ["", "Every recipe: rollout_driver.<key>=<value>, with these defaults"]
-    lines += table([_row(key) for key in keys(base, "rollout_driver")], width)
-    lines += ["", "Every run"]
-    lines += table([("experiment", f"A setting of the paper: {', '.join(experiments)}.")], width) if experiments else []
-    lines += table(
-        [
-            (
-                f"hardware={DEFAULT_HARDWARE}",
-                f"Or {', '.join(name for name in hardware_profiles() if name != DEFAULT_HARDWARE)}.",
-            ),
-            *VERL_KEYS,
-        ],
-        width,
-    )
+    lines += table(map(_row, keys(base, "rollout_driver")), width)
+    profiles = ", ".join(name for name in hardware_profiles() if name != DEFAULT_HARDWARE)
+    needed = [(f"hardware={DEFAULT_HARDWARE}", f"Or {profiles}."), *VERL_KEYS]
+    if experiments:
+        needed.insert(0, ("experiment", f"A setting of the paper: {', '.join(experiments)}."))
+    lines += ["", "Every run", *table(needed, width)]
     lines += ["", "This recipe's values for keys of verl:"]
     lines += _wrap("  ".join(_changed(yaml.safe_load(text))), width, "  ")
     lines += [

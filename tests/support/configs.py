@@ -16,8 +16,8 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
-from verl_ext.recipes import recipes
 from verl_ext.launch import implied, register_resolvers
+from verl_ext.recipes import recipes
 
 omegaconf.base.parse = cache(omegaconf.base.parse)  # half of a validation's time; the same few hundred texts each time
 RECIPES = tuple(recipes())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
+from pathlib import Path
 
 import ray
 from omegaconf import DictConfig
@@ -61,6 +63,7 @@ class PolicyTaskRunner(TaskRunnerV1.__ray_actor_class__):
         _configure_logging()
         config.trainer.v1.trainer_mode = TRAINER_MODES[config.trainer.v1.trainer_mode]
         await_queue()
+        _choose_metrics_file(config)
         super().run(config)
         if (step := self.trainer.stopped_after) is not None:
             raise Stopped(f"stopped after step {step}, as asked; the same command goes on from there")
@@ -88,6 +91,21 @@ def train(config: DictConfig) -> None:
         sentence = getattr(error, "cause", error)  # Ray's errors hold the one that the task has raised
         sys.stderr.write(f"error: {sentence}\n")
         raise SystemExit(2 if isinstance(error, BadConfig) else 1) from None
+
+
+def _choose_metrics_file(config: DictConfig) -> None:
+    """Let verl's file logger write ``<trainer.default_local_dir>/<experiment_name>.jsonl``, unless the user chose a file.
+
+    verl's logger overwrites its file, so a run that starts again writes ``<experiment_name>_restart_<k>.jsonl`` instead.
+    """
+    logger_names = [config.trainer.logger] if isinstance(config.trainer.logger, str) else config.trainer.logger
+    if "file" not in logger_names or {"VERL_FILE_LOGGER_PATH", "VERL_FILE_LOGGER_ROOT"} & set(os.environ):
+        return
+    folder, name = Path(config.trainer.default_local_dir).expanduser(), config.trainer.experiment_name
+    names = (f"{name}.jsonl", *(f"{name}_restart_{k}.jsonl" for k in range(1, 10_000)))
+    file = next(folder / name for name in names if not (folder / name).exists())
+    file.parent.mkdir(parents=True, exist_ok=True)
+    os.environ["VERL_FILE_LOGGER_PATH"] = str(file)
 
 
 def _configure_logging() -> None:

@@ -7,7 +7,6 @@ import re
 import shlex
 import sys
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl_ext.checks import InvalidValue
 from verl_ext.estimation.by_name import BY_TEXT
-from verl_ext.policy import RolloutPolicy
 from verl_ext.launch import register_resolvers
+from verl_ext.policy import RolloutPolicy
+from verl_ext.recipes import recipes
 
 # The keys of verl's configuration that a rollout_policy may refer to. A recipe's own file overrides them.
 BASE = {
@@ -26,20 +26,6 @@ BASE = {
     "actor_rollout_ref": {"rollout": {"n": 8}},
 }
 INTERPOLATION = re.compile(r"\$\{([\w.]+)\}")
-
-
-def recipes() -> dict[str, Path]:
-    """Configuration file of each recipe, by the recipe's name, in alphabetical order.
-
-    ``recipe`` is a namespace package that other projects share, so only folders with ``config/<name>.yaml`` and a
-    ``rollout_policy`` in it count.
-    """
-    files = [file for folder in import_module("recipe").__path__ for file in Path(folder).glob("*/config/*.yaml")]
-    return {
-        file.stem: file
-        for file in sorted(files, key=lambda file: file.stem)
-        if file.stem == file.parts[-3] and "rollout_policy:" in file.read_text(encoding="utf-8")
-    }
 
 
 @dataclass(frozen=True)
