@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from support.shells import wait_for
 
 from verl_ext.launch import collect_rarely, export_environment
 
@@ -44,6 +43,8 @@ def one_environment() -> Iterator[None]:
 @pytest.fixture
 def nothing_is_left():
     """Every sandbox of the test is stopped after it."""
+    from support.shells import wait_for  # imports verl
+
     from verl_ext.sandbox import shell as sandbox
 
     yield

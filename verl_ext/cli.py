@@ -1,4 +1,4 @@
-"""The command ``verl-ext``: finds the command's function by name, and imports only that function's module."""
+"""The command ``verl-ext``: finds a subcommand by name, and imports only the module of that subcommand."""
 
 from __future__ import annotations
 
@@ -6,55 +6,33 @@ import difflib
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any, NamedTuple, NoReturn
 
-from verl_ext import __version__
-
-TOOLS = ("typer", "rich", "yaml", "hydra", "pyarrow", "matplotlib")
+from verl_ext import __version__, extras
 
 
 class Command(NamedTuple):
-    """A command: a function whose parameters typer reads, and the packages that it needs.
-
-    Attributes:
-        target: ``module:function``.
-        help: one line.
-        packages: import names of the packages that the command needs.
-        install: arguments of pip that install them.
-    """
+    """``module:function``, whose parameters typer reads, and one line of help."""
 
     target: str
     help: str
-    packages: tuple[str, ...] = TOOLS
-    install: str = "'verl-ext[tools]'"
 
 
-DATA = {
-    "reasoning_gym": Command(
-        "verl_ext.data.reasoning_gym:write",
-        "Puzzles with verifiers.",
-        (*TOOLS, "reasoning_gym"),
-        "'verl-ext[tools,quickstart]'",
-    ),
+GENERATED = {
+    "reasoning_gym": Command("verl_ext.data.reasoning_gym:write", "Puzzles with verifiers."),
     "sql_tasks": Command("verl_ext.data.sql_tasks:write", "Tasks for an agent with a database."),
-    "curate": Command("verl_ext.data.curate:main", "The problems of a data set that a model solves rarely enough."),
+    "curate": Command("verl_ext.data.curate:main", "The problems of a data set that a model rarely solves."),
 }
 COMMANDS = {
-    "train": Command(
-        "verl_ext.launch:main",
-        "Train a model: verl-ext train RECIPE key=value ...",
-        ("yaml", "hydra", "verl"),
-        "'verl-ext[gpu]' (on a CPU: bash examples/install_cpu.sh)",
-    ),
-    "simulate": Command("verl_ext.lab.simulate.__main__:main", "Compare recipes without a model, before a run."),
+    "train": Command("verl_ext.launch:main", "Train a model: verl-ext train RECIPE key=value ..."),
+    "simulate": Command("verl_ext.lab.simulate.__main__:main", "Compare recipes without a model."),
     "report": Command("verl_ext.lab.report.__main__:main", "Compare runs: a page, plots and tables."),
-    "waste": Command("verl_ext.lab.waste.__main__:main", "Show how a run's rollouts were used, from its rollout log."),
-    "verify": Command("verl_ext.lab.simulate.verify_record:main", "Run a fresh policy against the record of a run."),
-    "evaluate": Command("verl_ext.evaluation.run:evaluate", "Sample a model on benchmarks: avg@k and pass@k."),
-    "data": Command("verl_ext.data.prepare:main", f"Write a data set in verl's schema: a name, or {', '.join(DATA)}."),
+    "waste": Command("verl_ext.lab.waste.__main__:main", "Show how a run's rollouts were used."),
+    "verify": Command("verl_ext.lab.simulate.verify_record:main", "Run a fresh policy against a run's record."),
+    "evaluate": Command("verl_ext.evaluation.run:evaluate", "Sample a model on benchmarks: avg@k, pass@k."),
+    "data": Command("verl_ext.data.prepare:main", "Write a data set: a published or a generated one."),
     "hardware": Command("verl_ext.hardware.__main__:main", "Settings with which a model fits on GPUs."),
 }
 
@@ -64,31 +42,33 @@ def main(arguments: Sequence[str] | None = None) -> None:
     name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if os.getcwd() not in sys.path:  # python -m searches the current folder for a user's recipe; so does verl-ext
         sys.path.append(os.getcwd())
-    if name in ("--help", "-h"):
-        _write("usage: verl-ext COMMAND ... (verl-ext COMMAND --help describes its options)\n", COMMANDS)
-    elif name == "--version":
-        sys.stdout.write(f"verl-ext {__version__}\n")
-    elif name not in COMMANDS:
-        _refuse("command", name, COMMANDS)
-    elif name == "train":
-        _train(rest)
-    elif name == "data" and rest and rest[0] in DATA:
-        _run(f"data {rest[0]}", DATA[rest[0]], rest[1:])
-    else:
-        if name == "data" and rest == ["--help"]:
-            _write("Beside the data sets below: verl-ext data NAME ... with one of these names", DATA)
-        _run(name, COMMANDS[name], rest)
+    try:
+        if name in ("--help", "-h"):
+            _write("usage: verl-ext COMMAND ... (verl-ext COMMAND --help: its options)", _lines(COMMANDS))
+        elif name == "--version":
+            _write(f"verl-ext {__version__}", [])
+        elif name not in COMMANDS:
+            _refuse("command", name, COMMANDS)
+        elif name == "train":
+            _train(rest)
+        elif name == "data" and rest and rest[0] in GENERATED:
+            _run(f"data {rest[0]}", GENERATED[rest[0]], rest[1:])
+        else:
+            if name == "data" and rest == ["--help"]:
+                _write("verl-ext data NAME ..., with a name below or one of these:", _lines(GENERATED))
+            _run(name, COMMANDS[name], rest)
+    except extras.MissingExtra as error:
+        _exit(error)
 
 
-def _train(arguments: list[str]) -> None:
-    _require("train", COMMANDS["train"])
+def _train(arguments: Sequence[str]) -> None:
+    extras.require("tools", "yaml")
     from verl_ext.launch import main as launch
     from verl_ext.recipes import recipes, summary, table
 
     if not arguments or arguments[0] in ("--help", "-h"):
         lines = table([(name, summary(name)) for name in recipes()], shutil.get_terminal_size().columns)
-        usage = "usage: verl-ext train RECIPE key=value ... (verl-ext train RECIPE --help: its keys)"
-        sys.stdout.write("\n".join([usage, "", *lines, ""]))
+        _write("usage: verl-ext train RECIPE key=value ... (verl-ext train RECIPE --help: its keys)", lines)
         return
     recipe, *overrides = arguments
     if recipe not in recipes():
@@ -97,8 +77,8 @@ def _train(arguments: list[str]) -> None:
     launch(recipe)
 
 
-def _run(name: str, command: Command, arguments: list[str]) -> None:
-    _require(name, command)
+def _run(name: str, command: Command, arguments: Sequence[str]) -> None:
+    extras.require("tools", "typer", "rich")
     import typer
 
     module, _, attribute = command.target.partition(":")
@@ -108,24 +88,21 @@ def _run(name: str, command: Command, arguments: list[str]) -> None:
     app(arguments, prog_name=f"verl-ext {name}")
 
 
-def _require(name: str, command: Command) -> None:
-    missing = [package for package in command.packages if find_spec(package) is None]
-    if missing:
-        _exit(f"verl-ext {name} needs {', '.join(missing)}: pip install {command.install}")
-
-
-def _refuse(kind: str, name: str, known: Mapping[str, Any]) -> NoReturn:
-    meant = difflib.get_close_matches(name, known, n=1)
-    question = f"did you mean {meant[0]}? " if meant else ""
-    _exit(f"{name} is not a {kind}: {question}Use one of {', '.join(known)}")
-
-
-def _exit(sentence: str) -> NoReturn:
-    sys.stderr.write(f"error: {sentence}\n")
-    raise SystemExit(2)
-
-
-def _write(title: str, commands: Mapping[str, Command]) -> None:
+def _lines(commands: Mapping[str, Command]) -> list[str]:
     width = max(map(len, commands)) + 4
-    rows = "".join(f"  {name}".ljust(width) + f"{command.help}\n" for name, command in commands.items())
-    sys.stdout.write(f"{title}\n{rows}")
+    return [f"  {name}".ljust(width) + command.help for name, command in commands.items()]
+
+
+def _write(title: str, lines: Iterable[str]) -> None:
+    sys.stdout.write("\n".join([title, *lines]) + "\n")
+
+
+def _refuse(kind: str, name: str, known: Iterable[str]) -> NoReturn:
+    meant = difflib.get_close_matches(name, known, n=1)
+    question = f" Did you mean {meant[0]}?" if meant else ""
+    _exit(f"{name} is not a {kind}; use one of {', '.join(known)}.{question}")
+
+
+def _exit(sentence: object) -> NoReturn:
+    sys.stderr.write(f"error: {sentence}\n")
+    raise SystemExit(2) from None

@@ -1,6 +1,6 @@
 """The command line of every recipe: compose the configuration, refuse mistakes in one sentence, train.
 
-Ray's workers import this module for :func:`collect_rarely`, so hydra (0.3 s) is imported only where it is used.
+Ray's workers import this module for :func:`collect_rarely`, so hydra (0.2 s) is imported only where it is used.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from importlib import resources
 from typing import TYPE_CHECKING, NoReturn
 
-from verl_ext.recipes import DEFAULT_HARDWARE, help_page
+from verl_ext import extras
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+DEFAULT_HARDWARE = "cpu"
 GPUS = ("h200", "a800", "b200")
 GPU_GROUPS = ("model_size", "actor_engine")  # config groups of the GPU profiles
 GROUPS = ("hardware", "model_engine", *GPU_GROUPS)
@@ -30,15 +31,19 @@ FULL_ERROR = "HYDRA_FULL_ERROR"  # "1": hydra raises its errors instead of print
 def main(recipe: str) -> None:
     """Run ``python -m recipe.<recipe>`` with the overrides in ``sys.argv``; a mistake in them exits with 2."""
     arguments = sys.argv[1:]
-    if {"--help", "-h"} & set(arguments):
-        sys.stdout.write(help_page(recipe))
-        return
+    hardware = chosen(arguments, "hardware", DEFAULT_HARDWARE)
+    try:
+        if {"--help", "-h"} & set(arguments):
+            return _print_help(recipe)
+        extras.require("gpu" if hardware in GPUS else "cpu", "hydra", "verl")
+    except extras.MissingExtra as error:
+        _refuse(error)
     collect_rarely()
     import hydra
     from omegaconf.errors import OmegaConfBaseException
 
     register_resolvers()
-    export_environment(chosen(arguments, "hardware", DEFAULT_HARDWARE))
+    export_environment(hardware)
     sys.argv[1:1] = implied(arguments)  # hydra takes overrides only before its flags
     run = hydra.main(config_path=f"pkg://recipe.{recipe}.config", config_name=recipe, version_base=None)(_train)
     if FULL_ERROR in os.environ:  # the user asks for tracebacks
@@ -47,7 +52,9 @@ def main(recipe: str) -> None:
     try:
         run()
     except (hydra.errors.HydraException, OmegaConfBaseException) as error:
-        _refuse(_sentence(error, recipe, [a for a in arguments if not a.startswith("-")]))
+        _refuse(_sentence(error, recipe, arguments))
+    finally:
+        os.environ.pop(FULL_ERROR, None)
 
 
 def chosen(arguments: Sequence[str], group: str, default: str) -> str:
@@ -102,6 +109,13 @@ def _add(*terms: object) -> float | None:
     return sum(terms) if all(map(is_number, terms)) else None
 
 
+def _print_help(recipe: str) -> None:
+    extras.require("tools", "yaml")
+    from verl_ext.recipes import help_page
+
+    sys.stdout.write(help_page(recipe))
+
+
 def _train(config: DictConfig) -> None:
     os.environ.pop(FULL_ERROR, None)  # tracebacks of a run stay as hydra prints them
     from verl_ext.driver.preflight.validate import BadConfig, validate
@@ -123,7 +137,7 @@ def _refuse(sentence: object) -> NoReturn:
     raise SystemExit(2) from None
 
 
-def _sentence(error: Exception, recipe: str, overrides: Sequence[str]) -> str:
+def _sentence(error: Exception, recipe: str, arguments: Sequence[str]) -> str:
     """Hydra's error about the command line in one sentence, with valid choices or the most similar key."""
     from hydra.errors import MissingConfigException, OverrideParseException
 
@@ -141,7 +155,7 @@ def _sentence(error: Exception, recipe: str, overrides: Sequence[str]) -> str:
     key = match[1] or match[2]
     if key in GPU_GROUPS:
         return f"{key} is not valid here: only the profiles hardware={', '.join(GPUS)} have it"
-    meant = nearest(key, _known_keys(recipe, [o for o in overrides if o.partition("=")[0] in GROUPS]))
+    meant = nearest(key, _known_keys(recipe, [a for a in arguments if a.partition("=")[0] in GROUPS]))
     question = f"did you mean {meant}?" if meant else "--cfg job prints all keys"
     return f"{key} is not a key: {question}" + (" (put + in front to add a new key)" if match[1] else "")
 

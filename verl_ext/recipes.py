@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from verl_ext.launch import DEFAULT_HARDWARE
+
 WIDTH = 100
-DEFAULT_HARDWARE = "cpu"
 CONFIG = resources.files("verl_ext.config")
 VERL_KEYS = (
     ("data.train_files, data.val_files", "Parquet files in verl's schema; verl-ext data writes them."),

@@ -94,9 +94,9 @@ def train(config: DictConfig) -> None:
 
 
 def _choose_metrics_file(config: DictConfig) -> None:
-    """Let verl's file logger write ``<trainer.default_local_dir>/<experiment_name>.jsonl``, unless the user chose a file.
+    """Let verl's file logger write ``<default_local_dir>/<experiment_name>.jsonl``, unless the user chose another file.
 
-    verl's logger overwrites its file, so a run that starts again writes ``<experiment_name>_restart_<k>.jsonl`` instead.
+    verl's logger overwrites its file, so the k-th restart of a run writes ``<experiment_name>_restart_<k>.jsonl``.
     """
     logger_names = [config.trainer.logger] if isinstance(config.trainer.logger, str) else config.trainer.logger
     if "file" not in logger_names or {"VERL_FILE_LOGGER_PATH", "VERL_FILE_LOGGER_ROOT"} & set(os.environ):

@@ -1,0 +1,167 @@
+"""The command ``verl-ext`` and the help page of each recipe."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import subprocess
+import sys
+from importlib import resources
+from pathlib import Path
+
+import pytest
+import yaml
+
+from verl_ext import __version__, cli
+from verl_ext.recipes import Key, help_page, keys, recipes, table
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """``verl-ext <arguments>`` in this process: exit code, stdout and stderr."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = 0
+        try:
+            cli.main(arguments)
+        except SystemExit as end:
+            code = end.code
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def imported(*arguments: str) -> set[str]:
+    """Modules that are loaded once ``verl-ext <arguments>`` has ended."""
+    code = (
+        f"import sys\nfrom verl_ext.cli import main\nmain({list(arguments)})\n"
+        "print('\\n' + ' '.join(name for name in sys.modules if '.' not in name))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    return set(result.stdout.splitlines()[-1].split())
+
+
+def test_help_names_every_command_and_imports_none(run):
+    assert not imported("--help") & {"typer", "rich", "yaml", "numpy", "hydra", "verl"}
+    code, printed, _ = run("--help")
+    assert code == 0 and all(f"\n  {name} " in printed for name in cli.COMMANDS)
+    assert max(map(len, printed.splitlines())) <= 80
+    assert run() == run("-h") == (0, printed, "")
+    assert run("--version") == (0, f"verl-ext {__version__}\n", "")
+
+
+def test_help_on_a_recipe_imports_neither_verl_nor_hydra():
+    assert not imported("train", "pilot_commit", "--help") & {"hydra", "numpy", "rich", "torch", "verl"}
+
+
+@pytest.mark.parametrize("command", [*cli.COMMANDS.values(), *cli.GENERATED.values()], ids=lambda c: c.target)
+def test_every_command_is_there(command):
+    module, _, name = command.target.partition(":")
+    assert inspect.isfunction(getattr(importlib.import_module(module), name))
+
+
+@pytest.mark.parametrize("arguments", [["report"], ["data", "sql_tasks"], ["data"]], ids=" ".join)
+def test_options_are_described_under_the_commands_name(run, arguments):
+    code, printed, _ = run(*arguments, "--help")
+    assert code == 0 and f"Usage: verl-ext {' '.join(arguments)} " in printed
+    assert (arguments == ["data"]) == ("reasoning_gym" in printed.split("Usage")[0])
+
+
+def test_arguments_reach_the_command(run, tmp_path):
+    code, _, error = run("report", str(tmp_path / "none"))
+    assert code == 2 and "none" in error
+    assert run("data", "sql_tasks", "--out", str(tmp_path))[0] == 0
+    assert (tmp_path / "train.parquet").is_file()
+
+
+def test_a_mistyped_name_is_answered_with_the_names_there_are(run):
+    code, printed, error = run("simulat")
+    assert (code, printed) == (2, "")
+    assert error.startswith("error: simulat is not a command; use one of train, ")
+    assert error.endswith(". Did you mean simulate?\n")
+    assert run("train", "nosuch", "a=b") == (
+        2,
+        "",
+        "error: nosuch is not a recipe; use one of "
+        "dynamic_sampling, grpo, hora, knapsack, pilot_commit, prefix_sampling, vip.\n",
+    )
+
+
+def test_a_missing_extra_is_named(run, monkeypatch):
+    monkeypatch.setattr("verl_ext.extras.find_spec", lambda name: None)
+    assert run("report", "x") == (2, "", "error: typer is not installed: pip install 'verl-ext[tools]'.\n")
+    assert run("train", "--help") == (2, "", "error: yaml is not installed: pip install 'verl-ext[tools]'.\n")
+
+
+def test_training_without_verl_names_the_extra_of_the_hardware(run, monkeypatch):
+    here = {"yaml", "hydra"}
+    monkeypatch.setattr("verl_ext.extras.find_spec", lambda name: name if name in here else None)
+    monkeypatch.setattr(sys, "argv", ["verl-ext"])
+    assert run("train", "grpo") == (2, "", "error: verl is not installed: pip install 'verl-ext[cpu]'.\n")
+    missing = "error: verl is not installed: pip install 'verl-ext[gpu]'.\n"
+    assert run("train", "grpo", "hardware=b200") == (2, "", missing)
+
+
+def test_recipes_in_the_current_folder_are_found(run, monkeypatch, tmp_path):
+    """A user's ``recipe/mine``, beside the installed recipes."""
+    config = tmp_path / "recipe" / "mine" / "config" / "mine.yaml"
+    config.parent.mkdir(parents=True)
+    config.write_text("rollout_policy:\n  _target_: recipe.mine.policy.Mine\n  # Half of it.\n  half: 0.5\n")
+    (config.parents[1] / "policy.py").write_text(
+        '"""Mine: my own."""\n\nclass Mine:\n    """All of mine.\n\n    Args:\n    """\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    assert "  mine              Mine: my own.\n" in run("train")[1]
+    monkeypatch.setattr(sys, "argv", ["verl-ext"])
+    printed = run("train", "mine", "--help")[1]
+    assert "All of mine.\n" in printed and "half=0.5  Half of it.\n" in printed
+    assert {"mine", "grpo"} <= set(recipes())
+
+
+@pytest.mark.parametrize("width", [80, 100])
+@pytest.mark.parametrize("recipe", recipes())
+def test_a_recipes_page_says_what_it_does_and_names_every_key(recipe, width):
+    page = help_page(recipe, width)
+    base = (resources.files("verl_ext.config") / "base.yaml").read_text()
+    named = keys(recipes()[recipe].read_text(), "rollout_policy") + keys(base, "rollout_driver")
+    assert len(named) > 10
+    assert all(f"\n  {key.name}" in page for key in named if key.name != "_target_")
+    assert "\nSource: " in page and "``" not in page and "Args:" not in page
+    lines = page.splitlines()
+    assert max(map(len, lines)) <= width
+    assert width < 100 or len(lines) <= 66
+
+
+def test_the_keys_of_verl_on_the_page_have_verls_defaults(run, monkeypatch):
+    from support.configs import compose
+
+    from verl_ext.recipes import VERL_KEYS
+
+    config = compose("grpo", "hardware=verl")
+    for name in (name for names, _ in VERL_KEYS for name in names.split(", ")):
+        key, _, value = name.partition("=")
+        node = config
+        for part in key.split("."):
+            node = node[part]
+        assert not value or node == yaml.safe_load(value)
+
+
+def test_keys_are_read_with_the_comments_above_them():
+    other, end = "other:\n  # Not this.\n  a: 1\n", "# End\ne: 1\n"
+    text = f"{other}block:\n  # Two\n  # lines.\n  b: [1, 2]\n\n  c:\n    # Deeper.\n    d: '3'\n{end}"
+    assert keys(text, "block") == [Key("b", "[1, 2]", "Two lines."), Key("c", "{d: '3'}", "")]
+    assert keys(text, "nothing") == []
+
+
+def test_a_table_is_wrapped_and_never_cut():
+    lines = table([("a", "one two three"), ("long_name", "")], 16)
+    assert lines == ["  a          one", "             two", "             three", "  long_name"]
+
+
+def test_the_console_command_is_declared():
+    assert '[project.scripts]\nverl-ext = "verl_ext.cli:main"\n' in (ROOT / "pyproject.toml").read_text()

@@ -1,0 +1,135 @@
+"""The command line of the recipes: mistakes are answered in one sentence, and everything else is hydra's."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import subprocess
+import sys
+
+import pytest
+import yaml
+from hydra.core.global_hydra import GlobalHydra
+from support.configs import compose
+
+from verl_ext import launch
+from verl_ext.driver.preflight.loggers import check_loggers
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path, capsys):
+    """``python -m recipe.pilot_commit <arguments>`` in this process: exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(launch.FULL_ERROR, raising=False)
+    thresholds = gc.get_threshold()
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        GlobalHydra.instance().clear()
+        monkeypatch.setattr(sys, "argv", ["pilot_commit", *arguments])
+        code = 0
+        try:
+            launch.main("pilot_commit")
+        except SystemExit as end:
+            code = end.code
+        return code, *capsys.readouterr()
+
+    yield run
+    gc.set_threshold(*thresholds)
+    GlobalHydra.instance().clear()
+
+
+NEW = " (put + in front to add a new key)"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            ["rollout_policy.n_pilots=3"],
+            f"rollout_policy.n_pilots is not a key: did you mean rollout_policy.n_pilot?{NEW}",
+        ),
+        (["n_pilot=3"], f"n_pilot is not a key: did you mean rollout_policy.n_pilot?{NEW}"),
+        (["rollout_driver.recrod=r"], f"rollout_driver.recrod is not a key: did you mean rollout_driver.record?{NEW}"),
+        (["data.batch_size=3"], f"data.batch_size is not a key: did you mean data.gen_batch_size?{NEW}"),
+        (["hardwre=h200"], f"hardwre is not a key: did you mean hardware?{NEW}"),
+        (["zzz=1"], f"zzz is not a key: --cfg job prints all keys{NEW}"),
+        (["~data.seedx"], "data.seedx is not a key: did you mean data.seed?"),
+        (["hardware=h300"], "hardware=h300 is not valid: use one of a800, b200, cpu, h200, verl"),
+        (["--cfg", "job", "hardware=h300"], "hardware=h300 is not valid: use one of a800, b200, cpu, h200, verl"),
+        (
+            ["hardware=h200", "model_size=7b"],
+            "model_size=7b is not valid: use one of 14b, 1_5b, 32b, 4b, 8b",
+        ),
+        (["model_size=8b"], "model_size is not valid here: only the profiles hardware=h200, a800, b200 have it"),
+        (["data.seed"], "data.seed is not valid: write key=value; quote special characters: \"key='a, b'\""),
+        (["--multirun", "data.sed=1,2"], f"data.sed is not a key: did you mean data.seed?{NEW}"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_answered_in_one_sentence(run, arguments, sentence):
+    assert run(*arguments) == (2, "", f"error: {sentence}\n")
+
+
+def test_hydras_own_hints_are_kept(run):
+    code, _, error = run("data.seed=1,2")
+    assert code == 2 and error.startswith("error: Ambiguous value") and error.count("\n") == 1
+    assert run("+data.seed=1")[2].endswith("'++data.seed=1'\n")
+
+
+def test_hydras_flags_work(run):
+    code, printed, _ = run("--cfg", "job", "rollout_policy.n_pilot=3", "+trainer.mine=4")
+    config = yaml.safe_load(printed)
+    assert (code, config["rollout_policy"]["n_pilot"], config["trainer"]["mine"]) == (0, 3, 4)
+    assert launch.FULL_ERROR not in os.environ
+    assert "hardware: cpu" in run("--info", "defaults-tree")[1]
+    assert "--multirun" in run("--hydra-help")[1]
+
+
+def test_the_user_can_ask_for_a_traceback(run, monkeypatch):
+    monkeypatch.setenv(launch.FULL_ERROR, "1")
+    with pytest.raises(importlib.import_module("hydra.errors").ConfigCompositionException):
+        run("rollout_policy.n_pilots=3")
+
+
+def test_the_command_itself_exits_with_2(tmp_path):
+    command = [sys.executable, "-m", "recipe.grpo", "rollout_policy.m=3"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    sentence = "rollout_policy.m is not a key: did you mean rollout_policy.n?"
+    assert (result.returncode, result.stdout, result.stderr) == (2, "", f"error: {sentence}{NEW}\n")
+
+
+def test_the_nearest_key_is_near_as_a_whole_and_in_its_last_part():
+    known = ["rollout_policy.s", "actor.rollout.n", "rollout_policy.n_pilot", "actor.optim.lr"]
+    assert launch.nearest("rollout_policy.n", known) == "actor.rollout.n"
+    assert launch.nearest("optim.lr", known) == "actor.optim.lr"
+    assert launch.nearest("nothing.like_these", known) is None
+    assert launch.nearest("s", []) is None
+
+
+def test_a_run_on_the_cpu_asks_nobody_for_a_key(monkeypatch):
+    for name in ("WANDB_MODE", "WANDB_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    config = compose("grpo")
+    assert list(config.trainer.logger) == ["console", "file"]
+    check_loggers(config)
+
+
+def test_garbage_is_collected_still_but_rarely():
+    before = gc.get_threshold()
+    try:
+        gc.set_threshold(700, 10, 10)
+        launch.collect_rarely()
+        assert gc.isenabled() and gc.get_threshold() == launch.THRESHOLDS
+    finally:
+        gc.set_threshold(*before)
+
+
+def test_rays_workers_on_a_cpu_do_so_too_and_import_nothing_heavy_for_it():
+    hook = compose("grpo").ray_kwargs.ray_init.runtime_env.worker_process_setup_hook
+    module, name = hook.rsplit(".", 1)
+    assert getattr(importlib.import_module(module), name) is launch.collect_rarely
+    code = f"import sys, {module}; assert not {{'hydra', 'omegaconf', 'yaml', 'numpy'}} & set(sys.modules)"
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    )
