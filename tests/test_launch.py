@@ -92,10 +92,10 @@ def test_the_user_can_ask_for_a_traceback(run, monkeypatch):
 
 
 def test_the_command_itself_exits_with_2(tmp_path):
-    command = [sys.executable, "-m", "recipe.grpo", "rollout_policy.m=3"]
+    command = [sys.executable, "-m", "recipe.grpo", "rollout_policy.nn=3"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
-    sentence = "rollout_policy.m is not a key: did you mean rollout_policy.n?"
+    sentence = "rollout_policy.nn is not a key: did you mean rollout_policy.n?"
     assert (result.returncode, result.stdout, result.stderr) == (2, "", f"error: {sentence}{NEW}\n")
 
 

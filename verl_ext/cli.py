@@ -21,8 +21,8 @@ class Command(NamedTuple):
 
 
 GENERATED = {
-    "reasoning_gym": Command("verl_ext.data.reasoning_gym:write", "Puzzles with verifiers."),
-    "sql_tasks": Command("verl_ext.data.sql_tasks:write", "Tasks for an agent with a database."),
+    "reasoning_gym": Command("verl_ext.data.reasoning_gym:main", "Puzzles with verifiers."),
+    "sql_tasks": Command("verl_ext.data.sql_tasks:main", "Tasks for an agent with a database."),
     "curate": Command("verl_ext.data.curate:main", "The problems of a data set that a model rarely solves."),
 }
 COMMANDS = {

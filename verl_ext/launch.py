@@ -104,7 +104,7 @@ def register_resolvers() -> None:
 
 
 def _add(*terms: object) -> float | None:
-    from verl_ext.policy import is_number
+    from verl_ext.checks import is_number
 
     return sum(terms) if all(map(is_number, terms)) else None
 
@@ -146,9 +146,7 @@ def _sentence(error: Exception, recipe: str, arguments: Sequence[str]) -> str:
         group, _, choice = str(error.missing_cfg_file).strip("/").rpartition("/")
         return f"{group}={choice} is not valid: use one of {', '.join(o for o in error.options if o[0] != '_')}"
     if isinstance(error, OverrideParseException):
-        return (
-            f"{error.override} is not valid: write key=value, and quote a value with special characters: \"key='a b'\""
-        )
+        return f"{error.override} is not valid: write key=value; quote special characters: \"key='a, b'\""
     match = re.search(r"^Could not override '(.+?)'|'(.+)' does not exist", text)
     if match is None:
         return text

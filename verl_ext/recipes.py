@@ -117,8 +117,11 @@ def help_page(recipe: str, width: int | None = None) -> str:
         lines += textwrap.wrap(paragraph, width)
     lines += ["", f"{recipe}: rollout_policy.<key>=<value>, with these defaults"]
     lines += table(map(_row, policy), width)
-    lines += ["", "Every recipe: rollout_driver.<key>=<value>, with these defaults"]
-    lines += table(map(_row, keys(base, "rollout_driver")), width)
+    lines += ["", "The driver of all recipes: rollout_driver.<key>=<value>, with these defaults"]
+    own = {key.name: key.value for key in keys(text, "rollout_driver")}
+    lines += table(
+        (_row(key._replace(value=own.get(key.name, key.value))) for key in keys(base, "rollout_driver")), width
+    )
     profiles = ", ".join(name for name in hardware_profiles() if name != DEFAULT_HARDWARE)
     needed = [(f"hardware={DEFAULT_HARDWARE}", f"Or {profiles}."), *VERL_KEYS]
     if experiments:
@@ -162,10 +165,10 @@ def _row(key: Key) -> tuple[str, str]:
 
 
 def _changed(node: dict[str, Any], path: str = "") -> Iterator[str]:
-    """``key=value`` of everything in a recipe's file but its policy."""
+    """``key=value`` of each key of verl in a recipe's file."""
     for name, value in node.items():
         if isinstance(value, dict):
-            if path or name not in ("hydra", "rollout_policy"):
+            if path or name not in ("hydra", "rollout_driver", "rollout_policy"):
                 yield from _changed(value, f"{path}{name}.")
         elif name != "defaults":
             text = re.sub(r"^\$\{add:(.+),(.+)\}$", r"\1+\2", REFERENCE.sub(r"\1", _as_yaml(value)))
