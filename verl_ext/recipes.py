@@ -83,12 +83,14 @@ def summary(recipe: str) -> str:
 
 
 def about(recipe: str) -> list[str]:
-    """Paragraphs of the documentation of a recipe's policy class, up to its arguments."""
+    """The first two paragraphs of the documentation of a recipe's policy class, and the paragraph about its source."""
     module, name = _policy(recipe)
     classes = (node for node in module.body if isinstance(node, ast.ClassDef) and node.name == name)
     text = next((ast.get_docstring(node) for node in classes), None) or ""
     text = ROLE.sub(r"\1", SECTIONS.split(text)[0]).replace("``", "")
-    return [" ".join(paragraph.split()) for paragraph in text.split("\n\n") if paragraph.strip()]
+    paragraphs = [" ".join(paragraph.split()) for paragraph in text.split("\n\n") if paragraph.strip()]
+    source = [paragraph for paragraph in paragraphs if paragraph.startswith("Source:")]
+    return [paragraph for paragraph in paragraphs if paragraph not in source][:2] + source
 
 
 def _policy(recipe: str) -> tuple[ast.Module, str]:
