@@ -21,6 +21,7 @@ import reasoning_gym
 import typer
 from rich.console import Console
 
+from verl_ext import checks
 from verl_ext.data.levels import distinct, draw_splits, write_splits
 from verl_ext.data.limited import TooExpensive, call_limited
 from verl_ext.data.schema import make_row
@@ -33,21 +34,10 @@ TIMEOUT = 15.0  # seconds to evaluate an answer
 
 # reasoning-gym 0.1.25 passes the answers of these tasks to eval, or to sympy's parse_expr, which calls eval.
 EVALUATED_TASKS = frozenset(
-    {
-        "binary_matrix",
-        "countdown",
-        "intermediate_integration",
-        "n_queens",
-        "polynomial_multiplication",
-        "puzzle24",
-        "simple_integration",
-        "spiral_matrix",
-        "string_insertion",
-    }
+    "binary_matrix countdown intermediate_integration n_queens polynomial_multiplication puzzle24 simple_integration "
+    "spiral_matrix string_insertion".split()
 )
-FUNCTIONS = frozenset(
-    {"sqrt", "exp", "log", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "Abs"}
-)
+FUNCTIONS = frozenset("sqrt exp log sin cos tan asin acos atan sinh cosh tanh Abs".split())
 CALL = re.compile(r"([^\W\d]\w*|[\])}'\"])\s*\(")
 OTHER_CODE = re.compile(r"__|[\\#`{}@:=]|\.\s*[^\W\d]|\b(for|lambda|await|yield|import)\b")
 
@@ -71,8 +61,7 @@ class Level:
     def __post_init__(self) -> None:
         if self.task not in reasoning_gym.factory.DATASETS:
             raise ValueError(f"task: reasoning-gym has no task named {self.task!r}.")
-        if not 0 < self.weight < float("inf"):
-            raise ValueError(f"weight: must be positive and finite, got {self.weight} for task {self.task!r}.")
+        checks.positive_number("weight", self.weight)
 
     def __str__(self) -> str:
         return ":".join(filter(None, (self.task, ",".join(f"{key}={value}" for key, value in self.parameters.items()))))
@@ -118,15 +107,13 @@ def distinct_entries(level: Level, seed: int, exclude: Collection[str] = ()) -> 
 def splits(
     levels: Sequence[Level], sizes: Mapping[str, int], seed: int, suffix: str = ""
 ) -> dict[str, list[dict[str, Any]]]:
-    """Rows in verl's schema by split; no two rows have the same question.
+    """Rows by split, see :func:`~verl_ext.data.levels.draw_splits`.
 
     Args:
-        sizes: number of rows by name of the split.
-        seed: the same arguments give the same rows. The global random state is neither read nor changed.
-        suffix: text added to every question, for models that need to be told how to answer.
+        suffix: text added to every question, for models that need instructions on how to answer.
 
     Raises:
-        ValueError: a level has too few distinct questions, or its verifier rejects an entry's own answer.
+        ValueError: also if a verifier rejects an entry's own answer.
     """
 
     def draw(level: Level, exclude: Collection[str]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -167,8 +154,7 @@ def extract_answer(solution: str, extract: str = "text") -> str:
     Raises:
         ValueError: ``extract`` is neither ``text`` nor ``number``.
     """
-    if extract not in ("text", "number"):
-        raise ValueError(f"extract: must be 'text' or 'number', got {extract!r}.")
+    checks.choice("extract", extract, ("text", "number"))
     tagged = reasoning_gym.utils.extract_answer(solution)
     if tagged is not None:
         return tagged.strip()

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from verl_ext import checks
 from verl_ext.data.levels import distinct, draw_splits, write_splits
 from verl_ext.data.schema import make_row
 
@@ -55,11 +56,9 @@ class Level:
     weight: float = 1.0
 
     def __post_init__(self) -> None:
-        for name, value, most in (("length", self.length, 16), ("largest", self.largest, 99)):
-            if not 1 <= value <= most:
-                raise ValueError(f"{name}={value} must be between 1 and {most}.")
-        if not 0 < self.weight < float("inf"):
-            raise ValueError(f"weight={self.weight} must be positive and finite, for length {self.length}.")
+        checks.number("length", self.length, 1, 16)
+        checks.number("largest", self.largest, 1, 99)
+        checks.positive_number("weight", self.weight)
 
     def __str__(self) -> str:
         return f"{self.length}:{self.largest}"
@@ -139,18 +138,15 @@ def _tasks(level: Level, seed: int, random_share: float) -> Iterator[Task]:
 def splits(
     levels: Sequence[Level], sizes: Mapping[str, int], seed: int, random_share: float = 0.0
 ) -> dict[str, list[dict[str, Any]]]:
-    """Rows in verl's schema by split; no two rows have the same question.
+    """Rows by split, see :func:`~verl_ext.data.levels.draw_splits`.
 
     Args:
-        sizes: number of rows by name of the split.
-        seed: the same arguments give the same rows. The global random state is neither read nor changed.
         random_share: probability that SQLite draws the number of one of a row's operations, anew in every execution.
 
     Raises:
-        ValueError: there is no level, ``random_share`` is not in [0, 1], or a level has too few distinct questions.
+        ValueError: also if ``random_share`` is not in [0, 1].
     """
-    if not 0 <= random_share <= 1:
-        raise ValueError(f"random_share={random_share} must be in [0, 1].")
+    checks.number("random_share", random_share, 0, 1)
 
     def draw(level: Level, exclude: Collection[str]) -> Iterator[tuple[str, dict[str, Any]]]:
         for task in distinct_tasks(level, seed, random_share, exclude):

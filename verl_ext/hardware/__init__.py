@@ -1,4 +1,4 @@
-"""How much memory a model takes on GPUs, and the settings that follow; arithmetic, nothing here was measured."""
+"""The GPU memory that a model needs, and settings under which it fits: computed, not measured."""
 
 from verl_ext.hardware.megatron import Megatron, megatron_sizes, megatron_use
 from verl_ext.hardware.memory import GPU_MEMORY, Settings, Use, settings, use

@@ -1,4 +1,4 @@
-"""``python -m verl_ext.hardware MODEL --gpu h200 --gpus 8 --longest 5120``: settings for a model, and why they fit."""
+"""``python -m verl_ext.hardware MODEL --gpu h200 --gpus 8 --longest 5120``: settings under which a model fits."""
 
 from __future__ import annotations
 
@@ -11,36 +11,21 @@ from rich.console import Console
 from rich.table import Table
 
 from verl_ext.checks import choice
-from verl_ext.hardware.megatron import megatron_sizes, megatron_use
-from verl_ext.hardware.memory import GPU_MEMORY, settings, use
+from verl_ext.hardware.megatron import MEGATRON_KEYS, megatron_sizes, megatron_use
+from verl_ext.hardware.memory import FSDP2_KEYS, GPU_MEMORY, SHARED_KEYS, settings, use
 from verl_ext.hardware.shapes import SHAPES, read
 
 ENGINES = ("dp", "megatron")
-SHARED_KEYS = {
-    "tensor_parallel": "actor_rollout_ref.rollout.tensor_model_parallel_size",
-    "gpu_memory_utilization": "actor_rollout_ref.rollout.gpu_memory_utilization",
-    "ppo_max_token_len_per_gpu": "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
-    "log_prob_max_token_len_per_gpu": "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu",
-}
-FSDP2_KEYS = {
-    "sequence_parallel": "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size",
-    "offload": "actor_rollout_ref.actor.fsdp_config.{param_offload,optimizer_offload}",
-}
-MEGATRON_KEYS = {
-    "tensor_parallel": "actor_rollout_ref.actor.megatron.tensor_model_parallel_size",
-    "context_parallel": "actor_rollout_ref.actor.megatron.context_parallel_size",
-    "offload": "actor_rollout_ref.actor.megatron.{param_offload,optimizer_offload}",
-}
 
 
 def main(
-    model: Annotated[str, typer.Argument(help="A model of the papers by its name, or a folder with a config.json.")],
-    gpu: Annotated[str, typer.Option(help=f"One of {', '.join(GPU_MEMORY)}.")] = "h200",
-    gpus: Annotated[int, typer.Option(min=1, help="In all.")] = 8,
+    model: Annotated[str, typer.Argument(help="Name of a model of the papers, or a folder with a config.json.")],
+    gpu: Annotated[str, typer.Option(help=f"Kind of GPU: {', '.join(GPU_MEMORY)}.")] = "h200",
+    gpus: Annotated[int, typer.Option(min=1, help="Total number of GPUs.")] = 8,
     longest: Annotated[int, typer.Option(min=1, help="Tokens of prompt and response together.")] = 5120,
-    engine: Annotated[str, typer.Option(help=f"model_engine: one of {', '.join(ENGINES)}.")] = "dp",
+    engine: Annotated[str, typer.Option(help=f"model_engine of the training: {', '.join(ENGINES)}.")] = "dp",
 ) -> None:
-    """Say under which settings a model fits on GPUs, and what takes their memory."""
+    """Print settings under which a model fits on GPUs, and how they use the GPUs' memory."""
     try:
         memory = GPU_MEMORY[choice("gpu", gpu, tuple(GPU_MEMORY))]
         shape = SHAPES.get(model) or read(Path(model))

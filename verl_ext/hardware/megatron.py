@@ -1,4 +1,4 @@
-"""Megatron's sizes, for the token budgets and vLLM's share that memory.py has chosen for FSDP2.
+"""Megatron's parallel sizes, given the token budgets and vLLM's share that memory.py chooses for FSDP2.
 
 On each GPU, with P parameters and tensor parallel size TP, in verl 0.9.1:
 
@@ -7,13 +7,13 @@ weights                 2 P / TP bytes, bf16: ``dtype`` in trainer/config/engine
 gradients               4 P / TP bytes, fp32: ``_resolve_override_ddp_config`` sets ``grad_reduce_in_fp32`` in
                         workers/engine/megatron/transformer_impl.py
 optimizer               12 P / GPUs bytes, fp32 weights and Adam's moments: ``use_distributed_optimizer`` shards them
-activations, logits     FSDP2's / TP: ``sequence_parallel``, and logits are of a part of the vocabulary
-                        (utils/megatron/tensor_parallel.py)
+activations, logits     FSDP2's / TP: ``sequence_parallel``, and each GPU computes the logits of a part of the
+                        vocabulary (utils/megatron/tensor_parallel.py)
 ======================  ===========================================================================================
 
-Unlike FSDP2's, weights and gradients are whole on every tensor parallel group, however many GPUs there are. They leave
-the GPU while vLLM generates only with ``param_offload``, the optimizer with ``optimizer_offload``
-(``offload_megatron_model_to_cpu`` in utils/megatron_utils.py). A sequence may have at most max_token_len_per_gpu x
+Every tensor parallel group holds all weights and gradients, whatever the number of GPUs; FSDP2 shards them. While vLLM
+generates, ``param_offload`` moves weights and gradients to host memory, and ``optimizer_offload`` the optimizer
+(``offload_megatron_model_to_cpu`` in utils/megatron_utils.py). A sequence has at most max_token_len_per_gpu x
 ``context_parallel_size`` tokens (``forward_backward_batch`` in transformer_impl.py, ``prepare_micro_batches`` in
 workers/engine/utils.py).
 """
@@ -29,15 +29,17 @@ WEIGHT_AND_GRADIENT_BYTES = 6
 OPTIMIZER_BYTES = 12
 
 
+MEGATRON_KEYS = {
+    "tensor_parallel": "actor_rollout_ref.actor.megatron.tensor_model_parallel_size",
+    "context_parallel": "actor_rollout_ref.actor.megatron.context_parallel_size",
+    "offload": "actor_rollout_ref.actor.megatron.{param_offload,optimizer_offload}",
+}
+"""Fields of :class:`Megatron` and their keys in verl."""
+
+
 @dataclass(frozen=True)
 class Megatron:
-    """verl's keys for Megatron.
-
-    Attributes:
-        tensor_parallel: ``actor.megatron.tensor_model_parallel_size``.
-        context_parallel: ``actor.megatron.context_parallel_size``: tensor parallel groups that share a sequence.
-        offload: ``actor.megatron.{param,optimizer}_offload``.
-    """
+    """Parallel sizes; ``context_parallel`` tensor parallel groups share a sequence. See ``MEGATRON_KEYS``."""
 
     tensor_parallel: int
     context_parallel: int
@@ -45,13 +47,9 @@ class Megatron:
 
 
 def megatron_use(shape: Shape, memory: float, gpus: int, longest: int, chosen: Settings, sizes: Megatron) -> Use:
-    """What one GPU holds under the settings, with Megatron in place of FSDP2.
+    """The memory of one GPU with Megatron; arguments as of :func:`~verl_ext.hardware.memory.use`.
 
-    Args:
-        memory: bytes of the GPU.
-        gpus: in all, over which the optimizer is sharded.
-        longest: tokens of prompt and response together.
-        chosen: of which ``sequence_parallel`` and ``offload`` are FSDP2's, and not read.
+    ``sizes`` replaces ``chosen.sequence_parallel`` and ``chosen.offload``, which belong to FSDP2.
     """
     held = use(shape, memory, gpus, longest, chosen)
     parameters, parallel = shape.parameters, sizes.tensor_parallel
@@ -62,19 +60,17 @@ def megatron_use(shape: Shape, memory: float, gpus: int, longest: int, chosen: S
 
 
 def megatron_sizes(shape: Shape, memory: float, gpus: int, longest: int, chosen: Settings) -> Megatron:
-    """The sizes with which Megatron fits, by the constants of memory.py.
+    """Sizes with which Megatron fits, by the constants of memory.py.
 
-    The least tensor parallelism that leaves room for the update and the log-probs; a sequence is shared by as many as
-    with FSDP2, which may have as many tokens on each; offloaded if the training state does not fit beside vLLM.
+    Chosen is the least tensor parallelism with room for the update and the log-probs. Context parallelism is FSDP2's
+    sequence parallelism, because the token budgets are the same. The training state is offloaded if it does not fit
+    beside vLLM.
 
     Args:
-        memory: bytes of the GPU.
-        gpus: in all.
-        longest: tokens of prompt and response together.
-        chosen: by ``settings()``, for the same.
+        chosen: result of :func:`~verl_ext.hardware.memory.settings` for the same other arguments.
 
     Raises:
-        ValueError: there are none.
+        ValueError: no sizes fit.
     """
     context = chosen.sequence_parallel
     for parallel in TENSOR_PARALLEL:
@@ -83,7 +79,7 @@ def megatron_sizes(shape: Shape, memory: float, gpus: int, longest: int, chosen:
         sizes = Megatron(parallel, context, offload=False)
         held = megatron_use(shape, memory, gpus, longest, chosen, sizes)
         if held.training_state + max(held.update, held.log_probs) <= TRAINING_SHARE * memory:
-            # vLLM's share is 0.7 or more: what fits beside it is at most FSDP2's STATE_SHARE, too.
+            # vLLM's share is at least 0.7, so a state that fits beside vLLM is also below FSDP2's STATE_SHARE.
             return replace(sizes, offload=held.fullest > USABLE * memory)
     raise ValueError(
         f"gpus={gpus} of {memory / 1e9:.0f} GB do not fit {shape.parameters / 1e9:.1f} billion parameters with "

@@ -1,16 +1,16 @@
-"""The memory of one GPU: what takes it in rollout, update and log-probs, and the settings under which all fits.
+"""The memory of one GPU in rollout, update and log-probs, and settings under which a model fits.
 
-Bytes per parameter, token and layer, for verl with FSDP2, vLLM on the same GPUs, bf16, Adam and gradient checkpointing:
+Bytes for verl with FSDP2, vLLM on the same GPUs, bf16, Adam and gradient checkpointing:
 
 ========================  =========================================================================================
 training state            16 bytes a parameter / GPUs: fp32 weights 4, gradients 4, Adam's moments 8; FSDP2 shards it
 weights in vLLM           2 bytes a parameter / tensor-parallel size
 KV cache of a token       2 (key, value) x layers x key-value heads x head dimension x 2 bytes / tensor-parallel size
 logits of a token         10 bytes x vocabulary: bf16, and an fp32 copy with its gradient
-activations of a token    2 bytes x hidden x layers that are kept, and 68 bytes x hidden for the layer recomputed
+activations of a token    2 bytes x hidden x layers (kept), and 68 bytes x hidden for the layer being recomputed
 ========================  =========================================================================================
 
-The logits' and the activations' factors are estimates, the others are exact: hence the quarter of the GPU that is left.
+The factors of logits and activations are estimates, so training leaves a quarter of the GPU free; the others are exact.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from verl_ext.checks import integer, positive_number
 from verl_ext.hardware.shapes import Shape
 
-GPU_MEMORY = {"h200": 141e9, "a800": 80e9, "b200": 180e9}  # bytes, as the makers count them
+GPU_MEMORY = {"h200": 141e9, "a800": 80e9, "b200": 180e9}  # bytes; a GB of the makers is 1e9
 TENSOR_PARALLEL = (1, 2, 4, 8)  # within a node
 
 STATE_BYTES = 16
@@ -28,26 +28,34 @@ LOGITS_BYTES = 10
 KEPT_BYTES, RECOMPUTED_BYTES = 2, 68
 ENGINE_BYTES = 3e9  # vLLM's activations and CUDA graphs
 
-USABLE = 0.95  # of the GPU, at most: the rest is the CUDA context's and NCCL's
-TRAINING_SHARE = 0.75  # of the GPU, at most, in update and log-probs: what is above is for what was only estimated
-ENGINE_SHARES = [0.75, 0.7, 0.65, 0.6, 0.55, 0.5]  # gpu_memory_utilization, the first under which all fits
-WEIGHTS_SHARE = 0.4  # of vLLM's share, at most: the rest is for the KV cache
-SEQUENCES = 16  # of the longest, at least, that an engine can have under way at once
-STATE_SHARE = 0.25  # of the GPU: a training state above this waits in host memory while vLLM generates
-TOKENS = 4096  # token budgets are multiples of this
+USABLE = 0.95  # largest share of the GPU in use; CUDA's context and NCCL need the rest
+TRAINING_SHARE = 0.75  # largest share of the GPU in update and log-probs; the rest is for errors of the estimates
+ENGINE_SHARES = [0.75, 0.7, 0.65, 0.6, 0.55, 0.5]  # gpu_memory_utilization, the best first
+WEIGHTS_SHARE = 0.4  # largest share of vLLM's memory for weights; the rest is for the KV cache
+SEQUENCES = 16  # least number of the longest sequences that fit into an engine's KV cache
+STATE_SHARE = 0.25  # largest training state, as a share of the GPU, that stays on the GPU while vLLM generates
+TOKENS = 4096  # token budgets are multiples of this number
+
+SHARED_KEYS = {
+    "tensor_parallel": "actor_rollout_ref.rollout.tensor_model_parallel_size",
+    "gpu_memory_utilization": "actor_rollout_ref.rollout.gpu_memory_utilization",
+    "ppo_max_token_len_per_gpu": "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
+    "log_prob_max_token_len_per_gpu": "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu",
+}
+"""Fields of :class:`Settings` and their keys in verl, for either engine."""
+FSDP2_KEYS = {
+    "sequence_parallel": "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size",
+    "offload": "actor_rollout_ref.actor.fsdp_config.{param_offload,optimizer_offload}",
+}
+"""The other fields of :class:`Settings`."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """verl's keys for one model on one kind of GPU.
+    """Settings for one model on one kind of GPU, see ``SHARED_KEYS`` and ``FSDP2_KEYS``.
 
-    Attributes:
-        tensor_parallel: ``rollout.tensor_model_parallel_size``.
-        gpu_memory_utilization: ``rollout.gpu_memory_utilization``.
-        ppo_max_token_len_per_gpu: ``actor.ppo_max_token_len_per_gpu``, of the update.
-        log_prob_max_token_len_per_gpu: ``rollout.log_prob_max_token_len_per_gpu``.
-        sequence_parallel: ``actor.fsdp_config.ulysses_sequence_parallel_size``: GPUs that share a sequence.
-        offload: ``actor.fsdp_config.{param,optimizer}_offload``.
+    ``ppo_max_token_len_per_gpu`` is the token budget of the update, ``log_prob_max_token_len_per_gpu`` that of the
+    log-probs; ``sequence_parallel`` GPUs share a sequence.
     """
 
     tensor_parallel: int
@@ -63,13 +71,13 @@ class Use:
     """Bytes on one GPU.
 
     Attributes:
-        weights: of vLLM.
+        weights: vLLM's copy.
         training_state: weights, gradients and optimizer in training.
-        engine: vLLM's share.
-        kv_cache: what is left of it for keys and values.
-        sequences: of the longest, that fit into one engine's KV cache.
+        engine: vLLM's share of the GPU.
+        kv_cache: vLLM's share without weights, activations and CUDA graphs.
+        sequences: number (not bytes) of the longest sequences that fit into one engine's KV cache.
         update, log_probs: activations and logits of a full micro-batch.
-        fullest: the largest sum of what is there at the same time: in rollout, update or log-probs.
+        fullest: the largest total at any time, in rollout, update or log-probs.
     """
 
     weights: float
@@ -83,7 +91,7 @@ class Use:
 
 
 def kv_cache_per_token(shape: Shape) -> int:
-    """Bytes of keys and values of a token, over all GPUs of an engine."""
+    """Bytes of a token's keys and values, summed over the GPUs of an engine."""
     return 2 * shape.layers * shape.key_value_heads * shape.head_dim * 2
 
 
@@ -98,11 +106,11 @@ def activations_per_token(shape: Shape) -> int:
 
 
 def use(shape: Shape, memory: float, gpus: int, longest: int, chosen: Settings) -> Use:
-    """What one GPU holds under the settings.
+    """The memory of one GPU under the settings.
 
     Args:
         memory: bytes of the GPU.
-        gpus: in all, over which the training state is sharded.
+        gpus: total number of GPUs, over which the training state is sharded.
         longest: tokens of prompt and response together.
     """
     weights = 2 * shape.parameters / chosen.tensor_parallel
@@ -117,24 +125,19 @@ def use(shape: Shape, memory: float, gpus: int, longest: int, chosen: Settings) 
 
 
 def at_once(engine: float, state: float, update: float, log_probs: float, offload: bool) -> float:
-    """The largest sum of bytes that are on a GPU at the same time: in rollout, update or log-probs."""
+    """The largest total of bytes on a GPU, in rollout, update or log-probs."""
     return max(engine + (0 if offload else state), update + state, log_probs + state)
 
 
 def settings(shape: Shape, memory: float, gpus: int, longest: int) -> Settings:
-    """The settings under which a model fits, by the constants of this file.
+    """Settings under which a model fits, by the constants of this file; arguments as of :func:`use`.
 
-    The largest share for vLLM that leaves room for the training state; the least tensor parallelism that leaves
-    room for the KV cache of ``SEQUENCES`` of the longest sequences; the largest token budgets; the least sequence
+    Chosen are the largest share for vLLM with room for the training state, the least tensor parallelism with room for
+    the KV cache of ``SEQUENCES`` of the longest sequences, the largest token budgets, and the least sequence
     parallelism with which the longest sequence fits into the update's budget.
 
-    Args:
-        memory: bytes of the GPU.
-        gpus: in all.
-        longest: tokens of prompt and response together.
-
     Raises:
-        ValueError: there are none.
+        ValueError: no settings fit; the message names the argument to change.
     """
     memory, gpus = positive_number("memory", memory), integer("gpus", gpus, 1)
     longest = integer("longest", longest, 1)

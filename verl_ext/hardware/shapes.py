@@ -1,4 +1,4 @@
-"""The shapes of the papers' models, as in the ``config.json`` that each is published with."""
+"""Shapes of the papers' models, from their published ``config.json``."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Shape:
         heads: ``num_attention_heads``.
         key_value_heads: ``num_key_value_heads``.
         vocabulary: ``vocab_size``.
-        tied: ``tie_word_embeddings``: input and output embeddings are one matrix.
+        tied: ``tie_word_embeddings``; input and output embeddings are one matrix.
         positions: ``max_position_embeddings``.
-        family: ``model_type``: qwen2 has biases in query, key and value; qwen3 normalises query and key.
-        head_dim: as the name says; hidden / heads where the file does not say.
+        family: ``model_type``; qwen2 has biases in query, key and value, qwen3 normalises query and key.
+        head_dim: ``head_dim``, by default hidden / heads.
     """
 
     layers: int
@@ -71,10 +71,10 @@ SHAPES: dict[str, Shape] = {
 
 
 def read(path: Path) -> Shape:
-    """The shape in a ``config.json``, or in the one of a folder.
+    """The shape in a ``config.json``, or in a folder's ``config.json``.
 
     Raises:
-        ValueError: it is not there, or a key that is needed is not in it.
+        ValueError: the file cannot be read, or lacks a key.
     """
     file = path / "config.json" if path.is_dir() else path
     try:
