@@ -17,7 +17,7 @@ def prompt_id(data_source: str | None, messages: Iterable[Mapping[str, Any]], gr
     """``Prompt.id``: the first 16 hexadecimal digits of a SHA-256 of the three arguments as JSON.
 
     The id is the same in every epoch, order, process and restart, so it joins data, logs, records and evaluations. Rows
-    that agree in all three arguments are one prompt. verl has no such id: ``extra_info.index`` is often 0 or repeated,
+    with three equal arguments are one prompt. verl has no such id: ``extra_info.index`` is often 0 or repeated,
     and verl makes a new ``uid`` at every fetch.
 
     Args:
@@ -26,7 +26,7 @@ def prompt_id(data_source: str | None, messages: Iterable[Mapping[str, Any]], gr
         ground_truth: ``reward_model.ground_truth``.
 
     Raises:
-        TypeError: an argument holds a value that is neither JSON, nor an array, nor bytes, nor an image.
+        TypeError: an argument holds a value other than JSON, arrays, bytes and images.
     """
     content = json.dumps([data_source, list(messages), ground_truth], default=_plain, sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:16]
@@ -38,7 +38,7 @@ def prompt_id_of_group(uid: str) -> str | None:
     Under our driver, a group's id is ``<prompt id>-<number>``, and ``uid`` is ``<group id>_<session>_<output>``.
 
     Returns:
-        None for any other ``uid``, such as the UUID that verl's own driver makes for each group.
+        None for any other ``uid``, such as the UUIDs of verl's own driver.
     """
     found = GROUP.fullmatch(uid)
     return found[1] if found else None

@@ -1,6 +1,6 @@
 """The data sets of the papers: where each is, how to read its rows, and which rows to leave out.
 
-Columns, files, licenses and sizes are taken from the repositories' pages and from programs that read them; the hub
+Columns, files, licenses and sizes are taken from the repositories' pages and from programs reading them; the hub
 itself was not read. ``docs/data.md`` holds the same table, and a test compares the two.
 """
 
@@ -23,8 +23,8 @@ PROMPTS = {
     'Remember to put your answer on its own line after "Answer:".',
     "plain": "{question}",
 }
-"""Templates that make a prompt of a question. :mod:`verl_ext.data.think_answer_reward` checks the format that
-``think_answer`` asks for; ``answer_line`` is the template of DAPO-Math-17k."""
+"""Templates that make a prompt of a question. :mod:`verl_ext.data.think_answer_reward` checks the format
+of ``think_answer``; ``answer_line`` is the template of DAPO-Math-17k."""
 
 Row = Mapping[str, Any]
 
@@ -35,7 +35,7 @@ class Question:
 
     Attributes:
         text: without instructions on how to answer.
-        answer: in a form that math-verify reads.
+        answer: in a form for math-verify.
         identity: two texts that identify the question within the data set; None: text and answer. GPQA's text depends
             on the order of the options, its identity does not.
     """
@@ -56,16 +56,16 @@ class DataSet:
     Attributes:
         repository: name of the data set on the hub.
         files: patterns of the files to read, in the syntax of :mod:`fnmatch`.
-        columns: columns that ``read`` needs.
+        columns: columns for ``read``.
         file: stem of the parquet file to write; the launch scripts expect this name.
         split: ``train`` or ``validation``.
         license: as on the repository's page.
         published: number of rows, as published.
-        used_by: papers that use the data set, with the section.
+        used_by: papers with this data set, and the section.
         read: makes a question of a row; the second argument is a seed. None: the two columns are question and answer.
         revision: branch, tag or full commit hash of the repository.
         unwanted: the reason for leaving a question out, given the question and its row; None: keep.
-        filter: rows that are left out or changed, in words, with the section that asks for it.
+        filter: rows left out or changed, in words, with the section of the paper.
         held_out: number of rows to draw at random for a validation set.
         held_out_file: stem of the validation set's parquet file.
         ability: verl's column of that name.
@@ -135,7 +135,7 @@ def dapo(row: Row, seed: int) -> Question:
     """DAPO-Math-17k: rows in verl's schema, each question in the paper's template, which is removed.
 
     Raises:
-        ValueError: the prompt is not in that template.
+        ValueError: the prompt is not in the template.
     """
     content = row["prompt"][0]["content"]
     _, opened, rest = content.partition("where $Answer is the answer to the problem.\n\n")

@@ -1,4 +1,4 @@
-"""The part of a data set that a model does not solve too often: AceReason-Math-Subset, or a subset of your own.
+"""A data set without the problems a model solves too often: AceReason-Math-Subset, or a subset of your own.
 
 Prefix Sampling, section 3.1: "we run Qwen3-4B-Instruct-2507 with 8 rollouts per problem, estimate each problem's
 empirical pass rate, and exclude problems with pass rate at least 75%". ``python -m verl_ext.evaluation`` samples the
@@ -29,13 +29,13 @@ def pass_rates(samples: Path, rollouts: int) -> dict[str, float]:
 
 
 def main(
-    data: Annotated[Path, typer.Argument(help="Parquet file in verl's schema that the samples belong to.")],
+    data: Annotated[Path, typer.Argument(help="Parquet file of the sampled problems, in verl's schema.")],
     samples: Annotated[Path, typer.Option(help="The responses.jsonl of python -m verl_ext.evaluation.")],
     out: Annotated[Path, typer.Option(help="Parquet file to write.")],
     below: Annotated[float, typer.Option(min=0, max=1, help="Keep problems with a lower pass rate.")] = 0.75,
     rollouts: Annotated[int, typer.Option(min=1, help="Number of samples per problem in the pass rate.")] = 8,
 ) -> None:
-    """Write the problems of a data set that a model solved in less than a given share of its rollouts."""
+    """Write the problems with a pass rate below a limit, from a parquet file and samples of a model."""
     try:
         total, kept = _curate(data, samples, out, below, rollouts)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Calls in processes with limited time and memory, for functions that take untrusted text from a model."""
+"""Calls in processes with limited time and memory, for functions of untrusted text from a model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from pebble import ProcessExpired, ProcessFuture, ProcessPool
 
 WORKERS = 2  # processes per caller; a caller is, for instance, a reward worker of verl
-MEMORY = 2 << 30  # bytes that a process may allocate after its start
+MEMORY = 2 << 30  # bytes to allocate after a process has started
 
 
 class TooExpensive(Exception):
@@ -28,7 +28,7 @@ def call_limited(
     Args:
         function: importable, as the arguments must be picklable. Its exceptions are raised here.
         timeout: seconds for the call.
-        prepare: called once in each new process, before the clock starts: for imports that take seconds on a busy
+        prepare: called once in each new process, before the clock starts: for imports taking seconds on a busy
             machine.
 
     Raises:

@@ -15,8 +15,8 @@ def compute_score(
 ) -> dict[str, float]:
     """1 if the answer in ``solution_str`` equals ``ground_truth``, else 0.
 
-    A model's answer is untrusted text: sympy may compare it forever, or use up all memory. A process that can be killed
-    does the comparison, and an answer that exceeds the limits counts as wrong and in ``timed_out``.
+    A model's answer is untrusted text: sympy may compare it forever, or use up all memory. A separate
+    process does the comparison and is killed at its limits; the answer then counts as wrong and in ``timed_out``.
 
     Returns:
         ``score`` and ``acc`` in {0, 1}, and ``timed_out`` in {0, 1}.
@@ -37,5 +37,5 @@ def is_correct(solution: str, ground_truth: str) -> bool:
 
 
 def prepare() -> None:
-    """Import math-verify and sympy, including the imports that they make at first use."""
+    """Import math-verify and sympy, including their imports at first use."""
     is_correct(r"\boxed{1}", "1")

@@ -1,15 +1,15 @@
-"""R2E-Gym's repositories as a verl data set for agents: an issue, a container image, and tests that judge the result.
+"""R2E-Gym's repositories as a verl data set for agents: an issue, a container image, and tests of the result.
 
 ``python -m verl_ext.data.prepare r2e_gym --out DIR`` writes ``DIR/r2e_gym/train.parquet`` and ``validation.parquet``.
 ``examples/swe_tools.yaml`` holds the tools; the reward is :mod:`verl_ext.data.swe_reward`.
 
 The commands in a row follow R2E-Gym's own runtime (``agenthub/runtime/docker.py`` and ``execution_log_parser.py`` of
-github.com/R2E-Gym/R2E-Gym): the repository is in ``/testbed``, tests and the script that runs them wait in ``/root``
+github.com/R2E-Gym/R2E-Gym): the repository is in ``/testbed``, tests and their script wait in ``/root``
 while the agent works, and a submission passes if every test ends as in ``expected_output_json``. There are two
 differences: tests have 280 s instead of 300 s, and ``/testbed`` gets its link to the tests only when they run. The
-tests are hidden, not protected: an agent that looks in ``/root`` finds them.
+tests are hidden, not protected: an agent looking in ``/root`` finds them.
 
-Not verified: columns, file names, license and commit come from the hub's page and from public programs that read the
+Not verified: columns, file names, license and commit come from the hub's page and from public programs reading the
 data set, and tests here use rows that imitate it. Nobody has read the data set itself or started an image. With another
 layout of an image, its setup fails, and so does every rollout in it.
 """
@@ -74,7 +74,7 @@ def unwanted(question: Question, row: Row) -> str | None:
 
 
 def extra(row: Row) -> dict[str, Any]:
-    """The repository, also as part of the data source, and the sandbox that the tools start."""
+    """The repository, also as part of the data source, and the sandbox of the tools."""
     repository, expected = text(row["repo_name"]), expected_statuses(text(row["expected_output_json"]))
     sandbox = {"image": text(row["docker_image"]), "setup": SETUP, "shell_setup": SHELL_SETUP}
     submit = {**sandbox, "test_command": TEST_COMMAND, "expected": json.dumps(expected)}

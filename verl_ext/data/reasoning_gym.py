@@ -110,7 +110,7 @@ def splits(
     """Rows by split, see :func:`~verl_ext.data.levels.draw_splits`.
 
     Args:
-        suffix: text added to every question, for models that need instructions on how to answer.
+        suffix: text added to every question, for models in need of instructions on how to answer.
 
     Raises:
         ValueError: also if a verifier rejects an entry's own answer.
@@ -175,9 +175,9 @@ def compute_score(
     """verl's reward function: 1.0 for full marks by the task's own verifier, 0.0 for anything else.
 
     Some verifiers evaluate the answer as Python. They get an answer only if :func:`is_harmless` or the entry's own, in
-    a process with limited memory, and an answer that takes longer than 15 s scores 0.0.
+    a process with limited memory, and an answer taking longer than 15 s scores 0.0.
 
-    ``extract`` is for models that answer in sentences, see :func:`extract_answer`; set it with
+    ``extract`` is for models answering in sentences, see :func:`extract_answer`; set it with
     ``+reward.custom_reward_function.reward_kwargs.extract=number``. Other keywords are ignored.
 
     Raises:
@@ -189,7 +189,7 @@ def compute_score(
     if not extra_info or "entry" not in extra_info:
         raise ValueError(f"extra_info: the row of {data_source!r} has no 'entry'; write it with verl_ext.data.")
     answer = extract_answer(solution_str, extract)
-    # Not ">=": partial marks that are summed in floating point can come out a little above 1.
+    # Not ">=": partial marks, summed in floating point, can come out a little above 1.
     correct = float(_marks(task, extra_info.get("parameters", "{}"), answer, extra_info["entry"]) == 1.0)
     return {"score": correct, "acc": correct}
 

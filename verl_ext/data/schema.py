@@ -66,9 +66,9 @@ def is_readable(answer: str) -> bool:
 
 
 def faults(rows: Iterable[Mapping[str, Any]]) -> Counter[str]:
-    """Faults that keep rows from being trained on, and the number of rows with each; empty for good rows.
+    """Faults of rows for training, and the number of rows with each; empty for good rows.
 
-    Checked are: a data source; a prompt that is a list of messages, not all of them empty; ``extra_info.index``; a
+    Checked are: a data source; a prompt with messages, not all of them empty; ``extra_info.index``; a
     ground truth, and where math-verify is the judge (``ability`` math or science) a readable one; prompt ids, of which
     none may occur twice.
     """

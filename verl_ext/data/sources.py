@@ -22,9 +22,9 @@ class Source:
 
 
 def from_hub(repository: str, patterns: Sequence[str], revision: str) -> Source:
-    """Fetch the files of a data set that match a pattern into huggingface_hub's cache.
+    """Fetch the files of a data set matching a pattern into huggingface_hub's cache.
 
-    ``revision`` is resolved to a commit first, and all files come from that commit. The environment variables
+    ``revision`` is resolved to a commit first, and all files come from the same commit. The environment variables
     ``HF_ENDPOINT``, ``HF_TOKEN`` and ``HF_HOME`` apply.
 
     Raises:

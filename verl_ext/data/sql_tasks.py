@@ -1,8 +1,8 @@
-"""A task with state for verl's ``tool_agent`` loop: operations on a number that only a database holds.
+"""A task with state for verl's ``tool_agent`` loop: operations on a number in a database.
 
 ``python -m verl_ext.data.sql_tasks --out DIR`` writes ``train.parquet``, ``validation.parquet`` and ``tools.yaml``. The
 prompt ``+40 *2 -3`` asks for one call of the tool ``sql`` per operation, first ``UPDATE r SET a=a+40 RETURNING a``,
-and then for the value that the last call returns. The database holds the first value; the prompt does not.
+and then for the value returned by the last call. The database holds the first value; the prompt does not.
 
 The reward is ``compute_score`` in this file: ``reward.custom_reward_function.path=pkg://verl_ext.data.sql_tasks`` and
 ``reward.custom_reward_function.name=compute_score``.
@@ -37,7 +37,7 @@ tools:
   - class_name: verl_ext.driver.tools.sqlite.SqliteTool
     config:
       type: native
-      max_characters: 24  # so that an error message does not use up the response
+      max_characters: 24  # an error message must not use up the response
 """
 
 
@@ -46,7 +46,7 @@ class Level:
     """One difficulty level.
 
     Args:
-        length: number of operations, one call each; at most 16, so that values stay within SQLite's integers.
+        length: number of operations, one call each; at most 16, which keeps values within SQLite's integers.
         largest: largest number to add or subtract, at most 99; factors are 2 to 9.
         weight: share of the rows from this level, relative to the other levels.
     """
@@ -178,7 +178,7 @@ def final_answer(solution: str) -> str | None:
     """The text after the last answer of a tool; None if no tool has answered.
 
     verl decodes all turns into one text, without special tokens. Of Qwen's ``<|im_start|>assistant`` only the role
-    remains, which is removed here. A response that ends with an unanswered call has the call here, and no number.
+    remains, which is removed here. If a response ends with an unanswered call, the text is the call.
     """
     _, answered, rest = solution.rpartition(END_OF_OBSERVATION)
     return rest.strip().removeprefix("assistant").strip() if answered else None

@@ -1,4 +1,4 @@
-"""Megatron's parallel sizes, given the token budgets and vLLM's share that memory.py chooses for FSDP2.
+"""Megatron's parallel sizes, given the token budgets and vLLM's share chosen by memory.py for FSDP2.
 
 On each GPU, with P parameters and tensor parallel size TP, in verl 0.9.1:
 
@@ -79,7 +79,7 @@ def megatron_sizes(shape: Shape, memory: float, gpus: int, longest: int, chosen:
         sizes = Megatron(parallel, context, offload=False)
         held = megatron_use(shape, memory, gpus, longest, chosen, sizes)
         if held.training_state + max(held.update, held.log_probs) <= TRAINING_SHARE * memory:
-            # vLLM's share is at least 0.7, so a state that fits beside vLLM is also below FSDP2's STATE_SHARE.
+            # vLLM's share is at least 0.7, so a state fitting beside vLLM is also below FSDP2's STATE_SHARE.
             return replace(sizes, offload=held.fullest > USABLE * memory)
     raise ValueError(
         f"gpus={gpus} of {memory / 1e9:.0f} GB do not fit {shape.parameters / 1e9:.1f} billion parameters with "

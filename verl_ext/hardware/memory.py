@@ -32,8 +32,8 @@ USABLE = 0.95  # largest share of the GPU in use; CUDA's context and NCCL need t
 TRAINING_SHARE = 0.75  # largest share of the GPU in update and log-probs; the rest is for errors of the estimates
 ENGINE_SHARES = [0.75, 0.7, 0.65, 0.6, 0.55, 0.5]  # gpu_memory_utilization, the best first
 WEIGHTS_SHARE = 0.4  # largest share of vLLM's memory for weights; the rest is for the KV cache
-SEQUENCES = 16  # least number of the longest sequences that fit into an engine's KV cache
-STATE_SHARE = 0.25  # largest training state, as a share of the GPU, that stays on the GPU while vLLM generates
+SEQUENCES = 16  # least number of the longest sequences in an engine's KV cache
+STATE_SHARE = 0.25  # largest training state to stay on the GPU while vLLM generates, as a share of the GPU
 TOKENS = 4096  # token budgets are multiples of this number
 
 SHARED_KEYS = {
@@ -54,7 +54,7 @@ FSDP2_KEYS = {
 class Settings:
     """Settings for one model on one kind of GPU, see ``SHARED_KEYS`` and ``FSDP2_KEYS``.
 
-    ``ppo_max_token_len_per_gpu`` is the token budget of the update, ``log_prob_max_token_len_per_gpu`` that of the
+    ``ppo_max_token_len_per_gpu`` and ``log_prob_max_token_len_per_gpu`` are the token budgets of the update and of the
     log-probs; ``sequence_parallel`` GPUs share a sequence.
     """
 
@@ -75,7 +75,7 @@ class Use:
         training_state: weights, gradients and optimizer in training.
         engine: vLLM's share of the GPU.
         kv_cache: vLLM's share without weights, activations and CUDA graphs.
-        sequences: number (not bytes) of the longest sequences that fit into one engine's KV cache.
+        sequences: number (not bytes) of the longest sequences in the KV cache of one engine.
         update, log_probs: activations and logits of a full micro-batch.
         fullest: the largest total at any time, in rollout, update or log-probs.
     """

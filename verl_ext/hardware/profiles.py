@@ -16,7 +16,7 @@ PROFILES = {
 """By ``model_size``: model, least number of GPUs, tokens of the longest prompt, tokens of the longest response."""
 
 MEGATRON_GPUS = {("a800", "32b"): 64}
-"""Least number of GPUs for Megatron, if larger: tensor parallel size 8, times 8 groups that share a sequence."""
+"""Least number of GPUs for Megatron, if larger: tensor parallel size 8, times 8 groups sharing a sequence."""
 
 
 def profile(gpu: str, size: str) -> tuple[Settings, Megatron]:
