@@ -10,7 +10,7 @@ from support.runs import write_run
 from typer.testing import CliRunner
 
 from verl_ext.lab.report.__main__ import main as report
-from verl_ext.lab.waste.__main__ import main as replay
+from verl_ext.lab.waste.__main__ import main as waste
 
 CHROMIUM = find_chromium()
 pytestmark = pytest.mark.skipif(
@@ -35,16 +35,16 @@ def tab(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """A report on runs whose names are markup, and a replay of rollouts from a file whose name is markup."""
+    """A report on runs whose names are markup, and a waste analysis of a file whose name is markup."""
     folder = tmp_path_factory.mktemp("pages")
     runs = [write_run(folder / f"{name}.jsonl", [0.5, 0.6, 0.7], 100) for name in ("grpo", SCRIPT, IMAGE)]
     invoke(report, *runs, "--out", folder / "report")
     rows = [line(str(prompt), float(i > prompt % 5), step) for step in (1, 2) for prompt in range(6) for i in range(4)]
-    invoke(replay, write_lines(folder / f"{IMAGE}.jsonl", [*rows, SCRIPT]), "--out", folder / "replay")
-    return {"report": folder / "report" / "report.html", "replay": folder / "replay" / "replay.html"}
+    invoke(waste, write_lines(folder / f"{IMAGE}.jsonl", [*rows, SCRIPT]), "--out", folder / "waste")
+    return {"report": folder / "report" / "report.html", "waste": folder / "waste" / "waste.html"}
 
 
-@pytest.mark.parametrize("name", ["report", "replay"])
+@pytest.mark.parametrize("name", ["report", "waste"])
 def test_it_loads_on_its_own(tab, pages, name):
     """Nothing but the file and what it holds is asked for, and nothing goes wrong."""
     page = tab.open(pages[name])
@@ -54,7 +54,7 @@ def test_it_loads_on_its_own(tab, pages, name):
     assert {url.partition(":")[0] for url in page.requests[1:]} <= {"data"}
 
 
-@pytest.mark.parametrize("name", ["report", "replay"])
+@pytest.mark.parametrize("name", ["report", "waste"])
 def test_every_plot_is_drawn(tab, pages, name):
     page = tab.open(pages[name])
     widths = page.evaluate("Promise.all([...document.images].map(i => i.decode().then(() => i.naturalWidth)))")
@@ -68,8 +68,8 @@ def test_every_plot_is_drawn(tab, pages, name):
     [
         ("report", "Runs compared", ["grpo", SCRIPT, IMAGE, "rollouts to 70.0%", "200", "2,000"]),
         (
-            "replay",
-            "Rollouts replayed",
+            "waste",
+            "Where logged rollouts went",
             ["knapsack", "extremely hard", "not JSON", f"{IMAGE}.jsonl:49"],
         ),
     ],
@@ -82,7 +82,7 @@ def test_names_are_text_and_nothing_runs(tab, pages, name, title, texts):
     assert all(any(text in cell for cell in cells) for text in texts)
 
 
-@pytest.mark.parametrize("name", ["report", "replay"])
+@pytest.mark.parametrize("name", ["report", "waste"])
 def test_it_fits_a_phone(tab, pages, name):
     """Wide tables scroll by themselves, the page does not."""
     page = tab.open(pages[name], width=390)

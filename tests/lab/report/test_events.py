@@ -14,8 +14,7 @@ from verl.utils.tracking import Tracking, ValidationGenerationsLogger
 
 from verl_ext.lab.report.__main__ import main
 from verl_ext.lab.report.events import event_files, read_events
-from verl_ext.lab.report.methods import names
-from verl_ext.lab.report.runs import find_runs, read_run
+from verl_ext.lab.report.runs import find_runs, names, read_run
 from verl_ext.lab.report.summary import summarize
 
 ACCURACY = "val-core/reasoning_gym/spell_backward/acc/mean@4"
@@ -69,7 +68,7 @@ def test_both_loggers_of_a_run_give_the_same_report(tmp_path, track):
         expected, found = summarize([logged], target), summarize([events], target)
         assert expected["runs"][0].pop("skipped_values") == 0  # JSON has no NaN: orjson writes null
         assert found["runs"][0].pop("skipped_values") == 6
-        assert found["notes"] == ["Values skipped, since they are not finite: grpo 6."]
+        assert found["notes"] == ["Values skipped because they are not finite: grpo 6."]
         del expected["notes"], found["notes"]
         assert found == approximately(expected)
         # Float32 holds 0.699999988; read as such, the run would miss the target it reached.
@@ -165,7 +164,7 @@ def test_a_file_that_is_cut_off_is_read_up_to_there(tmp_path, track, invoke):
         assert file.stat().st_size - run.unread_bytes == len(whole) - _last_record(whole)
     result = invoke(tmp_path / "a", "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
-    assert f"from where a record is cut off or damaged: a {run.unread_bytes}." in " ".join(result.output.split())
+    assert f"from the first unfinished or damaged record on: a {run.unread_bytes}." in " ".join(result.output.split())
     assert json.loads((tmp_path / "out" / "report.json").read_text())["runs"][0]["unread_bytes"] == run.unread_bytes
 
 

@@ -31,7 +31,7 @@ def test_page_plots_numbers_and_table(tmp_path, two, invoke):
     result = invoke(*two, "--out", out)
     assert result.exit_code == 0, result.output
     assert "rollouts to 70.0%" in result.output
-    assert re.search(r"pilot_commit +3 +450 +4,500 +300 +0\.75 +50\.0% +90\.0%", result.output)
+    assert re.search(r"pilot_commit +3 +450 +4,500 +300 +1\.33 +50\.0% +90\.0%", result.output)
 
     summary = json.loads((out / "report.json").read_text())
     assert [run["name"] for run in summary["runs"]] == ["grpo", "pilot_commit"]
@@ -92,6 +92,13 @@ def test_what_is_no_run_is_refused_in_one_sentence(tmp_path, two, invoke, text, 
     assert result.exit_code == 2 and "Traceback" not in result.output
     assert why in FLAT.sub(" ", result.output)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_file_as_out_is_refused_before_work(tmp_path, two, invoke):
+    (tmp_path / "file").write_text("kept")
+    result = invoke(*two, "--out", tmp_path / "file")
+    assert result.exit_code == 2 and "is a file; name a folder" in FLAT.sub(" ", result.output)
+    assert (tmp_path / "file").read_text() == "kept"
 
 
 def test_names_of_files_are_shown_as_they_are(tmp_path, invoke):

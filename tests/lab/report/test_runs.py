@@ -5,7 +5,7 @@ import json
 import pytest
 from support.runs import training_steps, write_log, write_run
 
-from verl_ext.lab.report.runs import find_runs, read_run
+from verl_ext.lab.report.runs import Run, by_method, find_runs, names, read_run
 
 
 def test_a_killed_run_loses_only_its_last_line(tmp_path):
@@ -119,3 +119,41 @@ def test_lines_are_split_where_json_lets_them(tmp_path):
     """U+2028 is a line break to str.splitlines, and may stand in a JSON string."""
     (tmp_path / "a.jsonl").write_text(json.dumps({"step": 1, "data": {"a\u2028b": 1}}, ensure_ascii=False) + "\n")
     assert read_run([tmp_path / "a.jsonl"]).records == ({"a\u2028b": 1.0},)
+
+
+# ---- names and seeds ----
+
+
+def groups(*run_names):
+    found = by_method([Run(name, (0,), ({},)) for name in run_names])
+    return {method.name: [run.name for run in method.runs] for method in found}
+
+
+def test_runs_that_differ_by_their_seed_are_one_method():
+    assert groups("grpo_1", "pilot_commit_1", "grpo_2", "pilot_commit_12") == {
+        "grpo": ["grpo_1", "grpo_2"],
+        "pilot_commit": ["pilot_commit_1", "pilot_commit_12"],
+    }
+
+
+@pytest.mark.parametrize(
+    "run_names", [("grpo_1", "dapo_1"), ("grpo", "pilot_commit"), ("_1",), ("qwen3_8b", "qwen3_4b")]
+)
+def test_a_number_that_is_alone_or_no_seed_stays(run_names):
+    assert groups(*run_names) == {name: [name] for name in run_names}
+
+
+def test_runs_of_the_same_name_get_their_folders(tmp_path):
+    paths = [tmp_path / "one" / "grpo.jsonl", tmp_path / "two" / "grpo.jsonl", tmp_path / "dynamic_sampling.jsonl"]
+    assert names(paths) == ["one/grpo", "two/grpo", "dynamic_sampling"]
+
+
+def test_seeds_of_one_folder_stay_together(tmp_path):
+    paths = [tmp_path / folder / f"grpo_{seed}.jsonl" for folder, seed in (("one", 1), ("two", 1), ("two", 2))]
+    assert names(paths) == ["one/grpo_1", "two/grpo_1", "two/grpo_2"]
+    assert groups(*names(paths)) == {"one/grpo_1": ["one/grpo_1"], "two/grpo": ["two/grpo_1", "two/grpo_2"]}
+
+
+def test_folders_of_the_same_name_get_their_paths(tmp_path):
+    paths = [tmp_path / "one" / "out" / "grpo.jsonl", tmp_path / "two" / "out" / "grpo.jsonl"]
+    assert names(paths) == [str(path.with_suffix("")) for path in paths]

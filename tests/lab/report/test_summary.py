@@ -31,7 +31,7 @@ def test_what_two_runs_paid_for_the_target(two):
     assert first["to_target"] == {"step": 4, "rollouts": 400, "tokens": 4000, "seconds": 8, "accuracy": 0.7}
     # 0.7 lies between 0.69 and 0.71: the first validation at or above it counts, nothing in between.
     assert (second["final_accuracy"], second["rollouts_to_target"], second["seconds"]) == (0.9, 300, 6)
-    assert (first["ratio_to_first"], second["ratio_to_first"]) == (1, 0.75)
+    assert (first["times_fewer_rollouts"], second["times_fewer_rollouts"]) == (1, pytest.approx(400 / 300))
     assert summary["notes"] == []
 
 
@@ -40,7 +40,7 @@ def test_a_target_of_ones_own(two):
     assert summary["target_accuracy"] == 0.8 and "every run" not in summary["rule"]
     first, second = summary["runs"]
     assert (first["rollouts_to_target"], second["rollouts_to_target"]) == (None, 450)
-    assert (first["ratio_to_first"], second["ratio_to_first"]) == (None, None)
+    assert (first["times_fewer_rollouts"], second["times_fewer_rollouts"]) == (None, None)
 
 
 def test_runs_of_a_single_validation(tmp_path):
@@ -48,7 +48,7 @@ def test_runs_of_a_single_validation(tmp_path):
     summary = summary_of(paths)
     assert summary["target_accuracy"] == 0.3
     assert [run["rollouts_to_target"] for run in summary["runs"]] == [0, 0]
-    assert [run["ratio_to_first"] for run in summary["runs"]] == [None, None]  # 0 times anything
+    assert [run["times_fewer_rollouts"] for run in summary["runs"]] == [None, None]  # 0 times anything
     assert summary["notes"] == []
 
 
@@ -66,7 +66,7 @@ def test_seeds_give_mean_and_range(tmp_path):
     assert (grpo["name"], grpo["runs"], hora["name"]) == ("grpo", ["grpo_1", "grpo_2"], "hora_1")
     assert (grpo["rollouts_to_target"], grpo["rollouts_to_target_range"]) == (150, [100, 200])
     assert grpo["final_accuracy"] == pytest.approx(0.85) and grpo["final_accuracy_range"] == [0.8, 0.9]
-    assert hora["ratio_to_first"] == 0.5
+    assert hora["times_fewer_rollouts"] == 2
 
 
 def test_a_method_of_which_a_seed_fails_has_no_rollouts_to_target(tmp_path):
@@ -94,7 +94,7 @@ def test_a_run_of_plain_verl_is_compared_by_steps_and_time(tmp_path):
         (2, None, 6),
     ]
     assert accuracy_against(run, "rollouts")[0].size == 0 and accuracy_against(run, "seconds")[0].tolist() == [0, 3, 6]
-    assert "No count of rollouts, so compared by steps and time only: verl." in summary_of([path])["notes"]
+    assert "No count of rollouts, so the comparison is by steps and time only: verl." in summary_of([path])["notes"]
 
 
 def test_what_a_missing_first_part_has_spent_is_not_known(tmp_path):
@@ -107,8 +107,8 @@ def test_broken_lines_and_values_are_in_the_notes(tmp_path):
     steps = {0: {"val-core/x/acc/mean@1": 0.4}, 1: {"loss": float("nan"), "rollouts/sampled_total": 1}}
     notes = summary_of([write_log(tmp_path / "a.jsonl", steps, tail="{\n{")])["notes"]
     assert notes == [
-        "Lines skipped, since they are not those of verl's file logger: a 2.",
-        "Values skipped, since they are not finite: a 1.",
+        "Lines skipped because they are not those of verl's file logger: a 2.",
+        "Values skipped because they are not finite: a 1.",
     ]
 
 

@@ -60,7 +60,7 @@ def test_page_plots_numbers_and_histories(small_log, tmp_path, invoke):
     result = invoke(small_log, "--out", tmp_path, "--repeats", 2)
     assert result.exit_code == 0, result.output
     groups = groups_of(small_log)
-    summary = json.loads((tmp_path / "replay.json").read_text())
+    summary = json.loads((tmp_path / "waste.json").read_text())
     assert summary["log"]["rollouts"] == 8192 == 8 * len(groups) and summary["log"]["steps"] == 4
     assert summary["log"]["prompts"] == len({prompt for _, prompt in groups}) == 512
     assert summary["spent"]["total"]["groups"] == {
@@ -94,7 +94,7 @@ def test_page_plots_numbers_and_histories(small_log, tmp_path, invoke):
     assert (
         sorted(summary["plots"]) == sorted(path.name for path in tmp_path.glob("*.png")) and len(summary["plots"]) == 5
     )
-    page = (tmp_path / "replay.html").read_text()
+    page = (tmp_path / "waste.html").read_text()
     assert page.count("data:image/png;base64,") == 5 and "recorded success rates stand for the true ones" in page
     assert "recorded success rates stand for the true ones" in FLAT.sub(" ", result.output)
     assert "What each method would have done" in result.output and "verl logs the rollouts that are trained on" in page
@@ -114,7 +114,7 @@ def test_the_budget_of_the_metrics(small_log, tmp_path, invoke):
     metrics = write_metrics(tmp_path / "metrics.jsonl", steps)
     result = invoke(small_log, "--out", tmp_path / "out", "--metrics", metrics, "--repeats", 1)
     assert result.exit_code == 0, result.output
-    summary = json.loads((tmp_path / "out" / "replay.json").read_text())
+    summary = json.loads((tmp_path / "out" / "waste.json").read_text())
     assert summary["budget"] == {
         "rollouts": 12_000,
         "tokens": 20,
@@ -132,7 +132,7 @@ def test_malformed_lines_are_shown_and_not_fatal(tmp_path, invoke):
     result = invoke(path, "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
     assert "score is not finite" in result.output and "[bold]<b>.jsonl:4" in FLAT.sub("", result.output)
-    page = (tmp_path / "out" / "replay.html").read_text()
+    page = (tmp_path / "out" / "waste.html").read_text()
     assert "[bold]&lt;b&gt;.jsonl:3" in page and "<b>" not in page
 
 
@@ -141,7 +141,7 @@ def test_a_method_that_refuses_the_log_is_named(tmp_path, invoke):
     rows = [line(str(prompt), prompt % 2, step) for step in (1, 2) for prompt in range(4) for _ in range(2)]
     result = invoke(write_lines(tmp_path / "1.jsonl", rows), "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
-    assert "vip was not replayed: rollout_policy.L=3 is not valid" in FLAT.sub(" ", result.output)
+    assert "vip was left out: L=3 is not valid" in FLAT.sub(" ", result.output)
 
 
 @pytest.mark.parametrize("score", [0.0, 1.0])
@@ -158,7 +158,7 @@ def test_one_line_is_a_log(tmp_path, invoke, score):
         (["{}/metrics.jsonl"], "not one line is a rollout"),
         (["{}/1.jsonl", "--metrics", "{}/none.jsonl"], "there is no such file"),
         (["{}/1.jsonl", "--metrics", "{}"], "holds 2 runs"),
-        (["{}/1.jsonl", "--correct-above", "nan"], "correct_above=nan must be a finite number"),
+        (["{}/1.jsonl", "--correct-above", "nan"], "correct_above=nan is not valid: use a finite number"),
     ],
 )
 def test_what_cannot_be_read_is_refused_in_one_sentence(tmp_path, invoke, arguments, why):

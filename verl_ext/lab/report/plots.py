@@ -1,190 +1,159 @@
-"""Drawing. Figures are built without pyplot, so that importing this changes nothing for the importer."""
+"""The report's plots. A plot is left out if no run logs its metrics."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from io import BytesIO
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
-from matplotlib import colormaps
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
-from verl_ext.lab.report.curves import Curve
+from verl_ext.lab import plot
+from verl_ext.lab.plot import Curve, Plot, Series, over_seeds
+from verl_ext.lab.report.runs import Run, RunGroup
+from verl_ext.lab.report.summary import DECIDING, accuracy_against, deciding_share, destinations
+from verl_ext.policy import Panel
 
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-DASHES = ("-", (0, (5, 2)), (0, (1, 1)), (0, (5, 1, 1, 1)))
-STACK = {"trained": "#0072B2", "failed": "#000000", "buffered": "#CCCCCC"}
-REASONS = ("#E69F00", "#D55E00", "#CC79A7", "#F0E442", "#56B4E9", "#009E73")
-FEW = 30
-"""Up to so many points of a line are marked."""
+UNITS = (("rollouts", "rollouts sampled"), ("tokens", "tokens sampled"), ("step", "step"), ("seconds", "wall clock"))
+SIGNAL = (
+    ("reward_mean", "groups/reward_mean", "Reward", "Mean over the groups trained, each with the same weight."),
+    ("reward_spread", "groups/reward_std_mean", "Reward spread", "Standard deviation in a group, mean over groups."),
+    ("effective_groups", "groups/effective_ratio", "Groups with a gradient",
+     "Share of trained groups whose rewards differ."),
+    ("effective_rollouts", "rollouts/effective_ratio", "Rollouts with a gradient",
+     "Share of trained rollouts in groups whose rewards differ."),
+)  # fmt: skip
+DELAY = (
+    ("delay_mean", "off_policy/delay_mean", "Off-policy delay, mean",
+     "Policy versions between a rollout and its update."),
+    ("delay_max", "off_policy/delay_max", "Off-policy delay, largest", "Delay of the oldest rollout in the batch."),
+)  # fmt: skip
+DIFFICULTY = (
+    Panel("hora_shares", r"hora/share_of_rollouts_(c\d+)", "HORA: who gets the second wave",
+          "Share of its rollouts by successes of the first wave, c.", "share of rollouts"),
+    Panel("knapsack_statuses", r"knapsack/status_(\w+)", "Knapsack: prompts by status",
+          "Prompts seen so far, stacked.", "prompts", stacked=True),
+    Panel("prefix_ratios", r"prefix_sampling/ratio_(k\d+)", "Prefix Sampling: prefix ratio",
+          "Part of a trajectory that is replayed, by pass count of the parent, k.", "prefix ratio"),
+    Panel("prefix_pass_rates", r"prefix_sampling/pass_rate_ema_(k\d+)", "Prefix Sampling: pass rate of re-rollouts",
+          "Moving average by pass count of the parent, k.", "pass rate"),
+)  # fmt: skip
 
 
-def to_png(figure: Figure) -> bytes:
-    """The same figure gives the same bytes on the same machine: no date, no version."""
-    buffer = BytesIO()
-    figure.savefig(buffer, format="png", dpi=130, metadata={"Software": None})
-    return buffer.getvalue()
-
-
-def lines(
-    curves: Sequence[Curve | None], x: str, y: str, *, target: float | None = None, scale: float = 1, mark: bool = False
-) -> Figure:
-    """One line per method, a band where it has several seeds.
+def plots(methods: Sequence[RunGroup], target: float | None) -> Iterator[Plot]:
+    """The plots in their order on the page.
 
     Args:
-        curves: in the order of the methods, which gives their colours; None for a method without one.
-        x, y: names of the axes.
-        target: draws a line there, on the scale of the curves, and a ring where each curve's mean first is above.
-        scale: what values are multiplied with, for percent.
-        mark: marks every point that was measured.
+        methods: runs by method; each method keeps its colour in all plots.
+        target: accuracy in [0, 1] that the accuracy plots mark; None: no mark.
     """
-    figure, axes = _figure()
-    for place, curve in enumerate(curves):
-        if curve is None:
-            continue
-        color = COLORS[place % len(COLORS)]
-        few = mark and curve.x.size <= FEW
-        marker = MARKERS[place % len(MARKERS)] if few or curve.x.size == 1 else None
-        dashes = DASHES[place // len(COLORS) % len(DASHES)]
-        axes.plot(
-            curve.x, scale * curve.mean, color=color, linestyle=dashes, linewidth=1.8, marker=marker, markersize=5,
-            label=_plain(curve),
-        )  # fmt: skip
-        if curve.seeds > 1:
-            axes.fill_between(curve.x, scale * curve.low, scale * curve.high, color=color, alpha=0.18, linewidth=0)
-        reached = np.flatnonzero(curve.mean >= target) if target is not None else ()
-        if len(reached):
-            axes.plot(
-                curve.x[reached[0]], scale * curve.mean[reached[0]], "o", markersize=13, markerfacecolor="none",
-                markeredgecolor=color, markeredgewidth=1.6, zorder=3,
-            )  # fmt: skip
-    if target is not None:
-        axes.axhline(scale * target, color="0.6", linewidth=1, linestyle=(0, (4, 3)), zorder=1)
-        axes.annotate(
-            f"target\n{target:.1%}", (1, scale * target), xycoords=("axes fraction", "data"), xytext=(4, 0),
-            textcoords="offset points", ha="left", va="center", fontsize=9, color="0.4",
-        )  # fmt: skip
-    axes.set_xlabel(x)
-    if x == "step":
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_ylabel(y)
-    _legend(figure, axes)
-    return figure
+    among = [method.name for method in methods]
+    yield from _accuracy(methods, among, target)
+    for name, metric, title, caption in SIGNAL:
+        if any(found := _of_metric(methods, metric)):
+            figure = plot.lines(found, "step", title.lower(), among=among)
+            yield Plot(name, "What was trained on", title, caption, figure)
+    yield from _rollouts(methods)
+    yield from _difficulty(methods)
+    section = "Off-policy delay and overhead"
+    for name, metric, title, caption in DELAY:
+        if any(found := _of_metric(methods, metric)):
+            yield Plot(name, section, title, caption, plot.lines(found, "step", "policy versions", among=among))
+    if any(found := _of_metric(methods, DECIDING)):
+        caption = "Computation of the policy, in the driver."
+        figure = plot.lines(found, "step", "milliseconds", among=among, scale=1000)
+        yield Plot("deciding_seconds", section, "Time spent deciding", caption, figure)
+    if any(found := _of_methods(methods, deciding_share)):
+        caption = "Computation of the policy, as a share of the step."
+        figure = plot.lines(found, "step", "share of the step (%)", among=among, scale=100)
+        yield Plot("deciding_share", section, "Time spent deciding, share", caption, figure)
 
 
-def stacks(parts: Mapping[str, Mapping[str, Curve]], y: str, colors: Mapping[str, str]) -> Figure:
-    """Stacked areas against steps, one panel per method: ``parts[method][part]``."""
-
-    def draw(axes: Axes, method: str) -> None:
-        curves = parts[method]
-        x = np.unique(np.concatenate([curve.x for curve in curves.values()]))
-        heights = [np.interp(x, curve.x, curve.mean) for curve in curves.values()]
-        axes.stackplot(x, heights, colors=[colors[part] for part in curves], labels=list(curves), linewidth=0)
-        axes.margins(x=0)
-
-    return _small_multiples(list(parts), y, draw)
-
-
-def families(parts: Mapping[str, Mapping[str, Curve]], y: str, colors: Mapping[str, str]) -> Figure:
-    """Lines against steps, one panel per method: ``parts[method][part]``."""
-
-    def draw(axes: Axes, method: str) -> None:
-        for part, curve in parts[method].items():
-            axes.plot(curve.x, curve.mean, color=colors[part], linewidth=1.6, label=part)
-            if curve.seeds > 1:
-                axes.fill_between(curve.x, curve.low, curve.high, color=colors[part], alpha=0.15, linewidth=0)
-
-    return _small_multiples(list(parts), y, draw)
+def _accuracy(methods: Sequence[RunGroup], among: list[str], target: float | None) -> Iterator[Plot]:
+    caption = "Mean over data sources. A ring marks the first point of a line at or above the target."
+    for unit, label in UNITS:
+        found = _of_methods(methods, partial(accuracy_against, unit=unit))
+        if unit == "seconds":
+            found, label = _readable(found)
+            caption = "Time of training steps, without validations and without steps that a resumed run repeated."
+        if any(found):
+            figure = plot.lines(
+                found, label, "validation accuracy (%)", among=among, target=target, scale=100, mark=True
+            )
+            title = f"Accuracy against {'steps' if unit == 'step' else label}"
+            yield Plot(f"accuracy_{unit}", "Accuracy and its cost", title, caption, figure)
 
 
-def ranges(parts: Mapping[str, Mapping[str, Curve]], y: str) -> Figure:
-    """A mean and the range around it against steps, one panel per method: parts ``min``, ``mean`` and ``max``."""
-
-    def draw(axes: Axes, method: str) -> None:
-        curves = parts[method]
-        if "min" in curves and "max" in curves:
-            low, high = curves["min"], curves["max"]
-            axes.fill_between(low.x, low.low, np.interp(low.x, high.x, high.high), color=COLORS[5], alpha=0.45,
-                              linewidth=0, label="least to most")  # fmt: skip
-        axes.plot(curves["mean"].x, curves["mean"].mean, color=COLORS[0], linewidth=1.8, label="mean")
-
-    figure = _small_multiples(list(parts), y, draw)
-    figure.axes[0].set_ylim(bottom=0)  # once all are drawn, as they share it
-    return figure
+def _rollouts(methods: Sequence[RunGroup]) -> Iterator[Plot]:
+    section = "Where rollouts went"
+    if found := {method.name: parts for method in methods if (parts := _destinations(method))}:
+        caption = "Rollouts trained, discarded (by reason) and failed up to each step, and buffered. Mean over seeds."
+        figure = plot.stacks(found, "rollouts", plot.stack_colors(_keys(found)))
+        yield Plot("destinations", section, "Trained, discarded, failed, buffered", caption, figure)
+    if found := {method.name: parts for method in methods if "mean" in (parts := _parts(method, _allocation))}:
+        caption = "Least, mean and most rollouts of a trained prompt; over all seeds."
+        yield Plot("allocation", section, "Rollouts per prompt", caption, plot.ranges(found, "rollouts per prompt"))
 
 
-def in_stack(parts: Iterable[str]) -> list[str]:
-    """From the bottom: trained, discarded by reason, failed, buffered."""
-    return sorted(parts, key=lambda part: ({"trained": 0, "failed": 2, "buffered": 3}.get(part, 1), part))
+def _difficulty(methods: Sequence[RunGroup]) -> Iterator[Plot]:
+    for panel in DIFFICULTY:
+        matching = partial(_matching, pattern=panel.pattern)
+        if found := {method.name: parts for method in methods if (parts := _parts(method, matching))}:
+            draw = plot.stacks if panel.stacked else plot.families
+            colors = plot.ordered_colors(sorted(_keys(found), key=plot.hard_first))
+            figure = draw(found, panel.unit, colors)
+            yield Plot(panel.name, "What methods decide by difficulty", panel.title, panel.caption, figure)
 
 
-def stack_colors(parts: Sequence[str]) -> dict[str, str]:
-    """Trained, failed and buffered look the same in every report; reasons of discards take turns."""
-    reasons = [part for part in parts if part not in STACK]
-    return STACK | {part: REASONS[place % len(REASONS)] for place, part in enumerate(reasons)}
+def _of_methods(methods: Sequence[RunGroup], of_run: Callable[[Run], Series]) -> list[Curve | None]:
+    """A curve per method, in the order of the methods; None for a method without the series."""
+    return [over_seeds(method.name, [of_run(run) for run in method.runs]) for method in methods]
 
 
-def ordered_colors(parts: Sequence[str]) -> dict[str, str]:
-    """From dark to light in the order of the parts, which colour-blind readers see as well."""
-    places = np.linspace(0.0, 0.92, max(len(parts), 2))
-    return {part: colormaps["viridis"](place) for part, place in zip(parts, places, strict=False)}
+def _of_metric(methods: Sequence[RunGroup], metric: str) -> list[Curve | None]:
+    return _of_methods(methods, lambda run: run.series(metric))
 
 
-def _figure() -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(7.5, 4.4), layout="constrained")
-    axes = figure.subplots()
-    _clean(axes)
-    return figure, axes
+def _parts(method: RunGroup, of_run: Callable[[Run], dict[str, Series]]) -> dict[str, Curve]:
+    return _over_seeds(method.name, [of_run(run) for run in method.runs])
 
 
-def _small_multiples(names: list[str], y: str, draw: Callable[[Axes, str], None]) -> Figure:
-    columns = min(2, len(names))
-    rows = math.ceil(len(names) / columns)
-    figure = Figure(figsize=(7.5, 2.4 * rows + 1.2 if columns > 1 else 4.4), layout="constrained")
-    grid = figure.subplots(rows, columns, sharey=True, squeeze=False)
-    for place, (axes, name) in enumerate(zip(grid.flat, names, strict=False)):
-        draw(axes, name)
-        if place + columns >= len(names):
-            axes.set_xlabel("step")
-        if place % columns == 0:
-            axes.set_ylabel(y)
-        axes.set_title(_text(name), loc="left", fontsize=10)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        _clean(axes)
-    for axes in grid.flat[len(names) :]:
-        axes.remove()
-    _legend(figure, *grid.flat[: len(names)])
-    return figure
+def _over_seeds(name: str, seeds: list[dict[str, Series]]) -> dict[str, Curve]:
+    """A curve per part, over the seeds that have the part; parts in the order of their first occurrence."""
+    keys = dict.fromkeys(key for parts in seeds for key in parts)
+    found = {key: over_seeds(name, [parts[key] for parts in seeds if key in parts]) for key in keys}
+    return {key: curve for key, curve in found.items() if curve is not None}
 
 
-def _clean(axes: Axes) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color="0.92")
-    axes.set_axisbelow(True)
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(lambda value, _: f"{value:,.0f}" if abs(value) >= 1000 else f"{value:g}")
+def _destinations(method: RunGroup) -> dict[str, Curve]:
+    """Parts of the rollouts, from the bottom of the stack; a seed that lacks a part counts 0 there."""
+    seeds = [(np.array(run.steps, dtype=np.float64), destinations(run)) for run in method.runs]
+    seeds = [(steps, parts) for steps, parts in seeds if parts]
+    some = {part for _, parts in seeds for part, counts in parts.items() if counts.any()}
+    order = sorted(some, key=lambda part: ({"trained": 0, "failed": 2, "buffered": 3}.get(part, 1), part))
+    return _over_seeds(
+        method.name,
+        [{part: (steps, parts.get(part, np.zeros_like(steps))) for part in order} for steps, parts in seeds],
+    )
 
 
-def _legend(figure: Figure, *panels: Axes) -> None:
-    """One for all panels, below them: inside it would hide something in one or the other."""
-    entries: dict[str, object] = {}
-    for axes in panels:
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            entries.setdefault(_text(label), handle)
-    if entries:
-        figure.legend(
-            list(entries.values()), list(entries), loc="outside lower center", ncols=3, frameon=False, fontsize=9
-        )
+def _allocation(run: Run) -> dict[str, Series]:
+    return {part: run.series(f"allocation/{part}") for part in ("min", "mean", "max")}
 
 
-def _plain(curve: Curve) -> str:
-    return f"{curve.name} ({curve.seeds} seeds)" if curve.seeds > 1 else curve.name
+def _matching(run: Run, pattern: str) -> dict[str, Series]:
+    names = {match[1]: match[0] for match in (re.fullmatch(pattern, name) for name in run.metrics()) if match}
+    return {part: run.series(names[part]) for part in sorted(names, key=plot.hard_first)}
 
 
-def _text(name: str) -> str:
-    """A name as it is: ``$`` would begin a formula, and matplotlib hides labels that begin with ``_``."""
-    return name.replace("$", r"\$").lstrip("_")
+def _readable(found: list[Curve | None]) -> tuple[list[Curve | None], str]:
+    """Curves over seconds, in a unit that gives numbers of readable size."""
+    longest = max((float(curve.x.max()) for curve in found if curve), default=0.0)
+    unit, seconds = ("hours", 3600) if longest > 7200 else ("minutes", 60) if longest > 300 else ("seconds", 1)
+    scaled = [curve and replace(curve, x=curve.x / seconds) for curve in found]
+    return scaled, f"wall clock ({unit})"
+
+
+def _keys(found: dict[str, dict[str, Curve]]) -> list[str]:
+    return list(dict.fromkeys(part for parts in found.values() for part in parts))

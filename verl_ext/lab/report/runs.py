@@ -1,10 +1,11 @@
-"""Reading what verl's loggers wrote: ``file``, a JSON object ``{"step", "data"}`` per line, or ``tensorboard``."""
+"""Runs, read from verl's loggers: ``file`` (a JSON object ``{"step", "data"}`` per line) and ``tensorboard``."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from verl_ext.lab.plot import Series
 from verl_ext.lab.report.events import PATTERN, event_files, read_events
 
-Series = tuple[np.ndarray, np.ndarray]
-"""Where and what: x and y, of the same length."""
+SEED = re.compile(r"(?P<method>.+)_(?P<seed>\d+)")
 
 
 @dataclass(frozen=True)
@@ -24,11 +25,11 @@ class Run:
 
     Attributes:
         name: unique among the runs that are compared.
-        steps: those that were logged, increasing; at least one.
-        records: metrics of each of them; finite numbers only.
-        skipped_lines: lines that were not the logger's, such as the one that a killed run cuts off.
-        skipped_values: values that were not finite.
-        unread_bytes: of event files, from where a record is cut off or damaged.
+        steps: logged steps, increasing; at least one.
+        records: metrics of each step; finite numbers only.
+        skipped_lines: number of lines that are not the logger's, such as a line that a killed run left unfinished.
+        skipped_values: number of values that are not finite.
+        unread_bytes: bytes of event files from the first damaged or unfinished record on.
     """
 
     name: str
@@ -39,17 +40,17 @@ class Run:
     unread_bytes: int = 0
 
     def metrics(self) -> set[str]:
-        """Names that occur in any step."""
+        """Names of all metrics of any step."""
         return {name for record in self.records for name in record}
 
     def series(self, name: str) -> Series:
-        """Steps that have the metric, and its values there."""
+        """Steps at which the metric was logged, and its values."""
         found = [(step, record[name]) for step, record in zip(self.steps, self.records, strict=True) if name in record]
         steps, values = zip(*found, strict=True) if found else ((), ())
         return np.array(steps, dtype=np.float64), np.array(values, dtype=np.float64)
 
     def level(self, name: str) -> np.ndarray:
-        """The metric at every step: where it is not logged its last value, and 0 before it first is."""
+        """(steps,) the metric at every step: its last logged value, and 0 before the first."""
         values, last = [], 0.0
         for record in self.records:
             last = record.get(name, last)
@@ -57,18 +58,43 @@ class Run:
         return np.array(values)
 
     def last(self, name: str) -> float | None:
-        """Last value that was logged."""
+        """Last logged value; None if there is none."""
         return next((record[name] for record in reversed(self.records) if name in record), None)
 
 
-def find_runs(arguments: Iterable[str]) -> list[tuple[Path, ...]]:
-    """The parts of each run, each a file or a folder of event files.
+@dataclass(frozen=True)
+class RunGroup:
+    """The runs of one method, one per seed; one line of a plot."""
 
-    A folder stands for each ``*.jsonl`` in it, and for each folder with event files: itself, or at any depth below it.
-    A file stands for itself, and ``a+b`` for a run that was resumed.
+    name: str
+    runs: tuple[Run, ...]
+
+
+def without_seed(name: str) -> str:
+    """The name without a trailing ``_<seed>``."""
+    match = SEED.fullmatch(name)
+    return match["method"] if match else name
+
+
+def by_method(runs: Sequence[Run]) -> list[RunGroup]:
+    """Runs grouped by method, in the order of each method's first run.
+
+    A run without a second seed keeps its full name, since its number may not be a seed.
+    """
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(without_seed(run.name), []).append(run)
+    return [RunGroup(name if len(group) > 1 else group[0].name, tuple(group)) for name, group in groups.items()]
+
+
+def find_runs(arguments: Iterable[str]) -> list[tuple[Path, ...]]:
+    """The parts of each run; a part is a file, or a folder of event files.
+
+    A folder stands for each ``*.jsonl`` file in it, and for each folder with event files: itself, or at any depth below
+    it. A file stands for itself, and ``a+b`` for a run that was resumed into another file.
 
     Raises:
-        ValueError: there is no such file, the folder holds none, or a file is named twice.
+        ValueError: a file does not exist or is named twice, or a folder holds no log.
     """
     runs: list[tuple[Path, ...]] = []
     for argument in arguments:
@@ -99,21 +125,42 @@ def find_runs(arguments: Iterable[str]) -> list[tuple[Path, ...]]:
 
 
 def home(part: Path) -> Path:
-    """What names a run: the folder of its event files, or its file without the ending; absolute."""
+    """Path whose last part names the run: the folder of its event files, or its file without ending; absolute."""
     path = Path(os.path.abspath(part))
     if path.is_dir():
         return path
     return path.parent if path.match(PATTERN) else path.with_suffix("")
 
 
-def read_run(parts: Sequence[Path], name: str | None = None) -> Run:
-    """The run that the parts record, in the order in which they were written; its name is the first one's unless given.
+def names(paths: Sequence[Path]) -> list[str]:
+    """Different names for runs: the file name without ending, or the name of the folder of event files.
 
-    A resumed run goes back to its checkpoint. So a record of a step drops what was logged beyond that step, and in the
-    step itself the later value of a metric wins: a validation before training goes on adds to what is there.
+    If two runs of a method have the same name, all runs of that method get their folder's name in front, so seeds of
+    one folder stay together. Names that are still equal become whole paths, with the ending where even these are equal.
+    """
+    homes = [home(path) for path in paths]
+    stems = [path.name for path in homes]
+    clashing = {without_seed(stem) for stem in stems if stems.count(stem) > 1}
+    chosen = [f"{path.parent.name}/{path.name}" if without_seed(path.name) in clashing else path.name for path in homes]
+    return [
+        name if chosen.count(name) == 1 else str(whole) if homes.count(whole) == 1 else str(path.absolute())
+        for name, whole, path in zip(chosen, homes, paths, strict=True)
+    ]
+
+
+def read_run(parts: Sequence[Path], name: str | None = None) -> Run:
+    """Read the parts of one run in the order in which they were written.
+
+    A resumed run goes back to its checkpoint, so a record of a step drops all earlier records of later steps. Two
+    records of one step are merged, and the later value of a metric wins: a validation at the start of a resumed run
+    adds to the record of the step.
+
+    Args:
+        parts: as :func:`find_runs` gives them.
+        name: name of the run; None: the name of its first part.
 
     Raises:
-        ValueError: a file cannot be read, or a part holds no step at all.
+        ValueError: a file cannot be read, or a part holds no step.
     """
     merged: dict[int, dict[str, float]] = {}
     skipped_lines = skipped_values = unread_bytes = 0
@@ -142,7 +189,7 @@ def read_run(parts: Sequence[Path], name: str | None = None) -> Run:
 
 
 def _read_lines(path: Path) -> tuple[list[tuple[int, dict[str, Any]]], int]:
-    """Steps and what was logged, and how many lines were not the logger's."""
+    """Steps with their metrics, and the number of lines that are not the logger's."""
     lines = _lines(path)
     records = [record for record in map(_parse, lines) if record is not None]
     return records, len(lines) - len(records)
@@ -165,7 +212,7 @@ def _parse(line: str) -> tuple[int, dict[str, Any]] | None:
 
 
 def _number(item: tuple[str, Any]) -> tuple[str, float | None]:
-    """A metric as a float; None for what is no number, as verl logs a few of them."""
+    """A metric as a float; None for a value that is not a number, of which verl logs a few."""
     key, value = item
     if isinstance(value, bool) or not isinstance(value, int | float):
         return key, None

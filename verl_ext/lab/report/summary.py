@@ -1,4 +1,4 @@
-"""The numbers: accuracy and what it cost, where rollouts went, time spent deciding."""
+"""The report's numbers: accuracy and its cost, where rollouts went, and time spent deciding."""
 
 from __future__ import annotations
 
@@ -9,22 +9,27 @@ from typing import Any
 
 import numpy as np
 
-from verl_ext.lab.report.methods import by_method
-from verl_ext.lab.report.runs import Run, Series
+from verl_ext.lab.plot import Series
+from verl_ext.lab.report.runs import Run, by_method
+from verl_ext.lab.table import times_fewer
 
 ROLLOUTS, TOKENS, SECONDS = "rollouts/sampled_total", "tokens/sampled_total", "timing_s/step"
 DECIDING = "allocation/seconds"
 ACCURACY = re.compile(r"val-core/.+/acc/mean@\d+")
 DISCARDED = re.compile(r"rollouts/discarded_(.+)_total")
-RULE = "To target: at the first validation at or above it."
-COMMON = "Target: the best accuracy that every run reached."
+RULE = "Costs to the target are those up to the first validation at or above it."
+COMMON = "The target is the best accuracy that every run reached."
 
 
 @dataclass(frozen=True)
 class Point:
-    """One validation: accuracy in [0, 1] and what was spent up to it, validation not counted; None: not logged.
+    """One validation and the cost up to it, without the cost of validations; None: the run does not log it.
 
-    ``seconds`` is the sum of ``timing_s/step``, without what a resumed run did in vain.
+    Attributes:
+        step: training steps done.
+        rollouts, tokens: sampled so far.
+        seconds: sum of ``timing_s/step``, without steps that a resumed run had to repeat.
+        accuracy: in [0, 1].
     """
 
     step: int
@@ -35,14 +40,14 @@ class Point:
 
 
 def accuracy_of(data: Mapping[str, float]) -> float | None:
-    """Mean over the data sources, each with the same weight; None where the step has no validation."""
+    """Validation accuracy: mean over data sources with equal weights; None for a step without validation."""
     values = [value for key, value in data.items() if key.startswith("val-core/") and ACCURACY.fullmatch(key)]
     return sum(values) / len(values) if values else None
 
 
 def points(run: Run) -> list[Point]:
     """The run's validations in the order of steps."""
-    # Nothing is spent at step 0. A file that begins later lacks the start of its run: what that has spent is not known.
+    # Costs are 0 at step 0. A file that begins at a later step lacks the start of its run, so its costs are unknown.
     only_start = run.steps[-1] == 0
     rollouts, tokens, seconds = (
         0.0 if run.steps[0] == 0 and (only_start or run.last(name) is not None) else None
@@ -60,27 +65,27 @@ def points(run: Run) -> list[Point]:
 
 
 def accuracy_against(run: Run, unit: str) -> Series:
-    """Accuracy against what ``Point`` calls ``unit``; validations whose unit is not known are left out."""
+    """Accuracy against the field ``unit`` of :class:`Point`; validations at an unknown cost are left out."""
     known = [(getattr(point, unit), point.accuracy) for point in points(run) if getattr(point, unit) is not None]
     spent, accuracies = zip(*known, strict=True) if known else ((), ())
     return np.array(spent, dtype=np.float64), np.array(accuracies, dtype=np.float64)
 
 
 def common_target(runs: Sequence[Run]) -> float | None:
-    """The best accuracy that every run with a validation reached: the smallest of their best ones."""
+    """The best accuracy that every run with a validation reached: the smallest of the runs' best accuracies."""
     best = [max(point.accuracy for point in found) for found in map(points, runs) if found]
     return min(best, default=None)
 
 
 def first_at(run: Run, target: float | None) -> Point | None:
-    """First validation at or above the target; None where there is none."""
+    """First validation at or above the target; None if there is none."""
     return next((point for point in points(run) if target is not None and point.accuracy >= target), None)
 
 
 def destinations(run: Run) -> dict[str, np.ndarray]:
-    """Rollouts up to each step by what became of them; empty where the run does not log it.
+    """(steps,) rollouts trained, discarded (by reason) and failed up to each step, and buffered at that step.
 
-    ``buffered`` is a level; together they are the rollouts sampled.
+    The parts add up to the rollouts sampled. Empty if the run does not log them.
     """
     logged = run.metrics()
     reasons = sorted(match[1] for match in map(DISCARDED.fullmatch, logged) if match)
@@ -91,7 +96,7 @@ def destinations(run: Run) -> dict[str, np.ndarray]:
 
 
 def deciding_share(run: Run) -> Series:
-    """Time spent deciding, as a share of the step."""
+    """Time that the policy takes to decide, as a share of the step."""
     pairs = [
         (step, data[DECIDING] / data[SECONDS])
         for step, data in zip(run.steps, run.records, strict=True)
@@ -102,11 +107,11 @@ def deciding_share(run: Run) -> Series:
 
 
 def summarize(runs: Sequence[Run], target: float | None = None) -> dict[str, Any]:
-    """What the tables show, as plain JSON values; None where a run does not have it.
+    """The numbers of all tables as plain JSON values; None where a run lacks a number.
 
     Args:
-        runs: at least one; ratios are to the first.
-        target: accuracy in [0, 1]; by default the best that every run reached.
+        runs: at least one; the first run, and its method, is the reference of all ratios.
+        target: accuracy in [0, 1]; None: the best accuracy that every run reached.
     """
     rule = RULE if target is not None else f"{COMMON} {RULE}"
     target = common_target(runs) if target is None else target
@@ -154,7 +159,7 @@ def _of_run(run: Run, target: float | None) -> dict[str, Any]:
 
 
 def _of_method(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Mean and range over the seeds. Where a seed lacks a number, the method does: what is left would flatter it."""
+    """Mean and range over seeds. If a seed lacks a number, so does the method: the mean of the others would flatter."""
     fields = ("steps", "rollouts", "tokens", "seconds", "rollouts_to_target")
     fields += ("first_accuracy", "final_accuracy", "best_accuracy")
     method: dict[str, Any] = {"name": name, "runs": [row["name"] for row in rows]}
@@ -168,27 +173,25 @@ def _of_method(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _add_ratios(rows: list[dict[str, Any]]) -> None:
-    first = rows[0]["rollouts_to_target"]
     for row in rows:
-        needed = row["rollouts_to_target"]
-        row["ratio_to_first"] = needed / first if needed is not None and first else None
+        row["times_fewer_rollouts"] = times_fewer(rows[0]["rollouts_to_target"], row["rollouts_to_target"])
 
 
 def _notes(runs: Sequence[Run]) -> list[str]:
-    """What a reader has to know about how the runs were read."""
+    """Sentences on how the runs were read."""
     lines = [f"{run.name} {run.skipped_lines}" for run in runs if run.skipped_lines]
     values = [f"{run.name} {run.skipped_values}" for run in runs if run.skipped_values]
     unread = [f"{run.name} {run.unread_bytes}" for run in runs if run.unread_bytes]
     blind = [run.name for run in runs if not points(run)]
     uncounted = [run.name for run in runs if run.steps[-1] > 0 and run.last(ROLLOUTS) is None]
     notes = (
-        ("Lines skipped, since they are not those of verl's file logger", lines),
-        ("Bytes of event files not read, from where a record is cut off or damaged", unread),
-        ("Values skipped, since they are not finite", values),
+        ("Lines skipped because they are not those of verl's file logger", lines),
+        ("Bytes of event files not read, from the first unfinished or damaged record on", unread),
+        ("Values skipped because they are not finite", values),
         ("No validation accuracy (trainer.test_freq and data.val_files give one)", blind),
-        ("No count of rollouts, so compared by steps and time only", uncounted),
+        ("No count of rollouts, so the comparison is by steps and time only", uncounted),
     )
     ends = [f"{method.name} {', '.join(str(run.steps[-1]) for run in method.runs)}" for method in by_method(runs)
             if len({run.steps[-1] for run in method.runs}) > 1]  # fmt: skip
-    notes += (("Seeds that end at different steps, so that their curves end with the shortest", ends),)
+    notes += (("Seeds that end at different steps; the mean ends with the shortest seed", ends),)
     return [f"{note}: {'; '.join(names)}." for note, names in notes if names]

@@ -1,13 +1,12 @@
-"""Replay the log of a run's rollouts: what they bought, what other methods would have done, what could be predicted.
+"""Analyse logged rollouts: their gradients, the same budget under other methods, and predicted success rates.
 
-python -m verl_ext.lab.waste outputs/rollouts --metrics outputs/grpo.jsonl --out outputs/replay
+python -m verl_ext.lab.waste outputs/rollouts --metrics outputs/grpo.jsonl --out outputs/waste
 
 The folder is what verl wrote under ``trainer.rollout_data_dir``.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -19,17 +18,15 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.text import Text
 
 from verl_ext.estimation.embeddings import find_model
-from verl_ext.lab.report.page import to_page
-from verl_ext.lab.report.plots import to_png
+from verl_ext.lab.page import Page, check_folder
 from verl_ext.lab.report.runs import find_runs, read_run
-from verl_ext.lab.report.tables import to_rich
 from verl_ext.lab.waste.analysis import analyse
 from verl_ext.lab.waste.histories import write_histories
-from verl_ext.lab.waste.panels import panels
+from verl_ext.lab.waste.plots import plots
 from verl_ext.lab.waste.reader import find_files, read_rollouts
 from verl_ext.lab.waste.tables import lead, notes, tables
 
-TITLE = "Rollouts replayed"
+TITLE = "Where logged rollouts went"
 
 
 def main(
@@ -37,37 +34,44 @@ def main(
         list[Path],
         typer.Argument(
             metavar="FOLDER_OR_FILE...",
-            help="What verl wrote under trainer.rollout_data_dir; the parts of one run.",
+            help="Folders or files that verl wrote under trainer.rollout_data_dir, all of one run.",
         ),
     ],
-    out: Annotated[
-        Path, typer.Option(help="Folder for replay.html, replay.json, prompts.parquet and the plots.")
-    ] = Path("outputs/replay"),
+    out: Annotated[Path, typer.Option(help="Folder for waste.html, waste.json, prompts.parquet and the plots.")] = Path(
+        "outputs/waste"
+    ),
     metrics: Annotated[
         str | None,
         typer.Option(
             metavar="RUN",
-            help="The run's metrics as verl's file logger wrote them (resumed: a.jsonl+b.jsonl), or the folder of its "
-            "tensorboard logger: its budget, with what was sampled and not trained on.",
+            help="Metrics of the same run, from verl's file logger (resumed: a.jsonl+b.jsonl) or the folder of its "
+            "tensorboard logger. They give the budget with all rollouts sampled, also those not trained on.",
         ),
     ] = None,
     correct_above: Annotated[
         float | None,
         typer.Option(
-            help="Scores above it are correct, where lines have no acc. Default: half way between the lowest and the "
-            "highest score."
+            help="Score above which a rollout without its own verdict (acc) is correct. Default: half way between the "
+            "lowest and the highest score."
         ),
     ] = None,
     embeddings: Annotated[
-        bool, typer.Option(help="Embed the prompts, for VIP's Gaussian process and ridge regression. Imports torch.")
+        bool,
+        typer.Option(
+            help="Embed the prompts, for estimators that read texts, such as the Gaussian process. Imports torch."
+        ),
     ] = False,
     repeats: Annotated[
-        int | None, typer.Option(min=1, help="Replays of each method. Default: 1 for large logs, 5 for small ones.")
+        int | None,
+        typer.Option(
+            min=1,
+            help="Simulated runs of each method, with different seeds. Default: 1 for large logs, 5 for small ones.",
+        ),
     ] = None,
 ) -> None:
-    """Replay the log of a run's rollouts."""
+    """Analyse the logged rollouts of a run: how many gave a gradient, and how other methods would have spent them."""
     console = Console()
-    for package in ("recipe", "verl_ext.one_wave"):  # they warn of each short step; here these are counted
+    for package in ("recipe", "verl_ext.one_wave"):  # they warn of each short step; the notes count these steps
         logging.getLogger(package).setLevel(logging.ERROR)
     with Progress(
         TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
@@ -79,6 +83,7 @@ def main(
             return lambda done: bars.advance(task, done)
 
         try:
+            check_folder(out)
             if embeddings:
                 find_model()
             files = find_files(rollouts)
@@ -93,24 +98,15 @@ def main(
             analysis = analyse(log, run=run, repeats=repeats, embeddings=embeddings, progress=progress)
         except ValueError as error:
             raise typer.BadParameter(str(error)) from error
-        drawn = [(panel, to_png(panel.figure)) for panel in panels(log, analysis)]
+        drawn = list(plots(log, analysis))
 
     summary = analysis.summary
-    shown, said = tables(summary), notes(summary)
-    out.mkdir(parents=True, exist_ok=True)
-    for panel, png in drawn:
-        (out / f"{panel.name}.png").write_bytes(png)
-    summary["plots"] = [f"{panel.name}.png" for panel, _ in drawn]
-    (out / "replay.json").write_text(json.dumps(summary, indent=2, allow_nan=False), encoding="utf-8")
-    (out / "replay.html").write_text(to_page(TITLE, lead(summary), shown, said, drawn), encoding="utf-8")
+    answer, shown, said = lead(summary), tables(summary), notes(summary)
+    page = Page(TITLE, answer, shown, said, drawn, summary).write(out, "waste")
     write_histories(log, out / "prompts.parquet")
 
-    console.print(Text(lead(summary)))
-    for table in shown:
-        console.print(to_rich(table))
-    for note in said:
-        console.print(Text(note))
-    console.print(Text(f"Page: {out / 'replay.html'}"))
+    for part in (answer, *shown, *said, f"Page: {page}"):
+        console.print(Text(part) if isinstance(part, str) else part)
 
 
 if __name__ == "__main__":

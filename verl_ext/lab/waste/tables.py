@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from verl_ext.lab.report.tables import NOTHING, Table
+from verl_ext.lab.table import NOTHING, Table
 from verl_ext.lab.waste.rates import BAND_NAMES
 from verl_ext.lab.waste.spent import OUTCOMES, WITH
 
@@ -50,7 +50,7 @@ def notes(summary: dict[str, Any]) -> list[str]:
         )
     if replay["settings"].get("vip", {}).get("estimator") == "history":
         found.append("vip predicts from each prompt's history here; with --embeddings from texts, as the recipe does.")
-    found += [f"{name} was not replayed: {reason}" for name, reason in replay["refused"].items()]
+    found += [f"{name} was left out: {reason}" for name, reason in replay["refused"].items()]
     found += [f"{name} ended early: {each['stopped']}" for name, each in replay["methods"].items() if each["stopped"]]
     found += [
         f"{name} trained on fewer than {replay['train_batch_size']} prompts in {each['short_steps']:g} of "

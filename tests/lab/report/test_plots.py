@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 from support.runs import training_steps, write_log
 
-from verl_ext.lab.report import plots
-from verl_ext.lab.report.methods import by_method
-from verl_ext.lab.report.panels import panels
-from verl_ext.lab.report.runs import Run, read_run
+from verl_ext.lab.plot import styles
+from verl_ext.lab.report.plots import plots
+from verl_ext.lab.report.runs import Run, by_method, read_run
 
 ACCURACY = ["accuracy_rollouts", "accuracy_tokens", "accuracy_step", "accuracy_seconds"]
 
@@ -19,7 +18,7 @@ def run_with(name="a", steps=3, **metrics):
 
 
 def drawn(*runs, target=None):
-    return {panel.name: panel for panel in panels(by_method(runs), target)}
+    return {plot.name: plot for plot in plots(by_method(runs), target)}
 
 
 def test_only_accuracy_without_the_drivers_metrics(tmp_path):
@@ -52,7 +51,7 @@ def test_nothing_without_metrics():
 def test_a_plot_is_there_when_any_run_has_its_metric(metric, names):
     found = drawn(run_with("blind"), run_with("a", **{metric: 1.0}))
     assert list(found) == names
-    assert plots.to_png(found[names[0]].figure).startswith(b"\x89PNG")
+    assert found[names[0]].png().startswith(b"\x89PNG")
 
 
 def test_everything_at_once_is_in_the_order_of_the_sections():
@@ -61,15 +60,17 @@ def test_everything_at_once_is_in_the_order_of_the_sections():
         timing_s__step=2, hora__share_of_rollouts_c0=0.5, off_policy__delay_mean=0, **{"val-core/x/acc/mean@1": 0.5},
     )  # fmt: skip
     found = drawn(run, target=0.5)
-    sections = [panel.section for panel in found.values()]
+    sections = [plot.section for plot in found.values()]
     assert sorted(range(len(sections)), key=lambda place: sections.index(sections[place])) == list(range(len(sections)))
     assert "deciding_share" in found and len(set(sections)) == 5
 
 
 def test_a_method_keeps_its_colour_in_all_plots():
     runs = [run_with("blind"), run_with("a", groups__reward_mean=1), run_with("b", groups__reward_mean=0)]
-    lines = drawn(*runs)["reward_mean"].figure.axes[0].get_lines()
-    assert [line.get_color() for line in lines] == list(plots.COLORS[1:3])
+    expected = styles(["blind", "a", "b"])
+    for order in (runs, runs[::-1]):
+        lines = drawn(*order)["reward_mean"].figure.axes[0].get_lines()
+        assert {line.get_label(): line.get_color() for line in lines} == {name: expected[name].color for name in "ab"}
 
 
 def test_more_methods_than_colours_stay_apart():
@@ -127,17 +128,26 @@ def test_the_range_of_allocation_is_not_cut_off():
 @pytest.mark.parametrize(("seconds", "label"), [(1, "seconds"), (1000, "minutes"), (10_000, "hours")])
 def test_wall_clock_is_in_a_unit_for_readers(tmp_path, seconds, label):
     run = read_run([write_log(tmp_path / "a.jsonl", training_steps([0.1, 0.2], 10, seconds=seconds))])
-    panel = drawn(run)["accuracy_seconds"]
-    assert panel.title == f"Accuracy against wall clock ({label})"
-    assert panel.figure.axes[0].get_lines()[0].get_xdata()[-1] == seconds / {"s": 1, "m": 60, "h": 3600}[label[0]]
+    plot = drawn(run)["accuracy_seconds"]
+    assert plot.title == f"Accuracy against wall clock ({label})"
+    assert plot.figure.axes[0].get_lines()[0].get_xdata()[-1] == seconds / {"s": 1, "m": 60, "h": 3600}[label[0]]
 
 
 @pytest.mark.parametrize("name", ["$x^{", "_hidden", "a\\b", "_", "100%"])
 def test_names_that_mean_something_to_matplotlib_are_drawn(name):
     found = drawn(run_with(name, groups__reward_mean=1, allocation__mean=8))
-    assert all(plots.to_png(panel.figure) for panel in found.values())
+    assert all(plot.png() for plot in found.values())
 
 
 def test_the_same_runs_give_the_same_bytes():
-    one, other = (plots.to_png(drawn(run_with("a", groups__reward_mean=1))["reward_mean"].figure) for _ in range(2))
+    one, other = (drawn(run_with("a", groups__reward_mean=1))["reward_mean"].png() for _ in range(2))
     assert one == other
+
+
+def test_a_part_is_over_the_seeds_that_have_it():
+    runs = [run_with("a_1", prefix_sampling__ratio_k1=1), run_with("a_2", prefix_sampling__ratio_k1=3)]
+    runs[1].records[0]["prefix_sampling/ratio_k2"] = 5.0
+    (axes,) = drawn(*runs)["prefix_ratios"].figure.axes
+    found = {line.get_label(): np.asarray(line.get_ydata()).tolist() for line in axes.get_lines()}
+    assert found == {"k1": [2, 2, 2], "k2": [5, 5, 5]}
+    assert len(axes.collections) == 1  # a band for k1 only

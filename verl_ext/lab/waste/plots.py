@@ -1,4 +1,4 @@
-"""The plots."""
+"""The plots of the waste analysis."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from verl_ext.lab.report import plots
-from verl_ext.lab.report.curves import Curve, over_seeds
-from verl_ext.lab.report.panels import Panel
+from verl_ext.lab import plot
+from verl_ext.lab.plot import Curve, Plot, over_seeds
 from verl_ext.lab.waste.analysis import Analysis
 from verl_ext.lab.waste.counterfactual import Outcome
 from verl_ext.lab.waste.log import RolloutLog
@@ -23,33 +22,33 @@ POINTS = 200
 """A longer curve over steps is shown as means of so many stretches of about the same length."""
 
 
-def panels(log: RolloutLog, analysis: Analysis) -> Iterator[Panel]:
+def plots(log: RolloutLog, analysis: Analysis) -> Iterator[Plot]:
     """In their order on the page."""
     steps = np.unique(log.step)
     parts = {name: _over_steps(name, steps, shares) for name, shares in by_batch(log).items()}
-    figure = plots.stacks({"the log": parts}, "share of groups", COLORS)
+    figure = plot.stacks({"the log": parts}, "share of groups", COLORS)
     caption = "Groups of each step by whether their scores differ."
-    yield Panel("spent", SPENT, "Groups with a gradient, and without", caption, figure)
+    yield Plot("spent", SPENT, "Groups with a gradient, and without", caption, figure)
 
     curves = [_gained(name, outcomes) for name, outcomes in analysis.replays.items()]
     caption = "What the budget buys under the recorded success rates. Lines end where budget or steps are over."
-    figure = plots.lines(curves, "rollouts sampled", "groups with a gradient")
-    yield Panel("gradient_groups", OTHERS, "Groups with a gradient against rollouts", caption, figure)
+    figure = plot.lines(curves, "rollouts sampled", "groups with a gradient")
+    yield Plot("gradient_groups", OTHERS, "Groups with a gradient against rollouts", caption, figure)
     curves = [_allocated(name, outcomes) for name, outcomes in analysis.replays.items()]
     caption = "Rollouts of a prompt that was drawn, all waves, by bands of its success rate."
-    figure = plots.lines(curves, "success rate", "rollouts per prompt", mark=True)
-    yield Panel("allocation", OTHERS, "Allocation by difficulty", caption, figure)
+    figure = plot.lines(curves, "success rate", "rollouts per prompt", mark=True)
+    yield Plot("allocation", OTHERS, "Allocation by difficulty", caption, figure)
 
     curves = [_over_steps(NAMES[name], steps, each.mae) for name, each in analysis.predictions.items()]
     caption = "Of predictions made before each step, over all its groups (VIP, Figure 3)."
-    figure = plots.lines(curves, "step", "mean absolute error")
-    yield Panel("prediction_error", PREDICTED, "Prediction error", caption, figure)
+    figure = plot.lines(curves, "step", "mean absolute error")
+    yield Plot("prediction_error", PREDICTED, "Prediction error", caption, figure)
     x, errors = history_error(log, analysis.predictions["history"])
     if x.size:
         curve = _over_steps(NAMES["history"], x, errors)
         caption = "A prompt's past outcomes against its new ones, prompts seen before only (Knapsack-RL, Figure 15)."
-        figure = plots.lines([curve], "step", "mean absolute error")
-        yield Panel("history_error", PREDICTED, "Success rates remembered", caption, figure)
+        figure = plot.lines([curve], "step", "mean absolute error")
+        yield Plot("history_error", PREDICTED, "Success rates remembered", caption, figure)
 
 
 def _over_steps(name: str, steps: np.ndarray, values: np.ndarray) -> Curve:

@@ -1,0 +1,66 @@
+"""Curves over seeds, and colours."""
+
+import numpy as np
+import pytest
+
+from verl_ext.lab.method import recipes
+from verl_ext.lab.plot import COLORS, lines, over_seeds, stack_colors, styles
+
+
+def series(x, y):
+    return np.array(x, dtype=float), np.array(y, dtype=float)
+
+
+def test_seeds_measured_at_the_same_places_are_not_interpolated():
+    curve = over_seeds("a", [series([0, 10, 20], [1, 2, 6]), series([0, 10, 20], [3, 2, 0])])
+    assert curve.x.tolist() == [0, 10, 20]
+    assert (curve.mean.tolist(), curve.low.tolist(), curve.high.tolist()) == ([2, 2, 3], [1, 2, 0], [3, 2, 6])
+    assert (curve.name, curve.seeds) == ("a", 2)
+
+
+def test_between_its_own_points_a_seed_is_linear_and_beyond_them_it_ends():
+    curve = over_seeds("a", [series([0, 10, 20], [0, 10, 20]), series([5, 15, 30], [0, 0, 0])])
+    assert curve.x.tolist() == [5, 10, 15, 20]
+    assert curve.high.tolist() == [5, 10, 15, 20] and curve.mean.tolist() == [2.5, 5, 7.5, 10]
+
+
+def test_one_seed_is_its_own_band():
+    curve = over_seeds("a", [series([1, 2], [0.5, 0.25]), series([], [])])
+    assert curve.seeds == 1
+    assert curve.mean.tolist() == curve.low.tolist() == curve.high.tolist() == [0.5, 0.25]
+
+
+@pytest.mark.parametrize("found", [[], [series([], [])], [series([1], [1]), series([2], [1])]])
+def test_without_a_place_that_all_seeds_have_there_is_no_curve(found):
+    assert over_seeds("a", found) is None
+
+
+def test_a_recipe_has_its_colour_in_every_company_and_order():
+    for place, name in enumerate(recipes()):
+        for names in ([name], [*recipes()], ["mine", name, "other"], [*reversed([*recipes()]), "grpo-n=16"]):
+            assert styles(names)[name].color == COLORS[place]
+    assert styles(["grpo-n=16"])["grpo-n=16"] == styles(["grpo"])["grpo"]
+
+
+def test_colours_do_not_depend_on_the_order():
+    names = ["grpo", "grpo-n=16", "mine", "zz", "hora (3 seeds)", "one/two"]
+    assert styles(names) == styles(names[::-1])
+    assert len({style.color for style in styles(names).values()}) == len(names)
+
+
+def test_many_methods_differ():
+    names = [f"method {place}" for place in range(4 * len(COLORS))]
+    assert len(set(styles(names).values())) == len(names)
+
+
+def test_reasons_of_discards_differ():
+    reasons = ["no_spread", "all_wrong", "all_correct", "empty", "surplus", "stale", "too_hard", "too_easy", "solved"]
+    colors = stack_colors([f"discarded: {reason}" for reason in reasons] + ["trained", "failed", "buffered"])
+    assert len(set(colors.values())) == len(reasons) + 3
+    assert stack_colors(reversed(list(colors))) == colors
+
+
+def test_a_method_without_a_curve_leaves_its_colour_free():
+    curve = over_seeds("zz", [series([1, 2], [1, 2])])
+    (line,) = lines([None, curve], "x", "y", among=["grpo", "zz", "mine"]).axes[0].get_lines()
+    assert line.get_color() == styles(["mine", "zz", "grpo"])["zz"].color

@@ -1,0 +1,66 @@
+"""Tables in terminals of any width."""
+
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from verl_ext.lab.table import Table, count, number, percent, times_fewer
+
+NAME = "pilot_commit-n_pilot=8,n_commit=24-p_solve=null"
+TABLE = Table(
+    "A title",
+    ("method", "rollouts to 70.0%", "times fewer", "start", "final", "best"),
+    [
+        (NAME, "1,234,567 (1,000,000 to 1,400,000)", "1.33", "50.0%", "70.0%", "71.0%"),
+        ("grpo", "–", "–", "5%", "6%", "7%"),
+    ],
+    expendable=("final",),
+)
+
+
+def printed(table, width):
+    console = Console(file=StringIO(), width=width, color_system=None)
+    console.print(table)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_names_are_never_cut_and_numbers_never_broken(width):
+    text = printed(TABLE, width)
+    assert NAME in text and "…" not in text
+    assert all(len(line) <= width for line in text.splitlines())
+    assert all(part in text for part in ("1,234,567", "(1,000,000", "1,400,000)", "1.33", "method"))
+
+
+def test_a_wide_terminal_shows_everything_on_one_line_per_row():
+    text = printed(TABLE, 160)
+    assert "Left out" not in text and "1,234,567 (1,000,000 to 1,400,000)" in text
+
+
+def test_a_narrow_terminal_leaves_out_the_least_important_columns():
+    text = printed(TABLE, 80)
+    assert "Left out for lack of width: final, best." in text
+    assert "times" in text and "1.33" in text and "71.0%" not in text
+
+
+def test_a_name_wider_than_the_terminal_is_folded():
+    text = printed(Table("T", ("method", "steps"), [("x" * 100, "3")]), 40)
+    assert text.count("x") == 100 and all(len(line) <= 40 for line in text.splitlines())
+
+
+def test_numbers():
+    assert (count(None), count(1234.4), percent(0.5), number(1.333), number(None)) == (
+        "–",
+        "1,234",
+        "50.0%",
+        "1.33",
+        "–",
+    )
+
+
+@pytest.mark.parametrize(
+    ("reference", "own", "ratio"), [(400, 200, 2), (100, 200, 0.5), (None, 1, None), (1, None, None), (0, 0, None)]
+)
+def test_more_times_fewer_is_cheaper(reference, own, ratio):
+    assert times_fewer(reference, own) == ratio

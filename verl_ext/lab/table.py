@@ -1,0 +1,120 @@
+"""One table for the whole lab: for the terminal (rich) and for a page (HTML)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table as RichTable
+from rich.text import Text
+
+NOTHING = "–"
+GAP = 2
+"""Blanks between two columns of a terminal."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells as text; the first column names the rows.
+
+    ``console.print(table)`` fits the table to the terminal: cells wrap between words, and if that is not enough, whole
+    columns are left out and named below the table. Names in the first column are never cut.
+
+    Attributes:
+        title: heading of the table.
+        header: name of each column.
+        rows: cells of each row.
+        caption: a sentence below the table.
+        expendable: headers that a narrow terminal leaves out, the least important first; further columns are left out
+            from the right.
+    """
+
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: str | None = None
+    expendable: Sequence[str] = ()
+
+    def to_html(self) -> str:
+        """The table with all columns, in a box of its own that scrolls."""
+        head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in self.header)
+        rows = "\n".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in self.rows)
+        below = f'\n<p class="notes">{escape(self.caption)}</p>' if self.caption else ""
+        return (
+            f'<div class="scroll"><table>\n<caption>{escape(self.title)}</caption>\n<thead><tr>{head}</tr></thead>\n'
+            f"<tbody>\n{rows}\n</tbody>\n</table></div>{below}"
+        )
+
+    def to_rich(self, width: int) -> RichTable:
+        """The table for a terminal of ``width`` characters. Names are shown as they are, brackets included."""
+        places, widths = self._fit(width)
+        left_out = [name for place, name in enumerate(self.header) if place not in places]
+        note = f"Left out for lack of width: {', '.join(left_out)}." if left_out else None
+        caption = " ".join(filter(None, (self.caption, note)))
+        table = RichTable(
+            title=Text(self.title),
+            caption=Text(caption) if caption else None,
+            title_justify="left",
+            caption_justify="left",
+            box=box.SIMPLE_HEAD,
+            padding=(0, GAP - 1, 0, 0),  # and a blank that divides columns
+            pad_edge=False,
+            show_edge=False,
+        )
+        for place, size in zip(places, widths, strict=True):
+            justify = "right" if place else "left"
+            table.add_column(Text(self.header[place]), justify=justify, width=size, overflow="fold")
+        for row in self.rows:
+            table.add_row(*(Text(row[place]) for place in places))
+        return table
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield self.to_rich(options.max_width)
+
+    def _fit(self, width: int) -> tuple[list[int], list[int]]:
+        """Places of the columns that fit, and their widths in characters."""
+        cells = [[name, *(row[place] for row in self.rows)] for place, name in enumerate(self.header)]
+        wanted = [max(map(cell_len, column)) for column in cells]
+        words = [max(cell_len(word) for cell in column for word in cell.split() or [""]) for column in cells]
+        least = [min(size, width if place == 0 else width // 2) for place, size in enumerate(words)]
+        places = list(range(len(self.header)))
+        dispensable = [self.header.index(name) for name in self.expendable]
+        dispensable += [place for place in reversed(places[2:]) if place not in dispensable]
+        for place in dispensable:
+            if sum(least[kept] + GAP for kept in places) <= width:
+                break
+            places.remove(place)
+        sizes = {place: wanted[place] for place in places}
+        while sum(sizes.values()) + GAP * len(places) > width:
+            wide = [place for place in places if sizes[place] > least[place]]
+            if not wide:
+                break
+            sizes[max(wide, key=lambda place: sizes[place])] -= 1
+        return places, [sizes[place] for place in places]
+
+
+def times_fewer(reference: float | None, own: float | None) -> float | None:
+    """How many times fewer rollouts a method needs than the reference: reference / own; None unless both are above 0.
+
+    The whole lab compares costs in this direction: 2 means half the rollouts.
+    """
+    return reference / own if reference and own else None
+
+
+def count(value: float | None) -> str:
+    """A whole number with separators."""
+    return number(value, ",.0f")
+
+
+def percent(value: float | None) -> str:
+    """A share in [0, 1] as percent."""
+    return number(value, ".1%")
+
+
+def number(value: float | None, form: str = ".2f") -> str:
+    """``value`` in a format of Python's mini-language; a dash for None."""
+    return NOTHING if value is None else f"{value:{form}}"
