@@ -98,6 +98,14 @@ def test_the_core_asks_for_numpy_and_scipy_only_and_works_with_them(core, metada
     assert run(core, script, cwd=tmp_path) == "the core works\n"
 
 
+@pytest.mark.parametrize("arguments", [["verl-ext", "simulate", "grpo"], ["verl-ext", "report"], ["recipe.grpo"]])
+def test_a_command_of_an_extra_says_which_one_to_install(core, arguments, tmp_path):
+    command = [core.parent / "verl-ext", *arguments[1:]] if arguments[0] == "verl-ext" else [core, "-m", *arguments]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 2 and not result.stdout
+    assert re.fullmatch(r"error: \w+ is not installed: pip install 'verl-ext\[(tools|cpu)\]'\.\n", result.stderr)
+
+
 def test_nothing_but_the_two_packages_is_in_the_wheel(wheel):
     tops = {name.split("/")[0] for name in wheel.namelist()}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"recipe", "verl_ext"}

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
+from verl_ext.errors import RunError
 
-class MissingExtra(ImportError):
-    """A package of an extra is not installed."""
+
+class MissingExtra(RunError, ImportError):
+    """A package of an extra is not installed. The message names the package and the extra."""
+
+    exit_code = 2
 
 
 def require(extra: str, *modules: str) -> None:
