@@ -211,7 +211,7 @@ def conditions(seeds: Seeds = 3) -> None:
         "mostly hopeless: 1:0.08:1.2": replace(base, population="1:0.08:1.2"),
         "all medium: 1:5:5": replace(base, population="1:5:5"),
         "200 prompts: 10 epochs": replace(base, prompts=200),
-        "embeddings that know all": replace(base, embedding_correlation=1.0),
+        "perfect embeddings": replace(base, embedding_correlation=1.0),
         "no noise": replace(base, learning=replace(learning, noise=0)),
         "noise x 10": replace(base, learning=replace(learning, noise=10 * NOISE)),
         "staleness 0.2": replace(base, learning=replace(learning, staleness=0.2)),

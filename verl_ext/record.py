@@ -1,4 +1,4 @@
-"""A record of everything that passes between a run and its policy, to verify the policy without a model."""
+"""A record of all calls between a run and its policy, to verify the policy later without a model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RecordingController(RolloutController):
     | ``batch`` | the policy returned a batch | ``groups``: their ids |
     | ``resubmit`` | after a restart | the effects |
 
-    The effects are ``rows``, the rows of the data that were read, each [id, row, metadata]; ``submitted``, the
+    The effects are ``rows``, the rows read from the data, each [id, row, metadata]; ``submitted``, the
     requests, each [group id, rollouts, prefix or null]; and ``released``, the ids of discarded groups. Calls without
     finished waves or a batch are left out: they do not change the policy.
 

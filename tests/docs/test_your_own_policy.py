@@ -9,14 +9,12 @@ import types
 from pathlib import Path
 
 import pytest
-import typer
 import yaml
 from support.configs import compose, good_overrides
 from support.engine import controller, run_step
-from typer.testing import CliRunner
 
+from verl_ext.cli import main
 from verl_ext.driver.preflight.validate import validate
-from verl_ext.lab.simulate.__main__ import main as simulation
 from verl_ext.policy import has_spread
 
 DOCUMENT = Path(__file__).parents[2] / "docs/your_own_policy.md"
@@ -60,17 +58,15 @@ def test_its_config_names_what_exists():
 
 
 def test_the_simulator_takes_its_two_files_as_written(source, tmp_path, monkeypatch):
-    """As on the console command's search path, which lacks the current folder."""
+    """Through the console command, whose search path lacks the current folder."""
     config = re.search(r"```yaml\n(.*?)```", DOCUMENT.read_text(), re.DOTALL).group(1)
     (tmp_path / "my_package/config").mkdir(parents=True)
     (tmp_path / "my_package/disagreement.py").write_text(source)
     (tmp_path / "my_package/config/disagreement.yaml").write_text(config)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
-    application = typer.Typer()
-    application.command()(simulation)
     arguments = ["--batch-size", "4", "--prompts", "50", "--steps", "3", "--seeds", "1"]
-    result = CliRunner().invoke(application, ["my_package/config/disagreement.yaml", *arguments])
-    assert result.exit_code == 0, result.output
+    with pytest.raises(SystemExit, match="^0$"):
+        main(["simulate", "my_package/config/disagreement.yaml", *arguments])
     lines = Path("outputs/simulation/disagreement_0.jsonl").read_text().splitlines()
     assert json.loads(lines[-1])["data"]["rollouts/sampled_total"] == 3 * 4 * 8

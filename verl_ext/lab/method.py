@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from verl_ext.launch import register_resolvers
 from verl_ext.policy import RolloutPolicy
 from verl_ext.recipes import recipes
 
-# The keys of verl's configuration that a rollout_policy may refer to. A recipe's own file overrides them.
+# Keys of verl's configuration for a rollout_policy to refer to. A recipe's own file overrides them.
 BASE = {
     "data": {"train_batch_size": 128, "seed": 1, "max_response_length": 4096},
     "actor_rollout_ref": {"rollout": {"n": 8}},
@@ -30,10 +28,10 @@ INTERPOLATION = re.compile(r"\$\{([\w.]+)\}")
 
 @dataclass(frozen=True)
 class Method:
-    """A recipe with overrides; one of those that are compared.
+    """A recipe with overrides, compared with other methods.
 
     Attributes:
-        name: unique among the methods compared: the recipe's name and the overrides, or a name that the user chose.
+        name: unique among the methods compared: the recipe's name and the overrides, or a name of the user's.
         config: the recipe's own configuration file on top of :data:`BASE`, with the overrides merged into it.
     """
 
@@ -44,16 +42,16 @@ class Method:
     def parse(cls, text: str, train_batch_size: int) -> Method:
         """Read ``recipe key=value ...`` or ``name:recipe key=value ...``.
 
-        The recipe may also be the ``.yaml`` file of the user's own policy (docs/your_own_policy.md); its class may be
-        in the current folder. A key without dots is a key of ``rollout_policy``. Keys with dots are written in full,
-        such as ``actor_rollout_ref.rollout.n=16`` or ``rollout_policy.estimator_options.size=32``.
+        The recipe may also be the ``.yaml`` file of the user's own policy (docs/your_own_policy.md). A key without dots
+        is a key of ``rollout_policy``. Other keys are written in full, such as ``actor_rollout_ref.rollout.n=16`` or
+        ``rollout_policy.estimator_options.size=32``.
 
         Args:
             text: the method, as on the command line.
             train_batch_size: ``data.train_batch_size``, unless the text overrides it.
 
         Raises:
-            ValueError: no such recipe, a word that is not ``key=value``, or a key that the policy does not read.
+            ValueError: no such recipe, a word other than ``key=value``, or a key without effect on the policy.
         """
         words = shlex.split(text)
         label, _, recipe = words[0].rpartition(":") if words else ("", "", "")
@@ -81,7 +79,7 @@ class Method:
 
         Args:
             seed: ``data.seed`` of the run.
-            features: an .npy file, (prompts, d), that stands in for embeddings of the prompts' texts. Ignored unless
+            features: an .npy file, (prompts, d), in place of embeddings of the prompts' texts. Ignored unless
                 :attr:`reads_texts`.
 
         Raises:
@@ -113,15 +111,11 @@ def _own_config(recipe: str) -> DictConfig | None:
         return OmegaConf.load(recipes()[recipe])
     file = Path(recipe).expanduser()
     found = OmegaConf.load(file) if file.suffix == ".yaml" and file.is_file() else None
-    if not isinstance(found, DictConfig) or "rollout_policy" not in found:
-        return None
-    if not {"", os.getcwd()} & set(sys.path):  # `python -m` searches the current folder, a console command does not
-        sys.path.insert(0, os.getcwd())
-    return found
+    return found if isinstance(found, DictConfig) and "rollout_policy" in found else None
 
 
 def instantiate(config: DictConfig | dict[str, Any]) -> RolloutPolicy:
-    """Make the policy that ``rollout_policy`` describes.
+    """Make the policy described by ``rollout_policy``.
 
     Raises:
         ValueError: hydra cannot make the policy, or the policy refuses its settings; in one sentence.

@@ -76,7 +76,7 @@ def test_fewer_prompts_than_recorded_are_part_of_them(tmp_path):
     ("line", "message"),
     [
         ('{"rate": 0.1}', r"needs success_rate.*\['rate'\]"),
-        ("nonsense", "line 1 is not a JSON"),
+        ("nonsense", r"cannot be read \(JSON parse error"),
         ('{"success_rate": 1.5}', r"success_rate\[0\]=1.5"),
         ('{"successes": 3, "trials": 2}', "trials minus successes"),
     ],

@@ -88,7 +88,7 @@ def test_a_fresh_policy_asks_for_the_same(path, text):
     assert (verified.steps, verified.batches) == (STEPS, STEPS)
     assert verified.rollouts == recorded.run.ledger.total["rollouts/sampled"] + recorded.run.outstanding
     assert verified.requests == sum(len(wave) for wave in recorded.engine.submitted)
-    assert verified.policy.state_dict() == recorded.run.policy.state_dict()
+    assert verified.run.policy.state_dict() == recorded.run.policy.state_dict()
 
 
 @pytest.mark.parametrize("text", ["pilot_commit n_pilot=4 n_commit=4", "prefix_sampling", "knapsack n=6"])
@@ -103,7 +103,7 @@ def test_a_run_that_was_killed_and_resumed_is_one_record(path, text):
     recorded.steps(3, STEPS)
     verified = verify(path)
     assert (verified.steps, verified.batches) == (STEPS + 1, STEPS + 1)
-    assert verified.policy.state_dict() == recorded.run.policy.state_dict()
+    assert verified.run.policy.state_dict() == recorded.run.policy.state_dict()
 
 
 @pytest.mark.parametrize("text", METHODS)

@@ -1,7 +1,7 @@
 """Compares methods on a simulated population of prompts, before anything is spent on training.
 
-python -m verl_ext.lab.simulate grpo dynamic_sampling pilot_commit
-python -m verl_ext.lab.simulate "grpo n=16" "pilot_commit n_pilot=8 n_commit=8" --population prompts.parquet --seeds 5
+verl-ext simulate grpo dynamic_sampling pilot_commit
+verl-ext simulate "grpo n=16" "pilot_commit n_pilot=8 n_commit=8" --population prompts.parquet --seeds 5
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from verl_ext.lab.simulate.run import DATA_SEED
 
 
 def option(text: str, panel: str, **bounds: float) -> typer.models.OptionInfo:
-    """An option that sets a parameter of a model; ``panel`` is its heading in ``--help``."""
+    """An option for a parameter of a model; ``panel`` is its heading in ``--help``."""
     return typer.Option(help=text, rich_help_panel=panel, **bounds)
 
 
@@ -51,72 +51,50 @@ def main(
             "file with success_rate, or successes and trials, of each prompt."
         ),
     ] = "polaris_8b",
-    prompts: Annotated[
-        int | None, typer.Option(min=1, help="Prompts in the data. Default: 10,000, or all prompts of the file.")
-    ] = None,
+    prompts: Annotated[int | None, typer.Option(min=1, help="Prompts in the data (10,000, or the whole file).")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 200,
-    batch_size: Annotated[
-        int, typer.Option(min=1, help="Prompts per training step (data.train_batch_size), unless a method sets it.")
-    ] = 128,
+    batch_size: Annotated[int, typer.Option(min=1, help="Prompts per step, unless a method sets it.")] = 128,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each method, with different seeds.")] = 3,
     target: Annotated[
-        float | None,
-        typer.Option(min=0, max=1, help="Accuracy to reach. Default: the best accuracy that every run reached."),
+        float | None, typer.Option(min=0, max=1, help="Accuracy to reach (the best one reached by every run).")
     ] = None,
     stop_at_target: Annotated[bool, typer.Option(help="End a run when it reaches --target.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for the logs, <method>_<seed>.jsonl.")] = Path("outputs/simulation"),
-    mode: Annotated[
-        str, typer.Option(help="How updates overlap with generation: sync, colocate_async or separate_async.")
-    ] = "sync",
+    mode: Annotated[str, typer.Option(help="Trainer mode: sync, colocate_async or separate_async.")] = "sync",
     test_freq: Annotated[int, typer.Option(min=1, help="Training steps between validations.")] = 5,
     embedding_correlation: Annotated[
-        float,
-        typer.Option(min=0, max=1, help="Correlation of prompt embeddings with difficulty, for methods that use them."),
+        float, typer.Option(min=0, max=1, help="Correlation of prompt embeddings with difficulty.")
     ] = 0.5,
-    shared: Annotated[float, option("Logits that every prompt gains per unit of signal.", "Learning", min=0)] = 0.02,
+    shared: Annotated[float, option("Gain of every prompt's logit per unit of signal.", "Learning", min=0)] = 0.02,
     own: Annotated[
         float, option("Extra gain in a trained prompt's own logit, on top of the shared gain.", "Learning", min=0)
     ] = 0.1,
-    noise: Annotated[
-        float, option("Gradient noise of one rollout, relative to the signal.", "Learning", min=0)
-    ] = 200.0,
+    noise: Annotated[float, option("Gradient noise of a rollout, relative to signal.", "Learning", min=0)] = 200.0,
     staleness: Annotated[
-        float, option("Share of a group's effect that each version of delay removes.", "Learning", min=0, max=1)
+        float, option("Share of a group's effect lost per version of delay.", "Learning", min=0, max=1)
     ] = 0.0,
-    advantage: Annotated[str, option("How advantages are normalised: grpo or rloo.", "Learning")] = "grpo",
+    advantage: Annotated[str, option("Normalisation of advantages: grpo or rloo.", "Learning")] = "grpo",
     prefix_transfer: Annotated[
-        float, option("Factor on the signal of groups that start from a prefix.", "Learning", min=0, max=1)
+        float, option("Factor on the signal of groups with a prefix.", "Learning", min=0, max=1)
     ] = 1.0,
-    optimizer: Annotated[
-        str, option("Length of an update: that of the gradient (sgd), or fixed (adam).", "Learning")
-    ] = "sgd",
-    fit: Annotated[
-        Path | None, option("Log of a training run; --shared is fitted to its validations.", "Learning")
-    ] = None,
+    optimizer: Annotated[str, option("Length of an update: the gradient's (sgd) or fixed (adam).", "Learning")] = "sgd",
+    fit: Annotated[Path | None, option("Log of a training run to fit --shared to.", "Learning")] = None,
     median_tokens: Annotated[float, option("Median length of a correct response.", "Response lengths")] = 800.0,
     length_spread: Annotated[
         float, option("Standard deviation of log(response length).", "Response lengths", min=0)
     ] = 0.8,
     max_tokens: Annotated[int, option("Length at which a response is cut off.", "Response lengths", min=1)] = 4096,
-    wrong_factor: Annotated[
-        float, option("Median length of wrong responses over that of correct ones.", "Response lengths")
-    ] = 1.5,
+    wrong_factor: Annotated[float, option("Median length of wrong over correct ones.", "Response lengths")] = 1.5,
     engines: Annotated[int, option("Number of inference engines.", "Speed", min=1)] = 8,
-    slots: Annotated[int, option("Responses that one engine generates at a time.", "Speed", min=1)] = 128,
-    token_seconds: Annotated[float, option("Seconds that one token of one response takes.", "Speed")] = 0.02,
-    update_seconds: Annotated[float, option("Seconds that an update takes whatever its batch.", "Speed", min=0)] = 20.0,
-    update_token_seconds: Annotated[
-        float, option("Further seconds of an update per trained token.", "Speed", min=0)
-    ] = 1e-5,
-    prefix_gain: Annotated[
-        float, option("Median of the logits that a whole successful trajectory adds as a prefix.", "Prefixes")
-    ] = 4.0,
+    slots: Annotated[int, option("Responses generated at a time by one engine.", "Speed", min=1)] = 128,
+    token_seconds: Annotated[float, option("Seconds per token of one response.", "Speed")] = 0.02,
+    update_seconds: Annotated[float, option("Fixed seconds of an update.", "Speed", min=0)] = 20.0,
+    update_token_seconds: Annotated[float, option("Seconds of an update per trained token.", "Speed", min=0)] = 1e-5,
+    prefix_gain: Annotated[float, option("Median gain in logits from a whole successful prefix.", "Prefixes")] = 4.0,
     prefix_gain_spread: Annotated[float, option("Standard deviation of log(prefix gain).", "Prefixes", min=0)] = 0.5,
-    prefix_curvature: Annotated[
-        float, option("Exponent of the prefix ratio; above 1, the end of a trajectory matters more.", "Prefixes")
-    ] = 1.0,
+    prefix_curvature: Annotated[float, option("Above 1, the end of a prefix matters more.", "Prefixes")] = 1.0,
 ) -> None:
-    """Simulate methods on a population of prompts, and compare what each spends to reach the same accuracy."""
+    """Simulate methods on a population of prompts, and compare their cost of reaching the same accuracy."""
     console = Console()
     logging.getLogger("recipe").setLevel(logging.ERROR)  # recipes warn at each short step; groups/in_batch logs it too
     if stop_at_target and target is None:
@@ -149,7 +127,7 @@ def main(
             console.print(Text(f"{cost.name} ended early: {reason}"))
     rollouts = sum(run.rollouts for members in runs.values() for run in members)
     seconds = sum(run.seconds for members in runs.values() for run in members)
-    console.print(Text(f"{rollouts:,} rollouts in {seconds:.0f} s. Plots: python -m verl_ext.lab.report {out}"))
+    console.print(Text(f"{rollouts:,} rollouts in {seconds:.0f} s. Plots: verl-ext report {out}"))
 
 
 def run_all(
@@ -176,7 +154,7 @@ def run_all(
 
 
 def _logger(log: TextIO, progress: Progress, task: TaskID) -> Callable[[int, dict[str, float]], None]:
-    """A function that writes one line per step and advances the progress bar."""
+    """Make a callback for writing a line per step and advancing the progress bar."""
 
     def on_step(step: int, data: dict[str, float]) -> None:
         log.write(json.dumps({"step": step, "data": data}) + "\n")

@@ -17,7 +17,7 @@ Values = list[float | None]
 
 @dataclass(frozen=True)
 class MethodCost:
-    """One method's runs; each list has an entry per seed, None where that run lacks the number.
+    """One method's runs; each list has an entry per seed, None if the run lacks the number.
 
     Attributes:
         name: of the method.
@@ -26,8 +26,8 @@ class MethodCost:
         effective_groups, effective_rollouts: share of trained groups, and rollouts, with a gradient; mean over steps.
         delay: policy versions between a rollout and its update; mean over steps.
         rollouts_per_step: rollouts sampled; mean over steps.
-        waste: by reason, the share of all sampled rollouts that were not trained on, including those left in buffers.
-        ended: errors that ended runs early, each once.
+        waste: by reason, share of all sampled rollouts not trained on; rollouts left in buffers are included.
+        ended: errors behind runs that ended early, each once.
     """
 
     name: str
@@ -54,7 +54,7 @@ def compare(runs: dict[str, list[SimulatedRun]], target: float | None = None) ->
 
     Args:
         runs: by method, one run per seed.
-        target: accuracy in [0, 1]; None: the best accuracy that every run reached.
+        target: accuracy in [0, 1]; None: the best accuracy reached by every run.
     """
     as_runs = {name: [as_run(name, seed, run) for seed, run in enumerate(seeds)] for name, seeds in runs.items()}
     if target is None:
@@ -130,8 +130,8 @@ def cost_table(target: float, costs: Sequence[MethodCost]) -> Table:
 
 
 def waste_table(costs: Sequence[MethodCost]) -> Table:
-    """Signal of the trained batches, and the rollouts that were not trained on, over whole runs."""
-    table = Table(title="Signal of the batches, and rollouts that were not trained on, by reason")
+    """Signal of the trained batches, and rollouts not trained on, over whole runs."""
+    table = Table(title="Signal of the batches, and rollouts not trained on, by reason")
     table.add_column("method")
     for column in ("groups with a gradient", "rollouts", "delay"):
         table.add_column(column, justify="right")

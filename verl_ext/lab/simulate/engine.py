@@ -32,7 +32,7 @@ class PrefixEffect:
     in this form, and is equally large on both sides.
 
     Raises:
-        ValueError: naming the argument that is out of range.
+        ValueError: naming the argument out of range.
     """
 
     median_gain: float = 4.0
@@ -45,7 +45,7 @@ class PrefixEffect:
         checks.positive_number("curvature", self.curvature)
 
     def gains(self, normal: np.ndarray) -> np.ndarray:
-        """Logits that a whole successful trajectory adds, from standard normal numbers; of the same shape."""
+        """Logits added by a whole successful trajectory, from standard normal numbers of the same shape."""
         return self.median_gain * np.exp(self.gain_spread * normal)
 
     def moved(self, logits: np.ndarray, gains: np.ndarray, ratio: np.ndarray | float) -> np.ndarray:
@@ -54,11 +54,11 @@ class PrefixEffect:
 
 
 class SimulatedEngine:
-    """The engine that the controller submits to (:class:`~verl_ext.controller.Engine`), with a clock in seconds.
+    """An engine for the controller (:class:`~verl_ext.controller.Engine`), with a clock in seconds.
 
     The clock runs during generation and stands still during updates, when engines sleep or are interrupted; a trainer
     whose engines go on generating advances ``clock`` itself. A rollout succeeds with its prompt's probability at the
-    time of submission. An update that interrupts a rollout changes neither that probability nor its policy version.
+    time of submission. Interruption by an update changes neither the probability nor the rollout's policy version.
 
     Args:
         ability: success rates; the trainer changes them.
@@ -91,7 +91,7 @@ class SimulatedEngine:
         """Draw all rollouts of the wave and their finishing times. The first groups get the first free slots."""
         counts = np.array([count for _, count in wave])
         logits = self.ability.logits(np.array([group.prompt.row for group, _ in wave]))
-        share = np.zeros(len(wave))  # of each response that its prefix already holds
+        share = np.zeros(len(wave))  # of a response already in the prefix
         if any(group.prefix is not None for group, _ in wave):
             logits, share = self._behind_prefixes([group for group, _ in wave], logits)
         correct = self.rng.random(counts.sum()) < np.repeat(sigmoid(logits), counts)
@@ -112,7 +112,7 @@ class SimulatedEngine:
         """Nothing to do: the engine keeps nothing about finished groups."""
 
     def finish(self) -> list[Wave]:
-        """Advance the clock to the driver's next look that finds a finished wave.
+        """Advance the clock until the driver's next look finds a finished wave.
 
         Returns all waves finished by then, in the order of time; [] if nothing is being generated.
         """
@@ -138,7 +138,7 @@ class SimulatedEngine:
         ]  # fmt: skip
 
     def _behind_prefixes(self, groups: list[Group], logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Logits of success, and share of a response that the prefix holds, for each group; 0 without a prefix."""
+        """Logits of success, and share of a response already in the prefix (0 without a prefix), for each group."""
         if self._gains is None:
             self._gains = self.prefixes.gains(self.rng.standard_normal(self.ability.initial.size))
         shares = np.array([0.0 if group.prefix is None else len(group.prefix) / TRAJECTORY for group in groups])

@@ -14,17 +14,17 @@ from verl_ext import checks
 class LengthModel:
     """Tokens of a response: LogNormal(ln median, spread^2), times ``wrong_factor`` if wrong, at most ``maximum``.
 
-    A wrong response of ``maximum`` tokens counts as truncated; a correct response of that length just fitted. Lengths
-    do not change during training.
+    A wrong response of ``maximum`` tokens counts as truncated; a correct one just fitted. Lengths do not
+    change during training.
 
     Args:
         median: tokens of a correct response.
         spread: standard deviation of log(length); with 0.8 the longest 1 % of responses are 6 times the median.
         maximum: tokens at which a response is cut off, ``data.max_response_length``.
-        wrong_factor: median length of wrong responses over that of correct responses.
+        wrong_factor: median length of wrong responses over median length of correct responses.
 
     Raises:
-        ValueError: naming the argument that is out of range.
+        ValueError: naming the argument out of range.
     """
 
     median: float = 800.0
@@ -47,19 +47,19 @@ class LengthModel:
 
 @dataclass(frozen=True)
 class EngineSpeed:
-    """Inference engines that share one queue, and an update with a fixed cost and a cost per token.
+    """Inference engines with a common queue, and an update with a fixed cost and a cost per token.
 
     The engines have ``engines`` x ``slots`` slots. A slot generates one response at a time, at ``seconds_per_token``.
     Responses start in the order in which they were requested, each in the first free slot (list scheduling). A wave
     therefore lasts as long as its slowest response, and a barrier leaves slots idle until then. The driver looks for
     finished waves every ``poll_interval`` seconds. The update of a step takes ``update_seconds`` (weight transfer and
-    other costs that do not depend on the batch) plus ``update_seconds_per_token`` for every token trained.
+    other costs independent of the batch) plus ``update_seconds_per_token`` for every token trained.
 
-    Not modelled: engines that slow down as they fill up (``seconds_per_token`` is the speed of a full engine), prefill,
+    Not modelled: engines slowing down as they fill up (``seconds_per_token`` is the speed of a full engine), prefill,
     prefix caching, waiting for rewards and tools, validation.
 
     Raises:
-        ValueError: naming the argument that is out of range.
+        ValueError: naming the argument out of range.
     """
 
     engines: int = 8

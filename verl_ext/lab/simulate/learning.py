@@ -41,28 +41,28 @@ class LearningModel:
                                                   shared G / sqrt(G^2 + noise V)      optimizer = "adam"
         own component, each trained prompt i:     own B w_i u_i.
 
-    With "sgd", the fraction is the share of the update's squared length that is signal, the value of averaging over
-    more rollouts (McCandlish et al. 2018, *An Empirical Model of Large-Batch Training*, §2.2). The update is as long as
-    the gradient, so groups without a gradient (u = a = 0, whatever the true success rate) shorten it. With "adam", the
+    With "sgd", the fraction is the signal's share of the update's squared length, the value of averaging over more
+    rollouts (McCandlish et al. 2018, *An Empirical Model of Large-Batch Training*, §2.2). The update is as long as
+    the gradient, so groups without a gradient (u = a = 0, at any true success rate) shorten it. With "adam", the
     update has a fixed length, and the fraction is its cosine with the signal: groups without a gradient cost rollouts
     but no speed. Practice lies between the two, as Adam normalises by an average over steps.
 
-    Not modelled: transfer that depends on how alike prompts are (the shared component lifts all logits equally),
+    Not modelled: transfer between similar prompts (the shared component lifts all logits equally),
     forgetting, collapse of entropy, clipping, the optimizer's state, learning about response lengths, and instability.
-    Success rates only rise, so the model cannot show that a method avoids harm.
+    Success rates only rise, so the model cannot show a method avoiding harm.
 
     Args:
         shared: logits per unit of signal, at least 0. The unit differs between the two optimizers.
         own: logits per unit of a group's own signal, at least 0.
         noise: squared length of one rollout's gradient noise, in units of the signal's, at least 0. The default has a
             critical batch of about 2,000 rollouts; docs/simulation.md derives it from Pilot-Commit's Table 1.
-        staleness: share of a group's effect that each version of delay removes, in [0, 1].
+        staleness: share of a group's effect lost per version of delay, in [0, 1].
         advantage: ``grpo`` or ``rloo``.
-        prefix_transfer: factor on the signal of groups that start from a prefix, in [0, 1]; Prefix Sampling assumes 1.
+        prefix_transfer: factor on the signal of groups with a prefix, in [0, 1]; Prefix Sampling assumes 1.
         optimizer: ``sgd`` or ``adam``.
 
     Raises:
-        ValueError: naming the argument that is out of range.
+        ValueError: naming the argument out of range.
     """
 
     shared: float = 0.02
@@ -82,7 +82,7 @@ class LearningModel:
         checks.choice("optimizer", self.optimizer, OPTIMIZERS)
 
     def shared_gain(self, signal: float, noise: float) -> float:
-        """Logits that a step with signal G and noise V adds to every prompt."""
+        """Logits added to every prompt by a step with signal G and noise V."""
         if not signal:
             return 0.0
         share = signal * signal / (signal * signal + self.noise * noise)
@@ -140,7 +140,7 @@ class Ability:
         np.add.at(self.own, [group.prompt.row for group in groups], update.own)
 
     def held_out_rates(self) -> np.ndarray:
-        """(Q,) success rates of prompts that are as difficult as the data's and were never trained on."""
+        """(Q,) success rates of prompts as difficult as the data's but never trained on."""
         return sigmoid(self.initial + self.shared)
 
 
@@ -162,7 +162,7 @@ class Fit:
 
 
 def fit_shared(run: Run, logits: np.ndarray, learning: LearningModel) -> Fit:
-    """Fit ``shared``, and the difficulty of the validation set, to the accuracies that a run logged.
+    """Fit ``shared``, and the difficulty of the validation set, to the accuracies in a run's log.
 
     The signal of each step comes from the log and is not simulated: G_t = ``groups/reward_std_mean`` and V_t =
     ``groups/effective_ratio`` / (``groups/in_batch`` · ``allocation/mean``). This assumes GRPO's advantages, equal
@@ -176,7 +176,7 @@ def fit_shared(run: Run, logits: np.ndarray, learning: LearningModel) -> Fit:
     Args:
         run: as :func:`verl_ext.lab.report.runs.read_run` returns it.
         logits: (Q,) of the population before training.
-        learning: model that supplies the other parameters.
+        learning: source of the other parameters.
 
     Raises:
         ValueError: fewer than 3 validations, or no signal logged.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +10,9 @@ import numpy as np
 
 from verl_ext import checks
 
-LEAST = 1e-6  # distance of success rates from 0 and 1, so that logits stay finite
+LEAST = 1e-6  # distance of success rates from 0 and 1, to keep logits finite
 COLUMNS = ("success_rate",), ("successes", "trials")
-DIMENSIONS = 16  # of the features that stand in for embeddings
+DIMENSIONS = 16  # of the substitutes for embeddings
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class Mixture:
         return logit(rng.beta(alphas[part], betas[part]))
 
 
-# Two numbers fix a single Beta distribution. The comments say which of them the paper states and which are assumed.
+# Two numbers fix a single Beta distribution. The comments separate stated numbers from assumptions.
 PRESETS = {
     # HORA §4.1, Figure 3 (Qwen2.5-7B, MATH12k, mean over training): of 8 rollouts, none is correct for 15 % of the
     # prompts and all are correct for 51 %.
@@ -62,7 +61,7 @@ PRESETS = {
     # Knapsack-RL §3, "Late Training" (Qwen2.5-Math-7B, DAPO-Math-17K, 8 rollouts): 20 % all wrong, 40 % all correct.
     "dapo_math_7b_late": Mixture(((1.0, 0.3080, 0.1978),)),
     # Pilot-Commit §4.1 and Table 3 (Qwen2.5-Math-1.5B, DeepMath-103K): no distribution is stated. The mean of 0.45 is
-    # assumed. The concentration is chosen so that without eviction about a third of the steps need a second round of
+    # assumed. The concentration is such that, without eviction, about a third of the steps need a second round of
     # pilots, as in Table 3; see docs/simulation.md.
     "deepmath_1_5b": Mixture(((1.0, 0.3, 0.36),)),
     # Pilot-Commit §4.1 (Qwen3, Polaris-53K): only "harder" is stated. Assumed: a mean of 0.3, the same concentration.
@@ -128,40 +127,24 @@ def read_logits(path: Path, rng: np.random.Generator) -> np.ndarray:
 
 
 def _read_columns(path: Path) -> dict[str, list]:
-    if path.suffix == ".parquet":
-        import pyarrow
-        import pyarrow.parquet
+    import pyarrow.json
+    import pyarrow.parquet
 
-        try:
-            table = pyarrow.parquet.read_table(path)
-        except pyarrow.ArrowInvalid as error:
-            raise ValueError(f"population={path}: is not a parquet file ({error}).") from error
-        found = set(table.column_names)
-        rows = table.to_pydict() if found else {}
-    else:
-        rows = _read_lines(path)
-        found = set(rows)
+    read = pyarrow.parquet.read_table if path.suffix == ".parquet" else pyarrow.json.read_json
+    try:
+        table = read(path)
+    except pyarrow.ArrowInvalid as error:
+        raise ValueError(f"population={path}: cannot be read ({error}).") from error
     for wanted in COLUMNS:
-        if found.issuperset(wanted):
-            return {name: rows[name] for name in wanted}
+        if set(table.column_names).issuperset(wanted):
+            return {name: table[name].to_pylist() for name in wanted}
     raise ValueError(
-        f"population={path}: needs success_rate, or successes and trials, for each prompt; it has {sorted(found)}."
+        f"population={path}: needs success_rate, or successes and trials, for each prompt; it has {table.column_names}."
     )
 
 
-def _read_lines(path: Path) -> dict[str, list]:
-    rows: list[dict] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        try:
-            rows.append(dict(json.loads(line)))
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"population={path}: line {number} is not a JSON object.") from error
-    common = set(rows[0]).intersection(*rows) if rows else set()
-    return {name: [row[name] for row in rows] for name in common}
-
-
 def stand_in_features(logits: np.ndarray, correlation: float, rng: np.random.Generator) -> np.ndarray:
-    """(Q, 16) float32 features that stand in for embeddings of the prompts' texts.
+    """(Q, 16) float32 features in place of embeddings of the prompts' texts.
 
     Args:
         logits: (Q,) before training.

@@ -29,7 +29,7 @@ DATA_SEED = 0
 
 @dataclass(frozen=True)
 class World:
-    """Everything that a simulation needs besides a method and a seed.
+    """Everything a simulation needs besides a method and a seed.
 
     Args:
         population: see :func:`~verl_ext.lab.simulate.population.draw_logits`.
@@ -43,7 +43,7 @@ class World:
         learning, lengths, speed, prefixes: the models of learning, response lengths, engines and prefixes.
 
     Raises:
-        ValueError: naming the argument that is out of range.
+        ValueError: naming the argument out of range.
     """
 
     population: str = "polaris_8b"
@@ -72,9 +72,9 @@ class SimulatedRun:
     """Metrics of one simulated run.
 
     Attributes:
-        records: metrics by step, under the names that training logs; step 0 is the validation before training.
-        seconds: time that the simulation took.
-        ended: the error that ended the run before its last step; None if it reached the last step or ``until``.
+        records: metrics by step, under their names in training; step 0 is the validation before training.
+        seconds: duration of the simulation itself.
+        ended: error behind an early end; None if the run reached its last step or ``until``.
     """
 
     records: dict[int, dict[str, float]]
@@ -186,7 +186,7 @@ def _step(run: RolloutController, step: int, world: World) -> dict[str, float]:
 
 
 def _validation(ability: Ability) -> dict[str, float]:
-    """Expected accuracy and pass@k on prompts that are as difficult as the data's and were never trained on."""
+    """Expected accuracy and pass@k on prompts as difficult as the data's but never trained on."""
     rates = ability.held_out_rates()
     values = {f"val-aux/simulated/acc/best@{k}/mean": float(np.mean(1 - (1 - rates) ** k)) for k in PASS_AT}
     return {ACCURACY: float(rates.mean()), **values}

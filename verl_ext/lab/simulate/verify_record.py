@@ -1,13 +1,13 @@
 """Verifies a record: gives a fresh policy the recorded results in the recorded order and compares its requests.
 
-python -m verl_ext.lab.simulate.verify_record outputs/record.jsonl
+verl-ext verify outputs/record.jsonl
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,49 +27,38 @@ class RecordDiffers(RunError):
     """The policy made another request than in the recorded run. The message names the line and both requests."""
 
 
-@dataclass(frozen=True)
-class VerifiedRecord:
-    """Counts of what was compared; all of it was equal.
-
-    Attributes:
-        steps: training steps that began; a resumed run repeats some.
-        requests: prompts and groups for which rollouts were requested.
-        rollouts: rollouts requested.
-        batches: batches trained on.
-        policy: the policy after the last line.
-    """
-
-    steps: int
-    requests: int
-    rollouts: int
-    batches: int
-    policy: RolloutPolicy
-
-
 def verify(
     path: str | Path, policy: Callable[[], RolloutPolicy] | None = None, texts: Sequence[str] | None = None
-) -> VerifiedRecord:
+) -> Verification:
     """Run a fresh policy against the record of a run (``rollout_driver.record``).
 
     Only generation is replaced: policy, controller, prompt stream and ledger are those of training.
 
     Args:
-        path: a file that :class:`~verl_ext.record.RecordingController` wrote.
-        policy: makes the policy; None: the policy that the record describes.
+        path: a file written by :class:`~verl_ext.record.RecordingController`.
+        policy: makes the policy; None: the policy described in the record.
         texts: the prompts' texts by row, for estimators over texts; None: empty texts.
 
     Raises:
-        RecordDiffers: at the first request, release or batch that differs from the recorded one.
+        RecordDiffers: at the first difference in requests, discarded groups, rows read or batches.
         ValueError: there is no such file, or it is not a record of this version.
     """
-    verifier = _Verifier(policy, texts)
+    verification = Verification(policy, texts)
     for number, event in _events(Path(path)):
-        verifier.apply(number, event)
-    return VerifiedRecord(verifier.steps, verifier.requests, verifier.rollouts, verifier.batches, verifier.run.policy)
+        verification.apply(number, event)
+    return verification
 
 
-class _Verifier:
-    """One pass over a record. It is the engine that the controller under test submits to."""
+class Verification:
+    """One pass over a record, and its counts so far; also the engine of the controller under test.
+
+    Attributes:
+        run: the controller, with the policy under test.
+        steps: training steps begun; a resumed run repeats some.
+        requests: prompts and groups with requested rollouts.
+        rollouts: rollouts requested.
+        batches: batches trained on.
+    """
 
     def __init__(self, policy: Callable[[], RolloutPolicy] | None, texts: Sequence[str] | None):
         self.make, self.texts = policy, texts
@@ -88,7 +77,7 @@ class _Verifier:
         self.released += [group.id for group in groups]
 
     def apply(self, number: int, event: Mapping[str, Any]) -> None:
-        """Make the call that line ``number`` records, and compare its effects."""
+        """Make the call recorded in line ``number``, and compare its effects."""
         where = f"line {number}"
         self.rows += [Prompt(*row) for row in event.get("rows", ())]
         match event["event"]:
@@ -139,14 +128,14 @@ class _Verifier:
         self.submitted, self.released = [], []
 
 
-def _compare(where: str, what: str, recorded: list, found: list) -> None:
+def _compare(where: str, kind: str, recorded: list, found: list) -> None:
     if recorded == found:
         return
     pairs = zip(recorded, found, strict=False)
     at = next((index for index, (one, other) in enumerate(pairs) if one != other), min(len(recorded), len(found)))
     one, other = (str(values[at])[:120] if at < len(values) else "none" for values in (recorded, found))
     raise RecordDiffers(
-        f"{where}: {what} differ, {len(recorded)} in the record and {len(found)} now; the first difference is at "
+        f"{where}: {kind} differ, {len(recorded)} in the record and {len(found)} now; the first difference is at "
         f"number {at + 1}: {one} in the record, {other} now"
     )
 
@@ -163,7 +152,7 @@ def _wave(group_id: str, rollouts: list, trajectories: list | None) -> tuple[str
 
 
 def _events(path: Path) -> Iterator[tuple[int, dict]]:
-    """Line numbers and events. A line that a kill cut off, the last of its process, is skipped."""
+    """Line numbers and events. Incomplete lines are skipped: a kill cuts off the last line of its process."""
     if not path.is_file():
         raise ValueError(f"{path}: there is no such file.")
     begun = False
@@ -182,7 +171,7 @@ def _events(path: Path) -> Iterator[tuple[int, dict]]:
 
 
 def main(
-    path: Annotated[Path, typer.Argument(metavar="FILE", help="The file that rollout_driver.record wrote.")],
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="A record: the file named by rollout_driver.record.")],
 ) -> None:
     """Check that a fresh policy makes the same requests as in a recorded run; exits with 1 if they differ."""
     console = Console()
