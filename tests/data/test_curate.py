@@ -9,7 +9,7 @@ from pyarrow import Table, parquet
 from typer.testing import CliRunner
 
 from verl_ext.data import curate
-from verl_ext.evaluation.benchmark import read
+from verl_ext.evaluation.samples import row_ids
 
 typer = pytest.importorskip("typer")
 
@@ -34,26 +34,19 @@ def sampled(tmp_path):
         for number in range(4)
     ]
     parquet.write_table(Table.from_pylist(rows), tmp_path / "data.parquet")
-    problems, _ = read([tmp_path / "data.parquet"])
-    with open(tmp_path / "responses.jsonl", "w") as file:
-        for key, solved in zip(problems, (0, 5, 6, 8), strict=True):
+    (tmp_path / "pass_rates").mkdir()
+    with open(tmp_path / "pass_rates/0.jsonl", "w") as file:
+        for row, problem, solved in zip(rows, row_ids(tmp_path / "data.parquet"), (0, 5, 6, 8), strict=True):
             for sample in range(9):  # the ninth is one too many, and always right
-                accuracy = float(sample < solved or sample == 8)
-                line = {
-                    "problem": key,
-                    "sample": sample,
-                    "accuracy": accuracy,
-                    "answer": None,
-                    "cut": False,
-                    "tokens": 3,
-                }
-                file.write(json.dumps(line) + "\n")
+                score = float(sample < solved or sample == 8)
+                line = {"input": f"user\n{row['prompt'][0]['content']}", "output": "", "gts": "1", "score": score}
+                file.write(json.dumps({**line, "uid": f"{problem}_{sample}_0", "prompt_id": problem}) + "\n")
     return tmp_path
 
 
 def test_problems_of_a_pass_rate_of_75_percent_and_more_are_excluded(sampled):
     out = sampled / "subset.parquet"
-    result = run(sampled / "data.parquet", "--samples", sampled / "responses.jsonl", "--out", out)
+    result = run(sampled / "data.parquet", "--samples", sampled / "pass_rates", "--out", out)
     assert result.exit_code == 0, result.output
     rows = parquet.read_table(out).to_pylist()
     assert [(row["extra_info"]["id"], row["extra_info"]["pass_rate"]) for row in rows] == [("id0", 0.0), ("id1", 0.625)]
@@ -63,11 +56,9 @@ def test_problems_of_a_pass_rate_of_75_percent_and_more_are_excluded(sampled):
 
 
 def test_an_evaluation_that_is_not_over_is_refused(sampled):
-    lines = (sampled / "responses.jsonl").read_text().splitlines()
-    (sampled / "responses.jsonl").write_text("\n".join(lines[:30]) + "\n")
-    result = run(
-        sampled / "data.parquet", "--samples", sampled / "responses.jsonl", "--out", sampled / "subset.parquet"
-    )
+    lines = (sampled / "pass_rates/0.jsonl").read_text().splitlines()
+    (sampled / "pass_rates/0.jsonl").write_text("\n".join(lines[:27]) + "\n")
+    result = run(sampled / "data.parquet", "--samples", sampled / "pass_rates", "--out", sampled / "subset.parquet")
     assert result.exit_code == 2
     assert "has 8 samples for 3 of the 4 problems" in " ".join(result.output.replace("│", " ").split())
     assert not (sampled / "subset.parquet").exists()

@@ -1,63 +1,100 @@
-"""A checkpoint is evaluated on the real stack: merged by verl, served by vLLM."""
+"""A checkpoint is evaluated on the real stack: verl loads its weights, samples, and calls the reward function."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import psutil
+import pyarrow.parquet as pq
 import pytest
-from safetensors.torch import load_file
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from verl_ext.data.reasoning_gym import compute_score
+from verl_ext.prompts import prompt_id
 
 pytestmark = pytest.mark.stack
 SAVE_CHECKPOINT = Path(__file__).parents[1] / "support/save_checkpoint.py"
-SERVER_ARGS = "--enforce-eager --distributed-executor-backend uni --max-model-len 128 --dtype bfloat16"
 
 
-def evaluate(task, checkpoint, out):
-    command = [sys.executable, "-m", "verl_ext.evaluation", "--data", task.folder / "data/validation.parquet"]
-    command += ["--checkpoint", checkpoint, "--out", out, "--server-args", SERVER_ARGS, "--n", "4"]
-    command += ["--max-tokens", "24", "--reward", "pkg://verl_ext.data.reasoning_gym"]
-    result = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=900)
+def evaluate(task, checkpoint, model, out):
+    command = [sys.executable, "-m", "verl_ext.evaluation", "run", "--data", task.folder / "data/validation.parquet"]
+    command += ["--checkpoint", checkpoint, "--out", out, "--n", "4"]
+    command += ["hardware=cpu", f"actor_rollout_ref.model.path={model}", "data.max_prompt_length=96"]
+    command += ["data.max_response_length=24", "actor_rollout_ref.rollout.max_model_len=128"]
+    command += ["reward.custom_reward_function.path=pkg://verl_ext.data.reasoning_gym"]
+    result = subprocess.run(
+        [str(part) for part in command], capture_output=True, text=True, timeout=900, cwd=out.parent
+    )
     (out.parent / f"{out.name}.log").write_text(result.stdout + result.stderr)
-    assert not [process for process in psutil.process_iter(["cmdline"]) if serves(process, task)], "left running"
+    left = [process.info["cmdline"] for process in psutil.process_iter(["cmdline"]) if is_run(process, out)]
+    assert not left, "left running"
     return result
 
 
-def serves(process, task):
-    words = process.info["cmdline"] or []
-    return "vllm.entrypoints.openai.api_server" in words and str(task.folder.parent) in " ".join(words)
+def is_run(process, out):
+    return str(out) in " ".join(process.info["cmdline"] or [])
 
 
-def responses(out):
-    lines = [json.loads(line) for line in (out / "responses.jsonl").read_text().splitlines()]
-    return {(line["problem"], line["sample"]): line["response"] for line in lines}
+def make_untrained(source, folder):
+    """The same model with new random weights."""
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source)).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(source).save_pretrained(folder)
+    return folder
 
 
-def test_a_checkpoint_in_shards_is_merged_served_and_evaluated(task, tmp_path):
-    run, out = tmp_path / "run", tmp_path / "shards"
-    ranks = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", SAVE_CHECKPOINT]
+def surprise(folder, lines):
+    """Mean negative log-probability of a token of the outputs, under the model in the folder."""
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    losses = []
+    for line in lines:
+        prompt = tokenizer(line["input"], return_tensors="pt").input_ids
+        output = tokenizer(line["output"], return_tensors="pt").input_ids
+        if output.numel():
+            ids = torch.cat([prompt, output], dim=1).long()
+            logits = model(ids).logits[0, prompt.shape[1] - 1 : -1]
+            losses.append(torch.nn.functional.cross_entropy(logits, output[0]).item())
+    return sum(losses) / len(losses)
+
+
+def test_a_checkpoint_in_shards_is_sampled_and_scored(task, tmp_path):
+    """The shards hold the warm-started model, and actor_rollout_ref.model.path is untrained."""
+    run, out = tmp_path / "run", tmp_path / "out"
+    ranks = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "1", SAVE_CHECKPOINT]
     subprocess.run([*ranks, task.folder / "model", run, "3"], check=True, timeout=300)
-    (run / "latest_checkpointed_iteration.txt").write_text("3")
-    assert len(list(run.glob("global_step_3/actor/model_world_size_2_rank_*.pt"))) == 2
+    model = make_untrained(task.folder / "model", tmp_path / "untrained")
 
-    result = evaluate(task, run, out)
+    result = evaluate(task, run / "global_step_3", model, out)
     assert result.returncode == 0, result.stderr
-    (merged,) = tmp_path.glob("merged-global_step_3-*")
-    weights, merged_weights = (load_file(folder / "model.safetensors") for folder in (task.folder / "model", merged))
-    assert weights.keys() == merged_weights.keys()
-    assert all(weights[name].bfloat16().equal(merged_weights[name]) for name in weights)
-    assert not list(tmp_path.glob(".merging-*"))
-    results = json.loads((out / "results.json").read_text())
-    (bench,) = results["benchmarks"].values()
-    assert bench["problems"] == 8 and len(responses(out)) == 32
-    assert 0 <= bench["mean@k"] <= bench["pass@k"]["4"] and bench["tokens"] > 0
-    assert len(set(responses(out).values())) > 8  # sampled, and not one response for each prompt
-    assert results["settings"]["checkpoint"].startswith(f"{run}")
+    (file,) = out.glob("*.jsonl")
+    assert file.name == "000000_4.jsonl"
+    rows = pq.read_table(task.folder / "data/validation.parquet").to_pylist()
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    by_id = {prompt_id(row["data_source"], row["prompt"], row["reward_model"]["ground_truth"]): row for row in rows}
+    assert Counter(line["prompt_id"] for line in lines) == dict.fromkeys(by_id, 4)
+    for line in lines:
+        row = by_id[line["prompt_id"]]
+        truth = row["reward_model"]["ground_truth"]
+        assert line["data_source"] == row["data_source"] and line["gts"] == truth and line["step"] == 3
+        assert line["score"] == compute_score(row["data_source"], line["output"], truth, row["extra_info"])["score"]
+    assert len({line["output"] for line in lines}) > 8  # sampled, and not one response for each prompt
+    solved = sum(line["score"] for line in lines) / len(lines)
+    assert surprise(task.folder / "model", lines) < surprise(model, lines) / 2  # the shards were loaded
 
-    # Nothing is missing, so nothing is started.
-    (out / "server.log").unlink()
-    assert evaluate(task, run, out).returncode == 0
-    assert not (out / "server.log").exists() and len(responses(out)) == 32
+    results = json.loads((out / "results.json").read_text())
+    assert results["step"] == 3 and set(results["data_sources"]) == {row["data_source"] for row in rows}
+    assert sum(source["problems"] for source in results["data_sources"].values()) == len(rows) == 8
+    weighted = sum(source["problems"] * source["mean@k"][0] for source in results["data_sources"].values())
+    assert weighted / 8 == pytest.approx(solved)
+    assert (out / "pass_at_k.png").stat().st_size > 1000 and "pass@k" in result.stdout
+
+    # The samples are complete, so nothing is started.
+    written = file.stat().st_mtime_ns
+    again = evaluate(task, run / "global_step_3", model, out)
+    assert again.returncode == 0 and file.stat().st_mtime_ns == written
+    assert "verl" not in again.stderr and len(list(out.glob("*.jsonl"))) == 1

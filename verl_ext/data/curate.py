@@ -1,8 +1,8 @@
 """A data set without the problems a model solves too often: AceReason-Math-Subset, or a subset of your own.
 
 Prefix Sampling, section 3.1: "we run Qwen3-4B-Instruct-2507 with 8 rollouts per problem, estimate each problem's
-empirical pass rate, and exclude problems with pass rate at least 75%". ``python -m verl_ext.evaluation`` samples the
-rollouts; ``python -m verl_ext.data.curate`` makes the subset from these samples and the parquet file.
+empirical pass rate, and exclude problems with pass rate at least 75%". ``python -m verl_ext.evaluation run`` samples
+the rollouts; ``python -m verl_ext.data.curate`` makes the subset from these samples and the parquet file.
 """
 
 from __future__ import annotations
@@ -14,23 +14,22 @@ import typer
 from rich.console import Console
 
 from verl_ext.data.schema import sha256, write_rows
-from verl_ext.evaluation.benchmark import read
-from verl_ext.evaluation.samples import Samples
+from verl_ext.evaluation.samples import files_of, read, row_ids
 
 
 def pass_rates(samples: Path, rollouts: int) -> dict[str, float]:
-    """Mean accuracy of each problem's first ``rollouts`` samples; problems with fewer samples are left out."""
-    with Samples(samples) as file:
-        return {
-            problem: sum(found[number].accuracy for number in range(rollouts)) / rollouts
-            for problem, found in file.found.items()
-            if all(number in found for number in range(rollouts))
-        }
+    """By ``Prompt.id``: mean accuracy of the first ``rollouts`` samples; problems with fewer samples are left out."""
+    _, problems = read([samples])
+    return {
+        problem.id: sum(sample.accuracy for sample in problem.samples[:rollouts]) / rollouts
+        for problem in problems
+        if len(problem.samples) >= rollouts
+    }
 
 
 def main(
     data: Annotated[Path, typer.Argument(help="Parquet file of the sampled problems, in verl's schema.")],
-    samples: Annotated[Path, typer.Option(help="The responses.jsonl of python -m verl_ext.evaluation.")],
+    samples: Annotated[Path, typer.Option(help="The --out of python -m verl_ext.evaluation run.")],
     out: Annotated[Path, typer.Option(help="Parquet file to write.")],
     below: Annotated[float, typer.Option(min=0, max=1, help="Keep problems with a lower pass rate.")] = 0.75,
     rollouts: Annotated[int, typer.Option(min=1, help="Number of samples per problem in the pass rate.")] = 8,
@@ -47,10 +46,8 @@ def main(
 def _curate(data: Path, samples: Path, out: Path, below: float, rollouts: int) -> tuple[int, int]:
     from pyarrow import parquet
 
-    if not samples.is_file():
-        raise ValueError(f"samples={samples} must be a file of python -m verl_ext.evaluation.")
-    problems, repeated = read([data])
-    if repeated:
+    problems = row_ids(data)
+    if repeated := len(problems) - len(set(problems)):
         raise ValueError(f"data={data} holds {repeated} rows that repeat another; prepare it again.")
     rates = pass_rates(samples, rollouts)
     missing = [key for key in problems if key not in rates]
@@ -68,7 +65,7 @@ def _curate(data: Path, samples: Path, out: Path, below: float, rollouts: int) -
     left_out = len(problems) - len(rows)
     account = {
         "read": {"file": data.name, "rows": len(problems), "sha256": sha256(data)},
-        "samples": {"file": samples.name, "sha256": sha256(samples), "rollouts": rollouts},
+        "samples": {"files": {file.name: sha256(file) for file in files_of([samples])}, "rollouts": rollouts},
         "left_out": {f"pass rate of at least {below:g}": left_out} if left_out else {},
     }
     write_rows(out, rows, account)

@@ -15,6 +15,7 @@ from verl.utils import tensordict_utils as tu
 from verl_ext.allocation.balance import partition, random_dispatch
 from verl_ext.driver.outcome import has_unanswered_call, note_outcome
 from verl_ext.driver.prefixes import REPLAY, Replay, ReplayClient, mask_replayed
+from verl_ext.prompts import prompt_id, prompt_id_of_group
 from verl_ext.trajectory import Trajectory
 
 ROLLOUTS = "__rollout_n__"  # verl's own key for the number of rollouts of a prompt
@@ -67,6 +68,15 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
                 compact_filtering=self._compact_filtering,
             )
         return await super()._agent_loop_postprocess(output, validate, **kwargs)
+
+    async def _compute_score(self, outputs: list[AgentLoopOutput], kwargs: Mapping) -> None:
+        """Name the prompt of a validation sample in ``trainer.validation_data_dir``: verl's ``uid`` there is a UUID."""
+        await super()._compute_score(outputs, kwargs)
+        if prompt_id_of_group(kwargs["uid"]) is None:
+            source, extra = kwargs.get("data_source"), outputs[-1].extra_fields
+            identity = prompt_id(source, kwargs["raw_prompt"], (kwargs.get("reward_model") or {}).get("ground_truth"))
+            named = {"prompt_id": identity, "data_source": str(source)}
+            extra["reward_extra_info"] = {**extra.get("reward_extra_info", {}), **named}
 
     async def _is_truncated(self, output: AgentLoopOutput) -> bool:
         if output.response_ids[-1:] != [self.tokenizer.eos_token_id]:

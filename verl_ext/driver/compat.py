@@ -66,6 +66,7 @@ def _signatures() -> dict[Callable, tuple[str, ...]]:
         AgentLoopManagerTQ.generate_sequences: ("self", "prompts"),
         worker._run_agent_loop: ("self", "sampling_params", "trajectory", "agent_name", "trace", "kwargs"),
         worker._agent_loop_postprocess: ("self", "output", "validate", "kwargs"),
+        worker._compute_score: ("self", "outputs", "kwargs"),
         ToolParser.get_tool_parser: ("name", "tokenizer"),
         ReplayBuffer.sample: ("self", "global_steps", "partition_id", "batch_size"),
         ReplayBuffer._materialize_batch: ("self", "partition_id", "selected_prompt_uids", "partition_snapshot"),

@@ -245,7 +245,7 @@ class PolicyTrainer(StoppableTrainer, WeightTurns):
 
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
-        if self.global_steps > 0:
+        if self.global_steps > 0 and not self.config.trainer.val_only:  # a validation needs only the weights
             self.controller.load_state_dict(load_state(self._checkpoint_folder(resuming=True)))
 
     def _checkpoint_folder(self, resuming: bool = False) -> Path:

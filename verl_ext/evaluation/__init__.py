@@ -1,7 +1,7 @@
-"""Benchmark accuracy from many samples per problem: mean@k, pass@k, maj@k. Pure numpy: no verl, torch or ray.
+"""Benchmark accuracy from many samples per problem: mean@k, pass@k, maj@k. Plain numpy: no verl, torch or ray.
 
-``python -m verl_ext.evaluation`` samples from a server, scores with verl's reward functions and reports; it needs more
-than numpy and is in :mod:`verl_ext.evaluation.run`.
+``python -m verl_ext.evaluation run`` samples with verl and reports, ``score`` reports on samples that exist; both need
+more than numpy: see :mod:`verl_ext.evaluation.command`.
 """
 
 from verl_ext.evaluation.estimators import mean_at_k, pass_at_k

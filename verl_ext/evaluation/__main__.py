@@ -1,11 +1,9 @@
-"""``python -m verl_ext.evaluation``: see :mod:`verl_ext.evaluation.run`."""
+"""``python -m verl_ext.evaluation``: see :mod:`verl_ext.evaluation.command`."""
 
 from verl_ext import extras
 
-if __name__ == "__main__":  # worker processes of reward functions import this again
-    extras.require("tools", "httpx", "pyarrow", "rich", "typer")
-    import typer
+if __name__ == "__main__":
+    extras.require("tools", "filelock", "matplotlib", "pyarrow", "rich", "typer")
+    from verl_ext.evaluation.command import app
 
-    from verl_ext.evaluation.run import evaluate
-
-    typer.run(evaluate)
+    app()

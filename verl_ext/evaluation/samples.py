@@ -1,127 +1,231 @@
-"""The responses on disk: one JSON line each, appended as they arrive, read again when an evaluation goes on."""
+"""Samples of problems, read from the JSON lines that verl writes under ``trainer.validation_data_dir``.
+
+A line holds ``input`` (the prompt as text), ``output``, ``gts`` (the ground truth), ``score``, ``step``, ``uid``, the
+values that the reward function returned, such as ``acc`` and ``pred``, and from our driver ``prompt_id`` and
+``data_source``. Lines of another origin need the first four.
+"""
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
-import os
-import time
-from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-FSYNC_SECONDS = 10.0  # what a power failure may cost; a killed process loses nothing but the line being written
+from verl_ext import checks
+from verl_ext.prompts import prompt_id
+
+ANSWERS = ("marked", "text")
+KEYS = ("input", "output", "gts", "score")
+TYPES = {"input": str, "output": str, "step": int, "uid": str, "prompt_id": str, "data_source": str}
+COLUMNS = ("data_source", "prompt", "reward_model")
+UNNAMED = "all problems"
+"""The data source of lines without one."""
+_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What the estimators need to know of one response.
+    """One response.
 
     Attributes:
-        accuracy: of the reward function, see :class:`verl_ext.evaluation.reward.Verdict`.
-        answer: its vote, or None.
-        cut: whether it ended at the token limit.
-        tokens: in the response, 0 where the server did not say.
+        accuracy: ``acc`` of the reward function, else its score, as in verl's validation.
+        answer: the sample's vote in maj@k; None: no vote.
     """
 
     accuracy: float
     answer: str | None
-    cut: bool
-    tokens: int
+
+
+FAILED = Sample(0.0, None)
+"""A rollout without a response. It counts as not correct, as in verl's validation."""
 
 
 @dataclass
-class Lines:
-    """How many lines of the file were not used, and why.
+class Problem:
+    """A prompt with its ground truth. Equal rows of the data are one problem.
 
     Attributes:
-        truncated: last lines that had no end, as a kill leaves them; they were removed.
-        malformed: lines that are not what this command writes; they were left in place and ignored.
-        repeated: lines for a sample that an earlier line holds.
+        id: ``Prompt.id``; without our driver, the text of the prompt and the ground truth.
+        data_source: column of verl's schema.
+        samples: of all its rows, in the order of the files.
+        failed: number of ``FAILED`` samples among them.
     """
 
-    truncated: int = 0
-    malformed: int = 0
-    repeated: int = 0
+    id: str
+    data_source: str
+    samples: list[Sample] = field(default_factory=list)
+    failed: int = 0
 
 
-class Samples:
-    """A file of responses, locked until it is closed; a context manager.
+def read(paths: Sequence[Path], step: int | None = None, answers: str = "marked") -> tuple[int, list[Problem]]:
+    """The problems of one training step, in the order of their first lines.
 
-    Attributes:
-        found: by problem and number, every sample that the file holds.
-        lines: what was not used when the file was opened.
+    verl writes no line for a failed rollout. Rows (``uid``) with fewer samples than the fullest row of their file
+    therefore get ``FAILED`` samples for the rest.
+
+    Args:
+        paths: files, or folders of ``*.jsonl``.
+        step: training step after which the policy was sampled; None: the last step found.
+        answers: how to find the answer in an output, see :func:`answer_of`.
+
+    Returns:
+        The step, and its problems.
+
+    Raises:
+        ValueError: a file or folder is missing, a line is not a sample, or no line has this step.
     """
+    checks.choice("answers", answers, ANSWERS)
+    steps: dict[int, dict[tuple, tuple[tuple[str, str], Sample]]] = defaultdict(dict)
+    for file in files_of(paths):
+        for number, line in enumerate(_lines(file)):
+            row, session, _ = line["uid"].rsplit("_", 2) if line.get("uid", "").count("_") > 1 else (None, number, 0)
+            rollouts = steps[line.get("step", 0)]
+            # A rollout of an agent has a line for each output: the first holds the prompt, the last the answer.
+            problem, _ = rollouts.get((file, row, session), (_problem(line), None))
+            rollouts[file, row, session] = problem, _sample(line, answers)
+    chosen = max(steps) if step is None else step
+    checks.require(chosen in steps, "step", step, f"there are samples of step {', '.join(map(str, sorted(steps)))}")
+    return chosen, _grouped(steps[chosen])
 
-    def __init__(self, path: Path) -> None:
-        """Open the file, made with its folder if it is not there, and read it.
 
-        Raises:
-            ValueError: another process has it open, or it cannot be written.
-        """
-        self.path, self.lines = path, Lines()
-        self.found: dict[str, dict[int, Sample]] = defaultdict(dict)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file: BinaryIO = open(path, "a+b")
-        except OSError as error:
-            raise ValueError(f"out: {path} cannot be written ({error.strerror}).") from error
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            self._file.close()
-            raise ValueError(f"out: {path} is being written by another evaluation; wait for it to end.") from error
-        except OSError:
-            pass  # some network file systems have no locks
-        self._synced = time.monotonic()
-        self._read()
+def _grouped(rollouts: Mapping[tuple, tuple[tuple[str, str], Sample]]) -> list[Problem]:
+    problems: dict[tuple[str, str], Problem] = {}
+    sizes: Counter[tuple] = Counter()
+    of_row: dict[tuple, Problem] = {}
+    for (file, row, _), (key, sample) in rollouts.items():
+        problem = problems.setdefault(key, Problem(*key))
+        problem.samples.append(sample)
+        if row is not None:
+            sizes[file, row] += 1
+            of_row[file, row] = problem
+    fullest: dict[Path, int] = {}
+    for (file, _), size in sizes.items():
+        fullest[file] = max(size, fullest.get(file, 0))
+    for (file, row), problem in of_row.items():
+        failed = fullest[file] - sizes[file, row]
+        problem.samples += [FAILED] * failed
+        problem.failed += failed
+    return list(problems.values())
 
-    def __enter__(self) -> Samples:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        os.fsync(self._file.fileno())
-        self._file.close()
+def row_ids(path: Path) -> list[str]:
+    """``Prompt.id`` of each row of a parquet file.
 
-    def add(self, problem: str, number: int, sample: Sample, record: Mapping[str, Any]) -> None:
-        """Keep a sample; ``record`` is what else its line holds."""
-        line = {"problem": problem, "sample": number, **vars(sample), **record}
-        self._file.write(json.dumps(line).encode() + b"\n")
-        self._file.flush()
-        if time.monotonic() - self._synced > FSYNC_SECONDS:
-            os.fsync(self._file.fileno())
-            self._synced = time.monotonic()
-        self.found[problem][number] = sample
+    Raises:
+        ValueError: the file has no rows in verl's schema; names the missing column, or the first bad row.
+    """
+    import pyarrow
+    from pyarrow import parquet
 
-    def _read(self) -> None:
-        self._file.seek(0)
-        complete = 0
-        for line in self._file:
-            if not line.endswith(b"\n"):
-                # the next response would be appended to it, and both be lost
-                self._file.truncate(complete)
-                self.lines.truncated += 1
-                break
-            complete += len(line)
-            if line.strip():
-                self._parse(line)
+    try:
+        file = parquet.ParquetFile(path)
+        if missing := [name for name in COLUMNS if name not in file.schema_arrow.names]:
+            raise ValueError(f"data={path} has no column {missing[0]!r}; verl's schema has {', '.join(COLUMNS)}.")
+        rows = file.read(columns=list(COLUMNS)).to_pylist()
+    except (OSError, pyarrow.ArrowException) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ValueError(f"data={path} cannot be read as a parquet file: {reason}") from error
+    if not rows:
+        raise ValueError(f"data={path} holds no row; at least one problem is needed.")
+    return [_row_id(row, f"data={path}, row {place}") for place, row in enumerate(rows)]
 
-    def _parse(self, line: bytes) -> None:
-        try:
-            record = json.loads(line)
-            problem, number = record["problem"], record["sample"]
-            accuracy, answer = float(record["accuracy"]), record["answer"]
-            sample = Sample(accuracy, answer, bool(record["cut"]), int(record["tokens"]))
-            known = isinstance(problem, str) and type(number) is int and number >= 0
-            if not known or not math.isfinite(accuracy) or not isinstance(answer, str | None):
-                raise ValueError(line)
-        except (ValueError, KeyError, TypeError, OverflowError):
-            self.lines.malformed += 1
-            return
-        if number in self.found[problem]:
-            self.lines.repeated += 1
-        else:
-            self.found[problem][number] = sample
+
+def _row_id(row: Mapping[str, Any], where: str) -> str:
+    try:
+        messages, truth = row["prompt"], row["reward_model"]["ground_truth"]
+        chat = [message["role"] and message["content"] is not None for message in messages]
+        if row["data_source"] and chat and all(chat) and truth is not None:
+            return prompt_id(row["data_source"], messages, truth)
+    except (TypeError, KeyError):
+        pass
+    raise ValueError(
+        f"{where} must hold a data_source, a prompt of messages with role and content, and a reward_model with "
+        f"ground_truth, not {_short(row)}."
+    )
+
+
+def answer_of(output: str, answers: str = "marked") -> str | None:
+    """The answer that an output votes for in maj@k; None: no vote.
+
+    ``marked``: the content of the last ``<answer>`` tags, else of the last ``\\boxed{}``. ``text``: the whole output.
+    """
+    if answers == "text":
+        return output.strip() or None
+    tagged = _TAGGED.findall(output)
+    return (tagged[-1].strip() if tagged else _boxed(output)) or None
+
+
+def _boxed(output: str) -> str:
+    """The content of the last ``\\boxed{}``, with matched braces; empty if the braces do not close."""
+    _, mark, rest = output.rpartition("\\boxed{")
+    depth = 1
+    for place, letter in enumerate(rest if mark else ""):
+        depth += {"{": 1, "}": -1}.get(letter, 0)
+        if depth == 0:
+            return rest[:place].strip()
+    return ""
+
+
+def _problem(line: Mapping[str, Any]) -> tuple[str, str]:
+    """Id and data source."""
+    content = json.dumps([line["input"], line["gts"]], sort_keys=True)
+    return line.get("prompt_id", content), line.get("data_source", UNNAMED)
+
+
+def _sample(line: Mapping[str, Any], answers: str) -> Sample:
+    accuracy = line["score"] if line.get("acc") is None else line["acc"]
+    predicted = line.get("pred")
+    answer = answer_of(line["output"], answers) if predicted is None else str(predicted).strip()
+    return Sample(float(accuracy), answer)
+
+
+def files_of(paths: Sequence[Path]) -> list[Path]:
+    """Files as they are, and each ``*.jsonl`` of a folder; raises ValueError for a path without any."""
+    files: list[Path] = []
+    for path in paths:
+        found = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+        if not found or not all(file.is_file() for file in found):
+            raise ValueError(f"{path} must be a .jsonl file, or a folder with such files.")
+        files += found
+    return files
+
+
+def _lines(file: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a file, each checked."""
+    number = 0
+    with open(file, encoding="utf-8", errors="replace") as stream:
+        for number, text in enumerate(stream, 1):
+            try:
+                yield _checked(text)
+            except ValueError as error:
+                raise ValueError(f"{file}, line {number} is not a sample: {error}.") from error
+    if not number:
+        raise ValueError(f"{file} holds no samples.")
+
+
+def _checked(text: str) -> dict[str, Any]:
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError("it is not JSON") from error
+    if not isinstance(line, dict) or not all(key in line for key in KEYS):
+        raise ValueError(f"it must have the keys {', '.join(KEYS)}")
+    for key, kind in TYPES.items():
+        if key in line and not isinstance(line[key], kind):
+            raise ValueError(f"{key}={_short(line[key])} must be of type {kind.__name__}")
+    for key in ("score", "acc"):
+        value = line.get(key)
+        unknown = key == "acc" and value is None
+        if not unknown and not (isinstance(value, int | float) and math.isfinite(value)):
+            raise ValueError(f"{key}={_short(value)} must be a finite number")
+    return line
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

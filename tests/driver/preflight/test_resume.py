@@ -60,6 +60,25 @@ def test_a_note_of_the_latest_that_verl_would_trip_over_is_refused(config, tmp_p
     assert f"resume_from_path={whole}" in refusal(config, f"trainer.default_local_dir={tmp_path}")
 
 
+def test_any_recipe_may_have_trained_the_weights_of_a_run_that_only_validates(config, tmp_path):
+    folder = checkpoint(tmp_path, 3, DynamicSampling(train_batch_size=8, n=64))
+    resume = ("trainer.resume_mode=resume_path", f"trainer.resume_from_path={folder}")
+    only = (*resume, "trainer.val_only=true")
+    validate(changed(config, *only))
+    (folder / FILE_NAME).unlink()
+    validate(changed(config, *only))
+    assert "trainer.val_only=true would train" in refusal(config, *only, "trainer.val_before_train=false")
+    assert "is no checkpoint of ours" in refusal(config, *resume)
+
+
+def test_shards_of_another_number_of_devices_are_refused(config, tmp_path):
+    folder = checkpoint(tmp_path, 3)
+    (folder / WEIGHTS / "model_world_size_1_rank_0.pt").rename(folder / WEIGHTS / "model_world_size_8_rank_0.pt")
+    sentence = refusal(config, f"trainer.default_local_dir={tmp_path}")
+    assert sentence.startswith("trainer.n_gpus_per_node=1 is not valid: ")
+    assert f"{folder} was saved by 8 devices, and this run has 1" in sentence
+
+
 def test_a_folder_whose_step_verl_cannot_read_is_refused(config, tmp_path):
     (tmp_path / "global_step_3_best").mkdir()
     path = f"trainer.resume_from_path={tmp_path}/global_step_3_best"

@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl_ext.checks import InvalidValue
 from verl_ext.controller import check_written_by
-from verl_ext.driver.checkpoint import BadCheckpoint, folder_to_resume, load_state
+from verl_ext.driver.checkpoint import WEIGHTS, BadCheckpoint, folder_to_resume, load_state
 from verl_ext.driver.preflight.bad_config import BadConfig, is_count, is_positive, refuse_if
 from verl_ext.driver.preflight.data import check_data
 from verl_ext.driver.preflight.engines import check_engines
@@ -76,6 +76,8 @@ def _trainer(config: DictConfig) -> None:
         refuse_if(not is_count(OmegaConf.select(config, key)), config, key, "use an integer of at least 1")
     warmup = "there is no critic to warm up, and steps before it would train nothing, use 0"
     refuse_if(trainer.critic_warmup != 0, config, "trainer.critic_warmup", warmup)
+    trains = trainer.val_only and not trainer.val_before_train
+    refuse_if(trains, config, "trainer.val_before_train", "trainer.val_only=true would train without it, use true")
     cpu = config.get("hardware_name") == "cpu"
     refuse_if(cpu and trainer.device != "cpu", config, "trainer.device", "hardware=cpu trains on cpu; pick hardware=")
 
@@ -182,17 +184,33 @@ def _resume(config: DictConfig) -> None:
 
 
 def _checkpoint(config: DictConfig, policy: RolloutPolicy) -> None:
-    """What the run will go on from; where it is not on this machine, the trainer finds out."""
+    """What the run will go on from; where it is not on this machine, the trainer finds out.
+
+    A run that only validates needs only the weights, so any recipe may have trained them.
+    """
     trainer = config.trainer
     if trainer.resume_mode == "disable":
         return
     try:
         chosen = trainer.resume_mode == "resume_path"
         folder = Path(trainer.resume_from_path) if chosen else folder_to_resume(trainer.default_local_dir)
-        if folder is not None:
+        if folder is not None and not trainer.val_only:
             check_written_by(load_state(folder), type(policy).__name__)
     except (BadCheckpoint, ValueError) as error:
         raise BadConfig(str(error)) from None
+    if folder is not None:
+        _ranks(config, folder)
+
+
+def _ranks(config: DictConfig, folder: Path) -> None:
+    """FSDP loads a checkpoint on exactly as many devices as have saved it."""
+    devices = config.trainer.nnodes * config.trainer.n_gpus_per_node
+    saved = {int(file.name.split("_")[3]) for file in folder.glob(f"{WEIGHTS}/model_world_size_*_rank_0.pt")}
+    valid = (
+        f"{folder} was saved by {max(saved, default=0)} devices, and this run has {devices} in trainer.nnodes and "
+        "trainer.n_gpus_per_node; use as many, or merge it with python -m verl.model_merger and train from the result"
+    )
+    refuse_if(bool(saved) and devices not in saved, config, "trainer.n_gpus_per_node", valid)
 
 
 def _model(config: DictConfig) -> None:

@@ -94,6 +94,7 @@ KEYS: dict[str, Kind] = {
     "trainer.save_freq": FREQUENCY,
     "trainer.test_freq": FREQUENCY,
     "trainer.val_before_train": BOOLEAN,
+    "trainer.val_only": BOOLEAN,
     "trainer.balance_batch": BOOLEAN,
     "trainer.max_actor_ckpt_to_keep": COUNT_OR_NULL,
     "actor_rollout_ref.model.path": TEXT._replace(valid="it must be an existing folder, or a model's name on the hub"),

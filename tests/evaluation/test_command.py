@@ -1,0 +1,239 @@
+"""The command line: what it refuses, how it continues, and what it reports. Runs of verl are in tests/stack."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from filelock import FileLock
+from support.configs import compose
+from support.validation import row, samples_of, write_lines, write_rows
+from typer.testing import CliRunner
+
+from verl_ext.driver.preflight.validate import validate
+from verl_ext.evaluation.command import app
+from verl_ext.evaluation.generate import Evaluation
+
+RIGHT, WRONG = "\\boxed{1}", "\\boxed{2}"
+
+# In place of recipe.grpo: two problems, each with as many samples as asked for. The first sample of a run is right. The
+# run fails where a file `fail` lies, after it has written some lines.
+RECIPE = """
+import json, pathlib, sys
+given = dict(argument.split("=", 1) for argument in sys.argv[1:])
+n = int(given["actor_rollout_ref.rollout.val_kwargs.n"])
+folder = pathlib.Path(json.loads(given["trainer.validation_data_dir"]))
+folder.mkdir(parents=True)
+with open("runs.jsonl", "a") as runs:
+    runs.write(json.dumps(given) + "\\n")
+lines = [
+    {"input": name, "output": "", "gts": "1", "score": float(not sample), "step": 3, "uid": f"{name}_{sample}_0",
+     "prompt_id": name, "data_source": "bench"}
+    for name in ("one", "two") for sample in range(n)
+]
+failing = pathlib.Path("fail").exists()
+(folder / "3.jsonl").write_text("\\n".join(json.dumps(line) for line in lines[: 1 if failing else None]) + "\\n")
+sys.exit(7 if failing else 0)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The working directory: data, a checkpoint, and a recipe that stands in for verl."""
+    write_rows(tmp_path / "bench.parquet", [row("one"), row("two"), row("one")])
+    (tmp_path / "run/global_step_3/actor").mkdir(parents=True)
+    (tmp_path / "stand_in").mkdir()
+    (tmp_path / "stand_in/__main__.py").write_text(RECIPE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr("verl_ext.evaluation.generate.MODULE", "stand_in")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def invoke(*arguments):
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "220"})
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.output
+    result.said = " ".join((result.output + result.stderr).replace("│", " ").split())
+    return result
+
+
+def evaluate(*arguments, out="out", n=4):
+    return invoke("run", "--data", "bench.parquet", "--out", out, "--n", n, *arguments)
+
+
+def runs(folder):
+    path = folder / "runs.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def sizes(folder):
+    return [int(given["actor_rollout_ref.rollout.val_kwargs.n"]) for given in runs(folder)]
+
+
+def test_a_long_evaluation_is_several_runs_of_verl_and_continues_after_the_last_complete_one(folder):
+    (folder / "fail").touch()
+    failed = evaluate("--per-run", 3, n=7)
+    assert failed.exit_code == 7 and sizes(folder) == [3]
+    assert "the run of verl ended with status 7; out holds 0 samples of each problem" in failed.said
+    assert not list((folder / "out").glob("*.jsonl")) and not (folder / "out/results.json").exists()
+
+    (folder / "fail").unlink()
+    assert evaluate("--per-run", 3, n=7).exit_code == 0 and sizes(folder) == [3, 3, 3, 1]
+    files = sorted(path.name for path in (folder / "out").glob("*.jsonl"))
+    assert files == ["000000_3.jsonl", "000003_3.jsonl", "000006_1.jsonl"]
+    results = json.loads((folder / "out/results.json").read_text())
+    assert results["step"] == 3 and results["data_sources"]["bench"]["samples"] == [7, 7]
+    assert results["data_sources"]["bench"]["mean@k"][0] == pytest.approx(3 / 7)
+
+    assert evaluate("--per-run", 3, "--k", "1,7", n=7).exit_code == 0 and len(runs(folder)) == 4
+    assert evaluate("--per-run", 64, n=9).exit_code == 0 and sizes(folder)[4:] == [2]
+    seeds = [int(given["actor_rollout_ref.rollout.seed"]) for given in runs(folder)[1:]]
+    assert seeds == [0, 1000, 2000, 3000]
+
+
+def test_an_interrupted_run_of_verl_loses_its_samples_only(folder):
+    assert evaluate("--per-run", 2, n=2).exit_code == 0
+    (folder / "fail").touch()
+    failed = evaluate("--per-run", 2)
+    assert (
+        failed.exit_code == 7 and "out holds 2 samples of each problem, and the same command continues" in failed.said
+    )
+    assert [path.name for path in (folder / "out").glob("*.jsonl")] == ["000000_2.jsonl"]
+
+
+def test_samples_of_another_evaluation_are_not_added_to(folder):
+    assert evaluate("data.max_response_length=8").exit_code == 0
+    for arguments, key in (
+        (["data.max_response_length=9"], "overrides=['data.max_response_length=9']"),
+        (["data.max_response_length=8", "--seed", 5], "seed=5"),
+        (["data.max_response_length=8", "--checkpoint", "run/global_step_3"], "checkpoint=["),
+    ):
+        refused = evaluate(*arguments, n=8)
+        assert refused.exit_code == 2 and key in refused.said and "were made with" in refused.said
+    write_rows(folder / "bench.parquet", [row("three")])
+    refused = evaluate("data.max_response_length=8", n=8)
+    assert refused.exit_code == 2 and "data=['bench.parquet " in refused.said
+    assert len(runs(folder)) == 1
+
+
+def test_a_checkpoint_that_was_saved_again_is_another_one(folder):
+    assert evaluate("--checkpoint", "run/global_step_3").exit_code == 0
+    assert evaluate("--checkpoint", "run/global_step_3/").exit_code == 0
+    time.sleep(0.01)
+    (folder / "run/global_step_3/actor/model_world_size_1_rank_0.pt").write_text("")
+    refused = evaluate("--checkpoint", "run/global_step_3", n=8)
+    assert refused.exit_code == 2 and "were made with" in refused.said
+
+
+def test_two_evaluations_do_not_write_one_folder(folder):
+    (folder / "out").mkdir()
+    with FileLock(folder / "out/.lock"):
+        refused = evaluate()
+    assert refused.exit_code == 2 and "out=out is not valid: another evaluation writes there" in refused.said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--k", "1,8"], "k=1,8 is not valid: use integers in [1, 4]"),
+        (["--k", "0"], "k='0' is not valid"),
+        (["--k", ""], "k='' is not valid"),
+        (["--answers", "last"], "answers=last is not valid: use one of marked, text"),
+        (["--correct-from", "nan"], "correct-from=nan is not valid"),
+        (["--checkpoint", "run"], "checkpoint=run is not valid: use a folder .../global_step_N that holds actor/"),
+        (["--checkpoint", "none/global_step_3"], "checkpoint=none/global_step_3 is not valid"),
+        (["hardware"], "override=hardware is not valid: use key=value"),
+        (["data.val_files=a"], "data.val_files=a is not valid: an evaluation sets it, use --data"),
+        (
+            ["+trainer.resume_mode=auto"],
+            "trainer.resume_mode=auto is not valid: an evaluation sets it, use --checkpoint",
+        ),
+        (["--data", "none.parquet"], "data=none.parquet cannot be read as a parquet file"),
+    ],
+)
+def test_bad_arguments_are_refused_in_one_sentence_before_verl_starts(folder, arguments, said):
+    refused = evaluate(*arguments)
+    assert refused.exit_code == 2 and said in refused.said, refused.said
+    assert not (folder / "out").exists() and not runs(folder)
+
+
+def test_verls_own_preflight_accepts_the_run(folder):
+    """The command as it is, composed and checked as recipe.grpo does; also for a checkpoint of another recipe."""
+    (folder / "model").mkdir()
+    (folder / "model/config.json").write_text(json.dumps({"model_type": "qwen2"}))
+    overrides = (f"actor_rollout_ref.model.path={folder}/model", "actor_rollout_ref.rollout.val_kwargs.top_p=0.9")
+    for checkpoint in (None, folder / "run/global_step_3"):
+        for hardware in ("cpu", "h200"):
+            evaluation = Evaluation((folder / "bench.parquet",), checkpoint, (f"hardware={hardware}", *overrides), 7)
+            command = evaluation.command(5, 2, folder / "a folder, with = signs")
+            config = compose("grpo", *command[3:])
+            if hardware == "cpu":
+                validate(config)
+            rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
+            assert dict(rollout.val_kwargs) | {"n": 5, "top_p": 0.9, "temperature": 1.0} == dict(rollout.val_kwargs)
+            assert rollout.val_kwargs.do_sample and rollout.seed == 2007
+            assert trainer.val_only and trainer.val_before_train
+            assert trainer.validation_data_dir == f"{folder}/a folder, with = signs"
+            assert list(config.data.val_files) == [f"{folder}/bench.parquet"]
+            assert trainer.resume_mode == ("disable" if checkpoint is None else "resume_path")
+            if checkpoint is not None:
+                assert trainer.resume_from_path == str(checkpoint)
+                assert list(config.actor_rollout_ref.actor.checkpoint.load_contents) == ["model"]
+
+
+def test_signals_end_the_run_of_verl_too(folder):
+    """As Slurm and a closed terminal send them; the run then ends its own workers."""
+    code = "import time, pathlib\npathlib.Path('started').touch()\ntime.sleep(600)\n"
+    (folder / "stand_in/__main__.py").write_text(code)
+    user = "from pathlib import Path; from verl_ext.evaluation import generate; generate.MODULE = 'stand_in'; "
+    user += "generate.generate(generate.Evaluation((Path('bench.parquet'),), None, ()), Path('out'), 1, 1)"
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        process = subprocess.Popen([sys.executable, "-c", user], stderr=subprocess.PIPE, text=True)
+        deadline = time.monotonic() + 60
+        while not (folder / "started").exists():
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(number)
+        _, said = process.communicate(timeout=60)
+        assert f"the run of verl ended with status {-number}" in said
+        (folder / "started").unlink()
+
+
+def test_the_validation_of_any_training_run_is_scored(folder):
+    rows = [row("one"), row("two"), row("three", source="other")]
+    outputs = [[RIGHT, RIGHT, WRONG, "no"], [WRONG, WRONG, RIGHT, WRONG], ["no"] * 4]
+    for step in (0, 10):
+        lines = [line for each, said in zip(rows, outputs, strict=True) for line in samples_of(each, said, step)]
+        write_lines(folder / f"validation/{step}.jsonl", lines)
+    result = invoke("score", "validation", "--out", "report", "--k", "1,2 4")
+    assert result.exit_code == 0, result.said
+    results = json.loads((folder / "report/results.json").read_text())
+    assert results["step"] == 10 and set(results["data_sources"]) == {"bench", "other"}
+    bench, other = (results["data_sources"][name] for name in ("bench", "other"))
+    assert (bench["problems"], bench["samples"], bench["failed"], bench["answered"]) == (2, [4, 4], 0, 7 / 8)
+    assert bench["mean@k"] == pytest.approx([0.375, 0.125])  # of 0.5 and 0.25; half their difference
+    assert bench["pass@k"]["1"] == pytest.approx([0.375, 0.125])
+    assert bench["pass@k"]["2"][0] == pytest.approx((5 / 6 + 1 / 2) / 2) and bench["pass@k"]["4"] == [1, 0]
+    assert bench["maj@k"]["1"] == pytest.approx([0.375, 0.125]) and bench["maj@k"]["4"] == [0.5, 0.5]
+    assert other["maj@k"] is None and other["mean@k"] == [0, None] and "no answers" in result.said
+    assert "37.5 ± 12.5%" in result.said and (folder / "report/pass_at_k.png").stat().st_size > 1000
+    assert json.loads((folder / "report/results.json").read_text())["correct_from"] == 1.0
+
+    assert "Step 0" in invoke("score", "validation", "--step", 0).said
+    lenient = invoke("score", "validation", "--correct-from", 0, "--out", "lenient")
+    assert lenient.exit_code == 0
+    assert json.loads((folder / "lenient/results.json").read_text())["data_sources"]["other"]["pass@k"]["1"][0] == 1
+    refused = invoke("score", "validation", "--k", 8)
+    assert refused.exit_code == 2 and "a problem has 4 samples" in refused.said
+    assert invoke("score", "none").exit_code == 2
+
+
+def test_failed_rollouts_are_reported(folder):
+    lines = [*samples_of(row("one"), [RIGHT] * 2), *samples_of(row("two"), [RIGHT])]
+    write_lines(folder / "validation/5.jsonl", lines)
+    result = invoke("score", "validation")
+    assert "bench: 1 rollouts failed and count as not correct." in result.said and "75.0 ± 25.0%" in result.said

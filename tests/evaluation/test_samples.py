@@ -1,0 +1,152 @@
+"""Lines of verl's validation become problems with samples."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from support.validation import row, samples_of, write_lines, write_rows
+
+from verl_ext.evaluation.samples import FAILED, UNNAMED, answer_of, read, row_ids
+from verl_ext.prompts import prompt_id
+
+RIGHT, WRONG = "\\boxed{1}", "\\boxed{2}"
+
+
+def accuracies(problem):
+    return [sample.accuracy for sample in problem.samples]
+
+
+def test_equal_rows_are_one_problem_and_chunks_add_up(tmp_path):
+    """A benchmark that holds each problem several times over, sampled in two runs of verl."""
+    one, two = row("one"), row("two", source="other")
+    write_lines(tmp_path / "000000_2.jsonl", [*samples_of(one, [RIGHT, WRONG]), *samples_of(one, [WRONG, WRONG])])
+    second = [*samples_of(one, [RIGHT]), *samples_of(two, [""]), *samples_of(one, [RIGHT])]
+    write_lines(tmp_path / "000002_1.jsonl", second)
+    step, problems = read([tmp_path])
+    assert step == 0 and [problem.data_source for problem in problems] == ["bench", "other"]
+    assert [problem.id for problem in problems] == [prompt_id("bench", one["prompt"], "1")] + [
+        prompt_id("other", two["prompt"], "1")
+    ]
+    assert accuracies(problems[0]) == [1, 0, 0, 0, 1, 1] and accuracies(problems[1]) == [0]
+    assert [sample.answer for sample in problems[0].samples] == ["1", "2", "2", "2", "1", "1"]
+    assert problems[1].samples[0].answer is None
+
+
+def test_a_training_run_is_read_one_step_at_a_time(tmp_path):
+    """trainer.validation_data_dir of a training run: a file per step, and each is another policy."""
+    one = row("one")
+    for step, output in ((0, WRONG), (5, WRONG), (10, RIGHT)):
+        write_lines(tmp_path / f"{step}.jsonl", samples_of(one, [output], step))
+    step, (problem,) = read([tmp_path])
+    assert step == 10 and accuracies(problem) == [1]
+    step, (problem,) = read([tmp_path], step=5)
+    assert step == 5 and accuracies(problem) == [0]
+    with pytest.raises(ValueError, match="step=7 is not valid: there are samples of step 0, 5, 10"):
+        read([tmp_path], step=7)
+
+
+def test_a_rollout_without_a_line_failed_and_is_not_correct(tmp_path):
+    lines = [*samples_of(row("one"), [RIGHT] * 4), *samples_of(row("two"), [RIGHT] * 3)]
+    _, (one, two) = read([write_lines(tmp_path / "0.jsonl", lines)])
+    assert (one.failed, two.failed) == (0, 1) and accuracies(two) == [1, 1, 1, 0] and two.samples[-1] == FAILED
+
+
+def test_an_agents_last_output_has_the_answer_and_its_first_the_prompt(tmp_path):
+    first, last = (samples_of(row("one"), [output], acc=1.0)[0] for output in ("look it up", RIGHT))
+    del first["prompt_id"], last["prompt_id"]
+    last |= {"input": "another context", "uid": first["uid"].removesuffix("_0") + "_1"}
+    _, (problem,) = read([write_lines(tmp_path / "0.jsonl", [first, last])])
+    assert [sample.answer for sample in problem.samples] == ["1"] and "user\\none" in problem.id
+
+
+def test_lines_of_another_origin_need_four_keys(tmp_path):
+    """Without our driver, the prompt and its ground truth are the problem; verl's own driver writes a uid."""
+    lines = [{"input": "1+1=", "output": output, "gts": {"value": 2}, "score": score} for output, score in
+             (("2", 1), ("3", -1.0))]  # fmt: skip
+    lines.append({**lines[0], "gts": {"value": 3}, "pred": " 2 ", "acc": None})
+    step, (one, other) = read([write_lines(tmp_path / "any.jsonl", lines)], answers="text")
+    assert step == 0 and one.data_source == UNNAMED and one.failed == other.failed == 0
+    assert accuracies(one) == [1, -1] and [sample.answer for sample in one.samples] == ["2", "3"]
+    assert accuracies(other) == [1] and other.samples[0].answer == "2"
+
+
+GOOD = {"input": "a", "output": "b", "gts": "c", "score": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"input": "a", "out', "it is not JSON"),
+        ("[]", "it must have the keys input, output, gts, score"),
+        (json.dumps({"input": "a"}), "it must have the keys"),
+        (json.dumps({**GOOD, "output": 3}), "output=3 must be of type str"),
+        (json.dumps({**GOOD, "score": "1"}), "score='1' must be a finite number"),
+        (json.dumps({**GOOD, "score": float("nan")}), "score=nan must be a finite number"),
+        (json.dumps({**GOOD, "acc": [1]}), r"acc=\[1\] must be a finite number"),
+        (json.dumps({**GOOD, "step": "last"}), "step='last' must be of type int"),
+    ],
+)
+def test_a_line_that_is_no_sample_is_refused_with_its_place(tmp_path, line, said):
+    path = tmp_path / "0.jsonl"
+    path.write_text(f"{json.dumps(GOOD)}\n{line}\n")
+    with pytest.raises(ValueError, match=f"0.jsonl, line 2 is not a sample: {said}"):
+        read([path])
+
+
+def test_files_without_samples_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="must be a .jsonl file, or a folder with such files"):
+        read([tmp_path])
+    with pytest.raises(ValueError, match="none.jsonl must be a .jsonl file"):
+        read([tmp_path / "none.jsonl"])
+    (tmp_path / "0.jsonl").write_text("")
+    with pytest.raises(ValueError, match="0.jsonl holds no samples"):
+        read([tmp_path])
+
+
+@pytest.mark.parametrize(
+    ("output", "answer"),
+    [
+        ("<answer> 4 </answer> or <answer>\n5\n</answer>", "5"),
+        ("<answer>4</answer> \\boxed{5}", "4"),
+        ("so \\boxed{1}, or \\boxed{\\frac{1}{2}}.", "\\frac{1}{2}"),
+        ("\\boxed{1} \\boxed{2", None),
+        ("<answer> </answer>", None),
+        ("4", None),
+    ],
+)
+def test_the_last_marked_answer_is_the_vote(output, answer):
+    assert answer_of(output) == answer
+
+
+def test_a_whole_text_is_an_answer_if_asked_for():
+    assert answer_of(" 4\n", "text") == "4" and answer_of("\n", "text") is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([{"prompt": [{"role": "user", "content": "one"}], "data_source": "b"}], "has no column 'reward_model'"),
+        ([row("one"), row("two", prompt=[])], "row 1 must hold a data_source, a prompt of messages"),
+        ([row("one", prompt="one")], "row 0 must hold"),
+        ([row("one", prompt=[{"content": "one"}])], "row 0 must hold"),
+        ([row("one", source="")], "row 0 must hold"),
+        ([row("one", reward_model={"style": "rule"})], "row 0 must hold"),
+    ],
+)
+def test_bad_data_is_refused(tmp_path, rows, said):
+    with pytest.raises(ValueError, match=said):
+        row_ids(write_rows(tmp_path / "bad.parquet", rows))
+
+
+def test_files_that_are_not_parquet_are_refused(tmp_path):
+    (tmp_path / "text.parquet").write_text("no")
+    for name in ("text.parquet", "none.parquet"):
+        with pytest.raises(ValueError, match=f"{name} cannot be read as a parquet file"):
+            row_ids(tmp_path / name)
+    pq_empty = write_rows(tmp_path / "empty.parquet", [row("one")])
+    import pyarrow.parquet as pq
+
+    pq.write_table(pq.read_table(pq_empty).slice(0, 0), pq_empty)
+    with pytest.raises(ValueError, match="holds no row"):
+        row_ids(pq_empty)

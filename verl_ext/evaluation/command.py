@@ -1,0 +1,122 @@
+"""``python -m verl_ext.evaluation run|score``: sample benchmarks with verl, and report pass@k, mean@k and maj@k."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from verl_ext import checks
+from verl_ext.evaluation.generate import Evaluation, VerlFailed, generate
+from verl_ext.evaluation.samples import ANSWERS, Problem, read, row_ids
+from verl_ext.evaluation.score import parse_ks, plot, summarize, to_table
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__.partition(": ")[2].capitalize())
+
+Ks = Annotated[str | None, typer.Option(help="Such as '1,2,4'. Default: the powers of 2 up to n, and n.")]
+Answers = Annotated[
+    str,
+    typer.Option(
+        help="The vote of a sample in maj@k if the reward function returns no 'pred': the answer 'marked' by <answer> "
+        "tags or LaTeX's boxed, or the whole 'text'."
+    ),
+]
+CorrectFrom = Annotated[float, typer.Option(help="Accuracy from which a sample counts as correct.")]
+
+
+@app.command()
+def run(
+    data: Annotated[list[Path], typer.Option(help="Parquet file in verl's schema; once per file.")],
+    out: Annotated[Path, typer.Option(help="Folder for samples and results; one per model and setting.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="verl's configuration, as in training: hardware=h200 key=value ...")
+    ] = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(help="global_step_N of a run. Default: the weights in actor_rollout_ref.model.path."),
+    ] = None,
+    n: Annotated[int, typer.Option(min=1, help="Samples per problem; a larger n later adds to them.")] = 64,
+    per_run: Annotated[
+        int, typer.Option(min=1, help="Samples per problem in one run of verl; a kill loses at most these.")
+    ] = 64,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the engines; each run of verl has its own.")] = 0,
+    k: Ks = None,
+    answers: Answers = "marked",
+    correct_from: CorrectFrom = 1.0,
+) -> None:
+    """Sample with verl, then score. Started again, the same command continues after the last complete run of verl.
+
+    The overrides are those of the training: hardware, actor_rollout_ref.model.path, data.max_response_length,
+    reward.custom_reward_function.path; and actor_rollout_ref.rollout.val_kwargs.temperature (default 1) or top_p.
+    """
+    with _refusals():
+        parse_ks(k, n)
+        checks.choice("answers", answers, ANSWERS)
+        checks.number("correct-from", correct_from)
+        ids = {identity for path in data for identity in row_ids(path)}
+        evaluation = Evaluation(tuple(data), checkpoint, tuple(overrides or ()), seed)
+        try:
+            generate(evaluation, out, n, per_run)
+        except VerlFailed as error:
+            Console(stderr=True).print(f"error: {error}", markup=False, soft_wrap=True)
+            raise typer.Exit(error.exit_code) from error
+    found = _report([out], None, k, answers, correct_from, out)
+    if without := ids - {problem.id for problem in found}:
+        text = f"{len(without)} of {len(ids)} problems have no sample, since all of their rollouts failed."
+        Console(stderr=True).print(text)
+
+
+@app.command()
+def score(
+    paths: Annotated[list[Path], typer.Argument(help="Folders or .jsonl files that verl wrote as validation data.")],
+    step: Annotated[int | None, typer.Option(help="Training step to score. Default: the last one found.")] = None,
+    k: Ks = None,
+    answers: Answers = "marked",
+    correct_from: CorrectFrom = 1.0,
+    out: Annotated[Path | None, typer.Option(help="Folder for results.json and pass_at_k.png.")] = None,
+) -> None:
+    """Score samples: those of `run`, the trainer.validation_data_dir of any training, or lines of another origin.
+
+    A line is a JSON object with input, output, gts (the ground truth) and score, and perhaps data_source.
+    """
+    _report(paths, step, k, answers, correct_from, out)
+
+
+def _report(
+    paths: list[Path], step: int | None, k: str | None, answers: str, correct_from: float, out: Path | None
+) -> list[Problem]:
+    """Print the table, write the results to ``out``, and return the problems."""
+    console = Console(stderr=True)
+    with _refusals():
+        checks.number("correct-from", correct_from)
+        step, problems = read(paths, step, answers)
+        sources: dict[str, list[Problem]] = {}
+        for problem in problems:
+            sources.setdefault(problem.data_source, []).append(problem)
+        results = {name: summarize(members, k, correct_from, console) for name, members in sources.items()}
+    for name, result in results.items():
+        if result["failed"]:
+            console.print(f"{name}: {result['failed']} rollouts failed and count as not correct.", markup=False)
+    Console().print(to_table(results, step))
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        facts = {"step": step, "correct_from": correct_from, "data_sources": results}
+        (out / "results.json").write_text(json.dumps(facts, indent=2) + "\n")
+        plot(results, out / "pass_at_k.png")
+        written = f"Results: {out / 'results.json'}\nCurves: {out / 'pass_at_k.png'}"
+        Console().print(written, markup=False, soft_wrap=True)
+    return problems
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    """Bad values become typer's error of one sentence, with exit status 2."""
+    try:
+        yield
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error

@@ -1,0 +1,187 @@
+"""Sampling with verl itself: runs that only validate, each with some of the samples of every problem.
+
+verl writes the samples of a run when all of them are there. An evaluation is therefore cut into several runs, whose
+files appear whole in the folder of the evaluation; a restarted evaluation continues behind the last of these files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from verl_ext import checks
+from verl_ext.data.schema import sha256
+from verl_ext.errors import RunError
+from verl_ext.files import written_whole
+
+MODULE = "recipe.grpo"  # any recipe would do: a run that only validates asks its policy for nothing
+SEEDS_PER_RUN = 1000  # verl gives engine r of a run the seed rollout.seed + r
+# The user's overrides follow these, and Hydra takes the last.
+DEFAULTS = (
+    "data.train_batch_size=1",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=1",
+    "actor_rollout_ref.rollout.val_kwargs.temperature=1.0",
+    "trainer.logger=[console]",
+)
+VALIDATE_ONLY = (
+    "trainer.val_only=true",
+    "trainer.val_before_train=true",
+    "actor_rollout_ref.rollout.val_kwargs.do_sample=true",
+)
+SET_HERE = {
+    "data.train_files": "--data",
+    "data.val_files": "--data",
+    "trainer.validation_data_dir": "--out",
+    "trainer.resume_mode": "--checkpoint",
+    "trainer.resume_from_path": "--checkpoint",
+    "actor_rollout_ref.rollout.val_kwargs.n": "--n",
+    "actor_rollout_ref.rollout.val_kwargs.do_sample": "val_kwargs.temperature=0",
+    "actor_rollout_ref.rollout.seed": "--seed",
+    "trainer.val_only": "recipe.grpo for training",
+    "trainer.val_before_train": "recipe.grpo for training",
+}
+
+
+class VerlFailed(RunError):
+    """A run of verl ended with another status than 0. The exit code is that status, or 128 + n after signal n."""
+
+    def __init__(self, status: int, done: int, out: Path) -> None:
+        self.exit_code = status if status > 0 else 128 - status
+        super().__init__(
+            f"the run of verl ended with status {status}; {out} holds {done} samples of each problem, and the same "
+            "command continues from there"
+        )
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Everything that the samples of a folder depend on, except their number.
+
+    Attributes:
+        data: parquet files in verl's schema.
+        checkpoint: folder ``global_step_N`` of a run; None: the model of ``actor_rollout_ref.model.path`` as it is.
+        overrides: of verl's configuration, ``key=value``.
+        seed: of the first run; each further run adds ``SEEDS_PER_RUN``.
+
+    Raises:
+        InvalidValue: the checkpoint is not a folder of that name with weights, or an override belongs to an option.
+    """
+
+    data: tuple[Path, ...]
+    checkpoint: Path | None
+    overrides: tuple[str, ...]
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.checkpoint is not None:
+            named = re.fullmatch(r"global_step_\d+", self.checkpoint.resolve().name)
+            whole = bool(named) and (self.checkpoint / "actor").is_dir()
+            checks.require(
+                whole, "checkpoint", str(self.checkpoint), "use a folder .../global_step_N that holds actor/"
+            )
+        for override in self.overrides:
+            key, assigned, value = override.partition("=")
+            checks.require(bool(assigned), "override", override, "use key=value, as for the training")
+            option = SET_HERE.get(key.lstrip("+"))
+            checks.require(option is None, key, value, f"an evaluation sets it, use {option}")
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """As JSON; equal for equal evaluations of the same files."""
+        checkpoint = None
+        if self.checkpoint is not None:
+            saved = max(file.stat().st_mtime_ns for file in self.checkpoint.rglob("*"))
+            checkpoint = [str(self.checkpoint.resolve()), saved]
+        data = sorted(f"{path.name} {sha256(path)}" for path in self.data)
+        return {"checkpoint": checkpoint, "data": data, "overrides": sorted(self.overrides), "seed": self.seed}
+
+    def command(self, n: int, run: int, folder: Path) -> list[str]:
+        """Sample ``n`` responses to each row of the data into ``folder``; ``run`` counts from 0."""
+        files = f"[{','.join(_quoted(path) for path in self.data)}]"
+        weights = ["trainer.resume_mode=disable"]
+        if self.checkpoint is not None:
+            weights = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={_quoted(self.checkpoint)}"]
+            weights += ["actor_rollout_ref.actor.checkpoint.load_contents=[model]"]
+        return [
+            *(sys.executable, "-m", MODULE, *DEFAULTS, *self.overrides, *VALIDATE_ONLY, *weights),
+            *(f"data.train_files={files}", f"data.val_files={files}", f"trainer.validation_data_dir={_quoted(folder)}"),
+            f"actor_rollout_ref.rollout.val_kwargs.n={n}",
+            f"actor_rollout_ref.rollout.seed={self.seed + run * SEEDS_PER_RUN}",
+        ]
+
+
+def generate(evaluation: Evaluation, out: Path, n: int, per_run: int) -> None:
+    """Run verl until ``out`` holds ``n`` samples of each row of the data; the files that are there count.
+
+    Args:
+        evaluation: must be the one of the files that are there.
+        out: folder for ``<first sample>_<samples>.jsonl`` and ``settings.json``.
+        n: samples of each row.
+        per_run: at most this many in one run of verl; a kill loses no more.
+
+    Raises:
+        InvalidValue: the files in ``out`` are of another evaluation, another process writes there, or it is no folder.
+        VerlFailed: a run failed; the files of the earlier runs stay.
+    """
+    from filelock import FileLock, Timeout
+
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with FileLock(out / ".lock", timeout=0):
+            _bind(evaluation.settings, out)
+            while (done := count_samples(out)) < n:
+                size = min(per_run, n - done)
+                unfinished = out / "unfinished"
+                shutil.rmtree(unfinished, ignore_errors=True)
+                if status := _run(evaluation.command(size, len(list(out.glob("*.jsonl"))), unfinished)):
+                    raise VerlFailed(status, done, out)
+                (written,) = unfinished.glob("*.jsonl")
+                os.replace(written, out / f"{done:06}_{size}.jsonl")
+                shutil.rmtree(unfinished)
+    except Timeout as error:
+        raise checks.InvalidValue("out", str(out), "another evaluation writes there, wait for its end") from error
+    except OSError as error:
+        raise checks.InvalidValue("out", str(out), f"use a folder that can be written ({error.strerror})") from error
+
+
+def count_samples(out: Path) -> int:
+    """How many samples of each row the files in ``out`` hold, by their names."""
+    return sum(int(file.stem.partition("_")[2]) for file in out.glob("*_*.jsonl"))
+
+
+def _bind(settings: dict[str, object], out: Path) -> None:
+    """Note the settings; where there are samples, compare them with those noted."""
+    path = out / "settings.json"
+    if count_samples(out):
+        noted = json.loads(path.read_text()) if path.is_file() else {}
+        for key, value in settings.items():
+            earlier = f"the samples in {out} were made with {noted.get(key)!r}, use that or another --out"
+            checks.require(noted.get(key) == value, key, value, earlier)
+    with written_whole(path) as unfinished:
+        unfinished.write_text(json.dumps(settings, indent=2) + "\n")
+
+
+def _run(command: Sequence[str]) -> int:
+    """The exit status; signals that end this process go to the command, which then ends its own workers."""
+    # A session of its own: Ctrl-C in a terminal would otherwise reach the command twice.
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, lambda number, _: process.send_signal(number)) for number in signals}
+    try:
+        return process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _quoted(path: Path) -> str:
+    """An absolute path as a value of Hydra's command line."""
+    return json.dumps(str(path.expanduser().resolve()), ensure_ascii=False)

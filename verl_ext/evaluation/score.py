@@ -1,0 +1,129 @@
+"""pass@k, mean@k and maj@k of each data source: numbers, table and plot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import track
+from rich.table import Table
+
+from verl_ext import checks
+from verl_ext.evaluation.estimators import mean_at_k, pass_at_k
+from verl_ext.evaluation.majority import majority_at_k
+from verl_ext.evaluation.samples import Problem
+
+DRAWS = 1024  # of maj@k where the exact sum would take long; their error averages out over problems
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+
+
+def parse_ks(text: str | None, n: int) -> list[int]:
+    """The k to report, sorted: numbers separated by commas or spaces; None: the powers of 2 up to n, and n.
+
+    Raises:
+        InvalidValue: a k is not an integer in [1, n].
+    """
+    if text is None:
+        return sorted({2**power for power in range(n.bit_length())} | {n})
+    words = text.replace(",", " ").split()
+    accepted = words and all(word.isdecimal() and 1 <= int(word) <= n for word in words)
+    checks.require(bool(accepted), "k", text, f"use integers in [1, {n}], such as '1,2'; a problem has {n} samples")
+    return sorted({int(word) for word in words})
+
+
+def summarize(problems: Sequence[Problem], ks: str | None, correct_from: float, console: Console) -> dict[str, Any]:
+    """The results for the problems of one data source, as JSON; problems have equal weight.
+
+    Args:
+        problems: at least one.
+        ks: see :func:`parse_ks`, with the smallest number of samples as n.
+        correct_from: a sample is correct in pass@k and maj@k if its accuracy is at least this.
+        console: for the progress of maj@k.
+
+    Returns:
+        ``problems``, ``samples`` (fewest and most of a problem), ``failed`` (rollouts), ``answered`` (share of samples
+        with an answer), ``mean@k``, ``pass@k`` by k, and ``maj@k`` by k (None without any answer). Each measure is
+        (mean over problems, standard error over problems), the error None for a single problem.
+    """
+    n = np.array([len(problem.samples) for problem in problems])
+    some = parse_ks(ks, int(n.min()))
+    accuracies = [np.array([sample.accuracy for sample in problem.samples]) for problem in problems]
+    correct = [accuracy >= correct_from for accuracy in accuracies]
+    passed = pass_at_k(n[:, None], np.array([right.sum() for right in correct])[:, None], some)
+    answers = [[sample.answer for sample in problem.samples] for problem in problems]
+    answered = sum(answer is not None for row in answers for answer in row)
+    majority = None
+    if answered:
+        watched = track(list(zip(answers, correct, strict=True)), "maj@k", console=console, transient=True)
+        votes = [[majority_at_k(row, right, k, draws=DRAWS).probability for k in some] for row, right in watched]
+        majority = _by_k(some, np.array(votes))
+    return {
+        "problems": len(problems),
+        "samples": [int(n.min()), int(n.max())],
+        "failed": sum(problem.failed for problem in problems),
+        "answered": answered / int(n.sum()),
+        "mean@k": _mean(np.array([mean_at_k(accuracy) for accuracy in accuracies])),
+        "pass@k": _by_k(some, passed),
+        "maj@k": majority,
+    }
+
+
+def to_table(results: Mapping[str, Mapping[str, Any]], step: int) -> Table:
+    """One line per data source and k, in percent."""
+    caption = "mean over problems ± standard error; mean@k is the mean accuracy, the same for every k"
+    table = Table(title=f"Step {step}", caption=caption)
+    table.add_column("data source", overflow="fold")
+    for header in ("problems", "samples", "k", "mean@k", "pass@k", "maj@k"):
+        table.add_column(header, justify="right", no_wrap=True)
+    for source, result in results.items():
+        fewest, most = result["samples"]
+        head = escape(source), str(result["problems"]), str(most) if fewest == most else f"{fewest}–{most}"
+        for k, passed in result["pass@k"].items():
+            majority = _percent(result["maj@k"][k]) if result["maj@k"] else "no answers"
+            table.add_row(*head, k, _percent(result["mean@k"]), _percent(passed), majority)
+            head = "", "", ""
+        table.add_section()
+    return table
+
+
+def plot(results: Mapping[str, Mapping[str, Any]], path: Path) -> None:
+    """pass@k (solid) and maj@k (dashed) over k, with bands of one standard error; a color per data source."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.5, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for place, (source, result) in enumerate(results.items()):
+        color = COLORS[place % len(COLORS)]
+        for measure, line in (("pass@k", "-"), ("maj@k", "--")):
+            if values := result[measure]:
+                ks = [int(k) for k in values]
+                mean, error = 100 * np.array([(value, deviation or 0.0) for value, deviation in values.values()]).T
+                axes.plot(ks, mean, line, color=color, marker="o", markersize=4, label=f"{source}, {measure}")
+                axes.fill_between(ks, mean - error, mean + error, color=color, alpha=0.15, linewidth=0)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.set(xlabel="k, samples per problem", ylabel="problems (%)", ylim=(0, 102))
+    axes.set_title("Solved by one of k samples, and by their majority", loc="left", fontweight="bold")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="0.92")
+    axes.legend(frameon=False, fontsize=8)
+    figure.savefig(path, dpi=160)
+
+
+def _mean(values: np.ndarray) -> list[float | None]:
+    """Mean over problems, (P,), and its standard error."""
+    error = float(values.std(ddof=1) / np.sqrt(values.size)) if values.size > 1 else None
+    return [float(values.mean()), error]
+
+
+def _by_k(ks: Sequence[int], values: np.ndarray) -> dict[str, list[float | None]]:
+    return {str(k): _mean(column) for k, column in zip(ks, values.T, strict=True)}
+
+
+def _percent(measure: Sequence[float | None]) -> str:
+    mean, error = measure
+    return f"{mean:.1%}" if error is None else f"{100 * mean:.1f} ± {error:.1%}"
