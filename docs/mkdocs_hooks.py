@@ -1,4 +1,4 @@
-"""mkdocs hooks: the site has the repository's own paths, so that a link works in both, and no file is copied."""
+"""mkdocs hooks: pages keep their paths in the repository, so links work in both places and no file is copied."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def found(*patterns: str) -> list[str]:
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Put the README of every recipe where the navigation says ``recipe``."""
     for item in config.nav or []:
-        for title, pages in item.items():
-            if pages == "recipe":
-                item[title] = [{PurePosixPath(path).parent.name: path} for path in found("recipe/*/README.md")]
+        if isinstance(item, dict) and "recipe" in item.values():
+            readmes = [{PurePosixPath(path).parent.name: path} for path in found("recipe/*/README.md")]
+            item.update({title: readmes for title, pages in item.items() if pages == "recipe"})
     return config
 
 

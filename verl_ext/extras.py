@@ -14,7 +14,7 @@ class MissingExtra(RunError, ImportError):
 
 
 def require(extra: str, *modules: str) -> None:
-    """Check that the modules which an extra installs can be found; nothing is imported.
+    """Check that the modules of an extra can be found, without importing them.
 
     Raises:
         MissingExtra: naming the first missing module and the extra to install.
