@@ -1,17 +1,17 @@
-"""One solver for every rule: separable concave objectives with bounds, exactly as greedy would, without its loop.
+"""The solver behind every allocator: exact greedy allocation, without a loop over rollouts.
 
-Maximise sum_i V_i(n_i) over integers lower_i <= n_i <= upper_i with sum_i n_i = budget, where each gain
-g_i(n) = V_i(n + 1) - V_i(n) does not grow with n. Greedy gives one rollout at a time to the largest gain, ties to the
-lowest index, and is optimal (Knapsack-RL, Theorem 1; HORA, Proposition 3.1). It ends with exactly the ``budget``
-largest gains. So it is enough to find the smallest gain it still takes, the threshold, and count per prompt:
+Maximise sum_i V_i(n_i) over integers lower_i <= n_i <= upper_i with sum_i n_i = budget, where the gain
+g_i(n) = V_i(n + 1) - V_i(n) never grows with n. Greedy gives one rollout at a time to the prompt with the largest gain,
+ties to the lowest index, and is optimal (Knapsack-RL, Theorem 1; HORA, Proposition 3.1). Greedy therefore takes exactly
+the ``budget`` largest gains, and the solver only needs the smallest gain taken, the threshold:
 
 1. Equal prompts become one group with a size.
-2. Between what is certainly taken and what is certainly not, a sample of the gains gives a pivot; a binary search per
-   group counts the gains above it. A few rounds leave about as many candidates as there are groups.
-3. Sorting these gives the threshold. Gains equal to it are handed out from the lowest index on.
+2. A sample of the remaining gains gives one pivot just above and one just below the threshold, and a binary search per
+   group counts the gains above each pivot. A few rounds leave so few gains that sorting them is cheap.
+3. Sorting the remaining gains gives the threshold. Gains equal to the threshold go to the lowest indices.
 
-With ``costs`` (say, expected tokens per rollout) the budget is in their unit, gains are per unit of cost, and a rollout
-is taken only if it still fits.
+With ``costs`` (for instance expected tokens per rollout) the budget is in units of cost, gains are per unit of cost,
+and greedy skips rollouts that no longer fit.
 """
 
 from __future__ import annotations
@@ -20,15 +20,18 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-Gain = Callable[[np.ndarray | slice, np.ndarray], np.ndarray]
-"""(groups, counts) -> what one more rollout is worth to each of these groups at these counts."""
+from verl_ext.checks import InvalidValue
+
+Rows = np.ndarray | slice
+Gain = Callable[[Rows, np.ndarray], np.ndarray]
+"""(groups, counts) -> gain of one more rollout for each of these groups at these counts."""
 
 Objective = Callable[..., Gain]
 """(columns of the groups) -> their gain function; prompts with equal columns have equal gains."""
 
-LEAST_SAMPLE, MOST_SAMPLE = 2048, 65536  # gains looked at to choose pivots: about one per group
-BLOCK = 16384  # groups searched together, so that what they need stays in the processor's cache
-TIE = 1e-13  # gains closer than this (relative) are a tie: mirror images such as 0.1 and 0.9 differ by rounding only
+SAMPLE = 4096  # gains in a sample
+BLOCK = 16384  # groups searched together, so that their arrays stay in the processor's cache
+TIE = 1e-13  # relative distance of equal gains: the gains of the rates 0.1 and 0.9 differ by rounding
 
 
 def maximize(
@@ -41,41 +44,39 @@ def maximize(
     costs: np.ndarray | None = None,
     tie: float = TIE,
 ) -> np.ndarray:
-    """Counts that greedy would give.
+    """The counts that greedy would give.
 
     Args:
         objective: makes the gain function from ``columns``, reduced to one row per group of equal prompts.
-        columns: arrays of shape (n,) that gains depend on.
+        columns: arrays of shape (n,) on which gains depend.
         budget: rollouts, or units of cost.
         lower: (n,) int64.
         upper: (n,) int64, at least ``lower``.
-        costs: (n,) greater than zero; None: one per rollout, and the budget is spent to the unit.
+        costs: (n,) above 0; None: every rollout costs one unit, and the budget is spent exactly.
         tie: relative distance below which two gains are equal.
 
     Returns:
         (n,) int64.
 
     Raises:
-        ValueError: ``budget`` is less than ``lower`` needs or more than ``upper`` takes.
+        InvalidValue: ``budget`` is less than ``lower`` needs or more than ``upper`` takes.
     """
     if costs is not None and (costs == costs[0]).all():
         budget, costs = np.floor(budget / costs[0] + 1e-9), None
     unit = np.ones(lower.size) if costs is None else costs
     require_feasible(budget, lower, upper, unit)
-    counts, left = lower.copy(), budget - float(lower @ unit)
-    slack = 1e-9 * float(unit.min())  # of sums of costs that are not whole numbers
-    eligible = np.flatnonzero((counts < upper) & (unit <= left + slack))
-    while eligible.size:
+    slack = 1e-9 * float(unit.min())  # rounding of sums of costs
+    counts, left = lower.copy(), budget - float(lower @ unit) + slack
+    while (eligible := np.flatnonzero((counts < upper) & (unit <= left))).size:
         keys = [*(column[eligible] for column in columns), counts[eligible], upper[eligible], unit[eligible]]
         first, member, size = _group(keys)
         *parameters, start, stop, cost = (key[first] for key in keys)
-        gain = _per_cost(objective(*parameters), cost) if costs is not None else objective(*parameters)
-        stop = np.minimum(stop, start + np.floor((left + slack) / cost).astype(np.int64))
-        sure, tied = _take(gain, start, stop, size * cost, left + slack, tie)
-        given = sure[member] + _in_order(tied[member], cost[member], left + slack - float((sure * size) @ cost))
+        gain = objective(*parameters) if costs is None else _per_cost(objective(*parameters), cost)
+        stop = np.minimum(stop, start + np.floor(left / cost).astype(np.int64))
+        sure, tied = _take(gain, start, stop, size * cost, left, tie)
+        given = sure[member] + _in_order(tied[member], cost[member], left - float((sure * size) @ cost))
         counts[eligible] += given
         left -= float(given @ unit[eligible])
-        eligible = eligible[(counts[eligible] < upper[eligible]) & (unit[eligible] <= left + slack)]
     return counts
 
 
@@ -85,45 +86,30 @@ def even(*columns: np.ndarray) -> Gain:
 
 
 def require_feasible(budget: float, lower: np.ndarray, upper: np.ndarray, unit: np.ndarray) -> None:
-    """Refuse a budget that the bounds cannot meet, in one sentence.
-
-    Raises:
-        ValueError: naming ``upper`` or ``budget``.
-    """
+    """Raise InvalidValue, naming ``upper`` or ``budget``, if the bounds cannot meet the budget."""
     if (upper < lower).any():
         row = int(np.argmax(upper < lower))
-        raise ValueError(f"upper[{row}]={upper[row]} is less than lower[{row}]={lower[row]}.")
+        raise InvalidValue(f"upper[{row}]", int(upper[row]), f"use at least lower[{row}]={lower[row]}")
     least, most = float(lower @ unit), float(upper @ unit)
-    if budget < least * (1 - 1e-12):
-        raise ValueError(f"budget={budget:g} is less than the {least:g} that lower asks for; raise it or lower lower.")
-    if budget > most * (1 + 1e-12):
-        raise ValueError(f"budget={budget:g} is more than the {most:g} that upper allows; lower it or raise upper.")
-
-
-Rows = np.ndarray | slice
+    if not least * (1 - 1e-12) <= budget <= most * (1 + 1e-12):
+        raise InvalidValue(
+            "budget", np.float64(budget), f"lower needs at least {least:g} and upper allows at most {most:g}"
+        )
 
 
 def _group(keys: Sequence[np.ndarray]) -> tuple[Rows, Rows, np.ndarray]:
-    """Equal rows of ``keys``: an example of each group, the group of each row, and the group's size."""
+    """Groups of equal rows of ``keys``: the first row of each group, the group of each row, the size of each group."""
     varying = [key for key in keys if (key != key[0]).any()]
-    if any(_mostly_distinct(key) for key in varying):
-        return slice(None), slice(None), np.ones(keys[0].size, dtype=np.int64)  # not worth the sorting
-    order = np.lexsort(varying) if len(varying) > 1 else np.argsort(varying[0]) if varying else np.arange(keys[0].size)
-    new = np.zeros(order.size, dtype=bool)
-    new[0] = True
-    for key in varying:
-        ordered = key[order]
-        new[1:] |= ordered[1:] != ordered[:-1]
+    samples = (key[:: max(key.size // 512, 1)] for key in varying)
+    if any(sample.size > 256 and np.unique(sample).size > 0.9 * sample.size for sample in samples):
+        return slice(None), slice(None), np.ones(keys[0].size, dtype=np.int64)  # too few equal rows to sort for
+    order = np.lexsort(varying or keys[:1])
+    differs = [key[order][1:] != key[order][:-1] for key in varying]
+    new = np.concatenate([[True], np.logical_or.reduce(differs) if differs else np.zeros(order.size - 1, dtype=bool)])
     member = np.empty(order.size, dtype=np.int64)
     member[order] = np.cumsum(new) - 1
     starts = np.flatnonzero(new)
     return order[starts], member, np.diff(starts, append=order.size)
-
-
-def _mostly_distinct(key: np.ndarray, sample: int = 512) -> bool:
-    if key.size <= sample:
-        return False
-    return np.unique(key[:: key.size // sample]).size > 0.9 * sample
 
 
 def _per_cost(gain: Gain, cost: np.ndarray) -> Gain:
@@ -133,114 +119,70 @@ def _per_cost(gain: Gain, cost: np.ndarray) -> Gain:
 def _take(
     gain: Gain, start: np.ndarray, stop: np.ndarray, weight: np.ndarray, amount: float, tie: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Per group: rollouts that greedy surely takes beyond ``start``, and those that tie at its threshold.
+    """Per group: the number of gains above the threshold, and the number of gains that tie with the threshold.
 
-    ``weight`` is what one rollout for every prompt of a group takes out of ``amount``.
+    ``weight`` is the cost of one rollout for every prompt of a group, and ``amount`` the budget.
     """
     if float((stop - start) @ weight) <= amount:
         return stop - start, np.zeros_like(start)
-    threshold, count = _threshold(gain, start, stop, weight, amount)
-    sure = _shrink(gain, start, count, threshold * (1 + tie))
-    reach = _grow(gain, count, stop, threshold * (1 - tie))
-    return sure - start, reach - sure
+    threshold = _threshold(gain, start, stop, weight, amount)
+    sure = _count(gain, start, stop, threshold * (1 + tie), np.greater)
+    return sure - start, _count(gain, sure, stop, threshold * (1 - tie), np.greater_equal) - sure
 
 
-def _threshold(
-    gain: Gain, start: np.ndarray, stop: np.ndarray, weight: np.ndarray, amount: float
-) -> tuple[float, np.ndarray]:
-    """The first gain, from the largest on, that ``amount`` does not last beyond, and the counts that reach it."""
-    low, high = start, stop  # gains below low are taken, gains from high on are not
-    while (candidates := int((high - low).sum())) > max(LEAST_SAMPLE, 2 * start.size):
-        sample = min(LEAST_SAMPLE + start.size, MOST_SAMPLE)
-        groups, counts = _candidates(low, high, sample)
-        wanted = (amount - float((low - start) @ weight)) * (sample / candidates)
-        above, below = _ranked(gain(groups, counts), weight[groups], wanted, 2 + int(np.sqrt(sample)))
-        count = _count(gain, low, high, above)
-        if float((count - start) @ weight) > amount:
-            high = count
-        else:
-            low, count = count, _grow(gain, count, high, below)
-            low, high = (low, count) if float((count - start) @ weight) > amount else (count, high)
-        if int((high - low).sum()) == candidates:  # many gains may be equal to the lower pivot
-            count = _count(gain, low, high, below, strictly=True)
-            if float((count - start) @ weight) <= amount or (count == high).all():
-                return below, high
-            high = count
-    groups, counts = _candidates(low, high)
-    values = gain(groups, counts)
-    threshold = _ranked(values, weight[groups], amount - float((low - start) @ weight), 0)[0]
-    return threshold, low + np.bincount(groups[values >= threshold], minlength=low.size)
+def _threshold(gain: Gain, start: np.ndarray, stop: np.ndarray, weight: np.ndarray, amount: float) -> float:
+    """The largest gain at which the gains down to and including it cost more than ``amount``."""
+
+    def cost(count: np.ndarray) -> float:
+        return float((count - start) @ weight)
+
+    low, high = start, stop  # gains before low are taken, gains from high on are not
+    while True:
+        remaining = int((high - low).sum())
+        number = remaining if remaining <= SAMPLE + 2 * low.size else SAMPLE + low.size // 4
+        groups, counts = _places(low, high, number)
+        values = gain(groups, counts)
+        order = np.argsort(-values)
+        values, spent = values[order], np.cumsum(weight[groups[order]])
+        rank = int(np.searchsorted(spent, (amount - cost(low)) * spent[-1] / (cost(high) - cost(low)), side="right"))
+        if number == remaining:
+            return float(values[min(rank, number - 1)])
+        margin = 2 + int(np.sqrt(number))
+        for pivot in values[np.clip([rank - margin, rank + margin], 0, number - 1)].tolist():
+            above = _count(gain, low, high, pivot, np.greater)
+            if cost(above) > amount:
+                high = above
+                break
+            low = _count(gain, above, high, pivot, np.greater_equal)
+            if cost(low) > amount:
+                return pivot
 
 
-def _candidates(low: np.ndarray, high: np.ndarray, sample: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Group and count of the gains from ``low`` up to ``high``: all, or ``sample`` of them, evenly spaced."""
-    length = high - low
-    ends = np.cumsum(length)
-    total = int(ends[-1])
-    if sample is None:
-        groups, positions = np.repeat(np.arange(length.size), length), np.arange(total)
-    else:
-        positions = ((np.arange(sample) + 0.5) * (total / sample)).astype(np.int64)
-        groups = np.searchsorted(ends, positions, side="right")
+def _places(low: np.ndarray, high: np.ndarray, number: int) -> tuple[np.ndarray, np.ndarray]:
+    """(groups, counts) of ``number`` evenly spaced gains among the gains from ``low`` up to ``high``."""
+    ends = np.cumsum(high - low)
+    positions = ((np.arange(number) + 0.5) * (ends[-1] / number)).astype(np.int64)
+    groups = np.searchsorted(ends, positions, side="right")
     return groups, positions - (ends - high)[groups]
 
 
-def _ranked(values: np.ndarray, weight: np.ndarray, wanted: float, margin: int) -> np.ndarray:
-    """The values, largest first, that are ``margin`` before and after the one where their weights reach ``wanted``."""
-    last = values.size - 1
-    if (weight == weight[0]).all():
-        rank = int(np.ceil(wanted / weight[0])) - 1
-        ranks = np.clip([rank - margin, rank + margin], 0, last)
-        return np.partition(values, last - ranks)[last - ranks]
-    order = np.argsort(-values)
-    rank = int(np.searchsorted(np.cumsum(weight[order]), wanted))
-    return values[order[np.clip([rank - margin, rank + margin], 0, last)]]
-
-
-def _count(gain: Gain, low: np.ndarray, high: np.ndarray, pivot: float, *, strictly: bool = False) -> np.ndarray:
-    """(groups,) the counts, between ``low`` and ``high``, that the gains of at least (or above) ``pivot`` lead to."""
+def _count(gain: Gain, low: np.ndarray, high: np.ndarray, pivot: float, reaches: np.ufunc) -> np.ndarray:
+    """(groups,) counts between ``low`` and ``high`` up to which the gains reach ``pivot``, by binary search."""
     result = low.copy()
-    reaches = np.greater if strictly else np.greater_equal
     for begin in range(0, low.size, BLOCK):
-        rows = slice(begin, begin + BLOCK)
-        count, most = result[rows], high[rows]  # count is a view: it grows in place
-        step = 1 << int((most - count).max()).bit_length()
+        block = slice(begin, begin + BLOCK)
+        found = np.flatnonzero(reaches(gain(block, low[block]), pivot) & (low[block] < high[block]))
+        rows: Rows = block if found.size > 0.8 * low[block].size else begin + found
+        count, most = low[rows], high[rows]
+        step = 1 << int((most - count).max(initial=0)).bit_length()
         while step := step >> 1:
             trial = count + step
-            passes = reaches(gain(rows, trial - 1), pivot)
-            passes &= trial <= most
-            count += step * passes
+            count = count + step * (reaches(gain(rows, trial - 1), pivot) & (trial <= most))
+        result[rows] = count
     return result
 
 
-def _shrink(gain: Gain, start: np.ndarray, count: np.ndarray, pivot: float) -> np.ndarray:
-    """``count`` less the gains that are not above ``pivot``."""
-    count = count.copy()
-    rows = np.flatnonzero((_at(gain, np.maximum(count - 1, start)) <= pivot) & (count > start))
-    count[rows] = _count(_of(gain, rows), start[rows], count[rows], pivot, strictly=True)
-    return count
-
-
-def _grow(gain: Gain, count: np.ndarray, stop: np.ndarray, pivot: float) -> np.ndarray:
-    """``count`` and the gains after it that reach ``pivot``."""
-    count = count.copy()
-    rows = np.flatnonzero((_at(gain, count) >= pivot) & (count < stop))
-    count[rows] = _count(_of(gain, rows), count[rows], stop[rows], pivot)
-    return count
-
-
-def _at(gain: Gain, counts: np.ndarray) -> np.ndarray:
-    """(groups,) the gain of each group at its count."""
-    blocks = (slice(begin, begin + BLOCK) for begin in range(0, counts.size, BLOCK))
-    return np.concatenate([gain(rows, counts[rows]) for rows in blocks])
-
-
-def _of(gain: Gain, rows: np.ndarray) -> Gain:
-    return lambda groups, counts: gain(rows[groups], counts)
-
-
 def _in_order(units: np.ndarray, cost: np.ndarray, amount: float) -> np.ndarray:
-    """``units`` of each prompt, from the first prompt on, until one does not fit into ``amount``."""
-    ends = np.cumsum(units * cost)
-    fits = np.floor((amount - (ends - units * cost)) / cost)
-    return np.clip(fits, 0, units).astype(np.int64)
+    """``units`` of each prompt, from the first prompt on, as far as ``amount`` pays for them."""
+    before = np.cumsum(units * cost) - units * cost
+    return np.clip(np.floor((amount - before) / cost), 0, units).astype(np.int64)
