@@ -46,13 +46,13 @@ def test_costs_are_those_of_the_first_validation_at_the_common_target():
 def test_a_target_that_a_seed_misses_is_reached_by_none():
     _, (slow, _) = compare(RUNS, 0.35)
     assert slow.rollouts == [None, 200]
-    assert spread(slow.rollouts) == "- (1 of 2)"
+    assert spread(slow.rollouts) == "– (1 of 2)"
 
 
 def test_means_and_spreads():
     assert spread([1.0, 3.0], ".1f") == "2.0 ± 1.4"
     assert spread([0.5], ".0f", 100, " %") == "50 %"
-    assert spread([None, None]) == "-"
+    assert spread([None, None]) == "–"
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from rich.table import Table
 
 from verl_ext.lab.report.runs import Run
 from verl_ext.lab.report.summary import accuracy_against, common_target, destinations, first_at
 from verl_ext.lab.simulate.run import SimulatedRun
+from verl_ext.lab.table import NOTHING, Table, number, times_fewer
 
 Values = list[float | None]
 
@@ -102,47 +102,47 @@ def spread(values: Values, form: str = ",.0f", scale: float = 1.0, unit: str = "
     middle = mean(values)
     if middle is None:
         found = sum(value is not None for value in values)
-        return f"- ({found} of {len(values)})" if found else "-"
+        return f"{NOTHING} ({found} of {len(values)})" if found else NOTHING
     deviation = f" ± {np.std(values, ddof=1) * scale:{form}}" if len(values) > 1 else ""
     return f"{middle * scale:{form}}{deviation}{unit}"
 
 
 def cost_table(target: float, costs: Sequence[MethodCost]) -> Table:
-    """Cost of reaching the target. The ratio is the first method's rollouts over the row's: 2.00 is half as many."""
+    """Cost of reaching the target accuracy; the first method is the reference for "times fewer"."""
     seeds = len(costs[0].rollouts)
-    table = Table(title=f"To a held-out accuracy of {target:.1%}; mean ± standard deviation of {seeds} seeds")
-    table.add_column("method")
-    for column in ("rollouts", "times fewer", "tokens, M", "hours", "steps", "best accuracy"):
-        table.add_column(column, justify="right")
-    first = mean(costs[0].rollouts)
-    for cost in costs:
-        needed = mean(cost.rollouts)
-        table.add_row(
+    reference = mean(costs[0].rollouts)
+    rows = [
+        (
             cost.name,
             spread(cost.rollouts),
-            f"{first / needed:.2f}" if first and needed else "-",
+            number(times_fewer(reference, mean(cost.rollouts))),
             spread(cost.tokens, ".1f", 1e-6),
             spread(cost.seconds, ".2f", 1 / 3600),
             spread(cost.steps),
             spread(cost.accuracy, ".1f", 100, " %"),
         )
-    return table
+        for cost in costs
+    ]
+    title = f"To a held-out accuracy of {target:.1%}; mean ± standard deviation of {seeds} seeds"
+    header = ("method", "rollouts", "times fewer", "tokens, M", "hours", "steps", "best accuracy")
+    return Table(title, header, rows, expendable=("steps", "hours", "tokens, M"))
 
 
 def waste_table(costs: Sequence[MethodCost]) -> Table:
     """Signal of the trained batches, and rollouts not trained on, over whole runs."""
-    table = Table(title="Signal of the batches, and rollouts not trained on, by reason")
-    table.add_column("method")
-    for column in ("groups with a gradient", "rollouts", "delay"):
-        table.add_column(column, justify="right")
-    table.add_column("not trained")
+    rows = []
     for cost in costs:
         shares = {reason.removeprefix("discarded: "): mean(values) for reason, values in cost.waste.items()}
-        table.add_row(
-            cost.name,
-            spread(cost.effective_groups, ".1f", 100, " %"),
-            spread(cost.effective_rollouts, ".1f", 100, " %"),
-            spread(cost.delay, ".2f"),
-            ", ".join(f"{reason} {share:.0%}" for reason, share in shares.items() if share and share >= 0.005) or "-",
+        rows.append(
+            (
+                cost.name,
+                spread(cost.effective_groups, ".1f", 100, " %"),
+                spread(cost.effective_rollouts, ".1f", 100, " %"),
+                spread(cost.delay, ".2f"),
+                ", ".join(f"{reason} {share:.0%}" for reason, share in shares.items() if share and share >= 0.005)
+                or NOTHING,
+            )
         )
-    return table
+    title = "Signal of the batches, and rollouts not trained on, by reason"
+    header = ("method", "groups with a gradient", "rollouts", "delay", "not trained")
+    return Table(title, header, rows, expendable=("delay", "rollouts"))
