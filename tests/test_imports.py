@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -61,3 +62,19 @@ def test_a_package_for_use_outside_of_verl_loads_nothing_heavy(package):
     code = f"import sys, {package}; print(' '.join(sorted(name for name in sys.modules if '.' not in name)))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert not set(result.stdout.split()) & (HEAVY | {"scipy", "sklearn"})
+
+
+METHODS = sorted(path.parent.name for path in ROOT.glob("recipe/*/policy.py"))
+# Allocators of these names are modules of verl_ext.allocation, verl's advantage estimator is called grpo, and
+# dynamic_sampling is an option of OneWave: as words of their own these may occur.
+ALSO_WORDS = {"knapsack", "grpo", "dynamic_sampling"}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_verl_ext_names_no_method(method):
+    uses = rf"\brecipe[./]{method}\b|\b{method}/" + ("" if method in ALSO_WORDS else rf"|\b{method}\b")
+    files = sorted((ROOT / "verl_ext").rglob("*.py")) + sorted((ROOT / "verl_ext").rglob("*.yaml"))
+    assert len(files) > 50 and len(METHODS) >= 7
+    named = [f"{path.relative_to(ROOT)}: {line.strip()}" for path in files for line in path.read_text().splitlines()
+             if re.search(uses, line)]  # fmt: skip
+    assert not named, named
