@@ -1,6 +1,6 @@
-"""Beliefs about prompts and a budget in, integer rollout counts out. Pure numpy: no verl, torch or ray.
+"""Allocators: from beliefs about prompts and a budget to integer numbers of rollouts, with numpy and scipy only.
 
-One module per rule; each has ``allocate`` (or, for :mod:`heuristics`, one function per heuristic).
+Each module is one allocator with a function ``allocate``; :mod:`heuristics` has one function per heuristic.
 """
 
 from verl_ext.allocation import balance, gradient_variance, heuristics, hit_utility, knapsack

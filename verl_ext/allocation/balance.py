@@ -1,4 +1,4 @@
-"""Rollouts or prompts onto workers, so that none waits for another (Knapsack-RL Appendix C)."""
+"""Partition of prompts among workers with balanced loads (Knapsack-RL Appendix C)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from verl_ext import checks
 
 
 def partition(costs: ArrayLike, workers: int) -> np.ndarray:
-    """(n,) int64 worker of each item, by Karmarkar–Karp's largest differencing for any number of workers.
+    """(n,) int64 worker of each item, by the largest differencing method of Karmarkar and Karp.
 
-    Every item starts as a partition of its own, one worker loaded with its cost. The two partitions with the largest
-    spread are merged, the fullest worker of one with the emptiest of the other, until one is left. O(n (log n + w)).
+    Every item starts as a partition in which one worker has its cost. The method merges the two partitions with the
+    largest spread, the fullest worker of one with the emptiest worker of the other, until one partition is left.
+    O(n (log n + workers)).
 
     Args:
         costs: (n,) at least 0, for instance the rollouts or tokens of each prompt.
-        workers: how many there are.
+        workers: number of workers.
 
     Raises:
         ValueError: naming the argument that is not finite, negative or of the wrong shape.
@@ -42,7 +43,7 @@ def partition(costs: ArrayLike, workers: int) -> np.ndarray:
 
 
 def random_dispatch(items: int, workers: int, *, seed: int) -> np.ndarray:
-    """(items,) int64 worker of each item: a random order dealt out in turn, so that numbers differ by one at most.
+    """(items,) int64 worker of each item, in random order; numbers of items per worker differ by at most one.
 
     Raises:
         ValueError: a count that is not a whole number of at least 1.
@@ -54,7 +55,7 @@ def random_dispatch(items: int, workers: int, *, seed: int) -> np.ndarray:
 
 
 def _merge(one: list, other: list, workers: int) -> list:
-    """Loads of ``one``, fullest first, onto those of ``other``, emptiest first."""
+    """Merge two partitions: the fullest loads of ``one`` join the emptiest loads of ``other``."""
     paired = max(len(one) + len(other) - workers, 0)  # the rest meets a worker that is still empty
     kept = len(one) - paired
     merged = one[:kept] + other[: len(other) - paired]
@@ -67,7 +68,7 @@ def _merge(one: list, other: list, workers: int) -> list:
 
 
 def _flatten(items: tuple) -> Iterator[int]:
-    """The items of nested pairs; without recursion, since a worker may hold thousands."""
+    """The items of nested pairs, without recursion, since a worker may have thousands."""
     stack = [items]
     while stack:
         entry = stack.pop()

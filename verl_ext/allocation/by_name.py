@@ -1,4 +1,4 @@
-"""Every rule by its name, on the same beliefs: what lets any estimator go with any rule."""
+"""Allocators by name, on common beliefs, so that any estimator works with any allocator."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from verl_ext.allocation import gradient_variance, heuristics, hit_utility, knap
 
 @dataclass(frozen=True)
 class Beliefs:
-    """What is known about the n prompts of an allocation.
+    """Beliefs about the n prompts of an allocation.
 
     Attributes:
         success_rates: (n,) in [0, 1].
-        strength: (n,) or scalar, how many rollouts the rates are worth; ``hit_utility`` takes Beta(s p, s (1 - p)).
-        reward_variance: (n,) for rewards that are not verdicts; None: p (1 - p) says it all.
+        strength: (n,) or scalar, weight of the rates in rollouts; ``hit_utility`` uses the prior Beta(s p, s (1 - p)).
+        reward_variance: (n,) variance of rewards that are not verdicts; None: p (1 - p).
     """
 
     success_rates: np.ndarray
@@ -37,19 +37,19 @@ def allocate(
     done: int = 0,
     options: Mapping[str, Any] | None = None,
 ) -> np.ndarray:
-    """(n,) int64 rollouts of each prompt in all, ``done`` of them behind it; sums to ``budget``.
+    """(n,) int64 total rollouts of each prompt, ``done`` finished ones included; sums to ``budget``.
 
     Args:
-        rule: one of :data:`RULES`.
-        beliefs: about each prompt.
-        budget: rollouts of all prompts in all, those done included.
-        lower: rollouts of each prompt at least.
-        upper: at most.
-        done: rollouts that each prompt has had in this step; no less than these remain.
-        options: further keyword arguments of the rule.
+        rule: name of an allocator, a key of :data:`RULES`.
+        beliefs: beliefs about each prompt.
+        budget: total rollouts of all prompts, finished ones included.
+        lower: fewest rollouts of a prompt.
+        upper: most rollouts of a prompt.
+        done: finished rollouts of each prompt in this step, which count toward the total.
+        options: further keyword arguments of the allocator.
 
     Raises:
-        ValueError: an unknown rule, or what the rule refuses.
+        ValueError: the name is unknown, or the allocator refuses an argument.
     """
     checks.choice("allocator", rule, tuple(RULES))
     try:
@@ -60,7 +60,7 @@ def allocate(
             f"rollout_policy.allocator_options={given} does not suit allocator={rule!r}: {error}."
         ) from error
     except ValueError as error:
-        if str(error).startswith(tuple(options or ())):  # it names one of them
+        if str(error).startswith(tuple(options or ())):  # the error names an option
             raise ValueError(f"rollout_policy.allocator_options.{error}") from error
         raise
 
@@ -90,7 +90,7 @@ def _gradient_variance(beliefs: Beliefs, budget: int, lower: int, upper: int, do
 
 
 def _hard_first(beliefs: Beliefs, budget: int, lower: int, upper: int, done: int) -> np.ndarray:
-    """Hard is what is believed to be the hardest: the lowest rate there is."""
+    """The prompts with the lowest believed rate are the hard ones."""
     hard = beliefs.success_rates > beliefs.success_rates.min()
     additional = budget - lower * hard.size
     return lower + heuristics.hard_first(hard.astype(float), additional, upper=upper - lower)

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from verl_ext import checks
 from verl_ext.allocation import greedy
 
-LEAST = {"rloo": 2, "dr_grpo": 3}  # from here on the variance falls, and falls ever more slowly
+LEAST = {"rloo": 2, "dr_grpo": 3}  # the variance is convex and decreasing from here on
 
 
 def allocate(
@@ -27,13 +27,13 @@ def allocate(
 
     Var(G) = a (n - 1) / n^2 for Dr. GRPO (Proposition 4.2) and a / (n - 1) for RLOO (Proposition 4.3), with
     a = 4 s^2 p (1 - p) for rewards of -1 and 1, or a = s^2 Var(R) for any reward (Appendix E). As in the paper, the
-    variance s^2 of the projected gradient is the same for all prompts; where it is known, multiply it into
+    variance s^2 of the projected gradient is the same for all prompts; multiply known values into
     ``reward_variance``.
 
     The paper solves the continuous relaxation and rounds; see :func:`continuous` and :func:`allocate_rounded`.
 
     Args:
-        success_rates: (n,) in [0, 1]; may be None where ``reward_variance`` is given, which then counts alone.
+        success_rates: (n,) in [0, 1]; may be None if ``reward_variance`` is given, which takes precedence.
         budget: rollouts in all, C; with ``costs``, units of cost.
         lower: scalar or (n,), L, at least 3 for Dr. GRPO and 2 for RLOO.
         upper: scalar or (n,), U.
@@ -64,7 +64,7 @@ def continuous(
 ) -> np.ndarray:
     """(n,) float64 minimiser of the relaxation to real counts, by bisection (VIP Theorems 5.1 and 5.2, eq. 7 and 9).
 
-    Prompts without variance are indifferent: they get ``lower``, and evenly what the others cannot take.
+    Prompts without variance get ``lower``, and an even share of the rollouts that the others cannot take.
 
     Raises:
         ValueError: as :func:`allocate`.

@@ -32,8 +32,8 @@ def allocate(
         trials: (n,) or scalar, rollouts so far.
         budget: additional rollouts in all; with ``costs``, units of cost.
         prior: (a0, b0), each a scalar or (n,), greater than 0.
-        lower: scalar or (n,), additional rollouts that each prompt gets at least.
-        upper: scalar or (n,), at most; None: no limit.
+        lower: scalar or (n,), fewest additional rollouts.
+        upper: scalar or (n,), most additional rollouts; None: no limit.
         costs: (n,) expected cost of one rollout, for instance its tokens.
 
     Returns:
@@ -49,7 +49,7 @@ def allocate(
     lower = checks.integers("lower", lower, n)
     most = int(budget if costs is None else budget // costs.min())
     upper = np.full(n, max(most, lower.max())) if upper is None else checks.integers("upper", upper, n)
-    # lgamma is exact to 1e-16 of values in the hundreds, so equal gains differ by more than elsewhere
+    # Rounding of lgamma separates equal gains by more than the default tie distance.
     return greedy.maximize(_gain, [alpha, beta], budget, lower, upper, costs=costs, tie=1e-11)
 
 

@@ -9,7 +9,7 @@ from verl_ext import checks
 from verl_ext.allocation import greedy
 
 GRADIENTS = ("grpo", "rloo", "remax", "reinforce")
-CONFIDENCE = 0.9  # a prompt needs what makes a non-zero gradient this likely: 22 rollouts at 0.9, as in Table 2
+CONFIDENCE = 0.9  # probability of a non-zero gradient at which a prompt has enough rollouts (22 in Table 2)
 
 
 def allocate(
@@ -29,21 +29,21 @@ def allocate(
     Value(N, p) = ProbNonZeroGradient(N, p) * InfoGain(p), with InfoGain(p) = p (1 - p)^2 (Proposition 2) and
     ProbNonZeroGradient by ``gradient`` (Appendix E): see :func:`nonzero_gradient`.
 
-    ``fallback`` (Appendix C): prompts with success rate 0 have no value, so what the others do not need is theirs. A
-    prompt needs what makes its non-zero gradient 90 % likely (:func:`rollouts_needed`). In order: ``lower`` for all;
-    prompts in between, up to their summed need, by value; prompts with rate 0, evenly; prompts in between again;
-    prompts with rate 1.
+    ``fallback`` (Appendix C) divides rollouts that bring no value. A prompt has enough rollouts when its gradient is
+    non-zero with probability 0.9 (:func:`rollouts_needed`). The budget goes, in this order, to: ``lower`` for all
+    prompts; prompts with rates between 0 and 1, by value, until they have enough in total; prompts with rate 0, evenly;
+    prompts between 0 and 1 again; prompts with rate 1.
 
     Args:
         success_rates: (n,) in [0, 1].
         budget: rollouts in all; with ``costs``, units of cost.
         lower: scalar or (n,), N_low.
         upper: scalar or (n,), N_up.
-        info_gain: False: the value is ProbNonZeroGradient alone (Table 3, ablation).
+        info_gain: False drops InfoGain from the value (Table 3, ablation).
         gradient: "grpo" or "rloo", "remax", "reinforce".
-        fallback: False: only value counts, and gains of zero go to the lowest index.
-        greedy_probability: (n,) in [0, 1], for "remax": how likely a rollout is the greedy response; None: the success
-            rate, which is right where the greedy response is the correct one.
+        fallback: False allocates by value only; gains of zero go to the lowest index.
+        greedy_probability: (n,) in [0, 1], for "remax": probability that a rollout equals the greedy response; None:
+            the success rate, as if the greedy response were the correct one.
         costs: (n,) expected cost of one rollout, for instance its tokens.
 
     Returns:

@@ -43,17 +43,17 @@ BY_TEXT: dict[str, Callable[..., Estimator]] = {
 
 
 class PromptEstimator:
-    """An estimator with what it needs to know about the prompts: their ids, or features of their texts.
+    """An estimator chosen by name, which is given prompts instead of ids or rows.
 
     Args:
         name: a key of :data:`BY_ID` or :data:`BY_TEXT`.
-        options: further arguments of the estimator. For those over texts also ``model`` (folder or package of a
-            sentence-transformers model; default all-MiniLM-L6-v2), ``cache`` (folder of embeddings) or ``features`` (an
-            .npy file of shape (rows of the data, d) instead, for instance hidden states). For all: ``state``, a JSON
-            file of its ``state_dict`` to begin with, for instance a probe fitted on held-out rollouts.
+        options: further arguments of the estimator. Estimators over texts also take ``model`` (folder or package of a
+            sentence-transformers model; default all-MiniLM-L6-v2) and ``cache`` (folder of embeddings), or ``features``
+            (an .npy file of shape (rows of the data, d), for instance hidden states). All estimators take ``state``, a
+            JSON file with a first ``state_dict``, for instance of a probe fitted on held-out rollouts.
 
     Raises:
-        ValueError: an unknown name, options that do not suit it, or a model or file that is not there.
+        ValueError: the name is unknown, the options do not suit the estimator, or a model or file does not exist.
     """
 
     def __init__(self, name: str, options: Mapping[str, Any] | None = None):
@@ -90,10 +90,10 @@ class PromptEstimator:
             raise ValueError(f"{OPTIONS}.{error}" if str(error).startswith(tuple(self._options)) else error) from error
 
     def start_run(self, texts: Sequence[str]) -> None:
-        """Read or compute the features of all prompts, with a progress bar; ``texts[row]`` is a prompt's text.
+        """Read or compute the features of all prompts, with a progress bar; ``texts[row]`` is the text of a prompt.
 
         Raises:
-            ValueError: features with another number of rows than there are prompts.
+            ValueError: the number of rows of the features is not the number of prompts.
         """
         if self.name in BY_TEXT:
             self._estimator = self._build(BY_TEXT[self.name], self._read_features(texts))
@@ -114,7 +114,7 @@ class PromptEstimator:
         return np.array([prompt.row for prompt in prompts], dtype=np.int64)
 
     def known(self, prompts: Sequence[Prompt]) -> np.ndarray:
-        """(B,) bool: prompts that there is a prediction of their own for; False only while a history is empty."""
+        """(B,) bool: whether the prompt has a prediction of its own; False only for an empty history."""
         if isinstance(self._estimator, History):
             return self._estimator.known(self._names(prompts))
         return np.ones(len(prompts), dtype=bool)
@@ -124,7 +124,7 @@ class PromptEstimator:
         return self._estimator.predict(self._names(prompts))
 
     def strength(self, prompts: Sequence[Prompt]) -> np.ndarray | float:
-        """What the predictions are worth in rollouts, as a prior (HORA eq. 14): 2 unless the estimator says."""
+        """Strength of the predictions as priors, in rollouts (HORA eq. 14); 2 if the estimator has no own value."""
         if hasattr(self._estimator, "predict_prior"):
             return self._estimator.predict_prior(self._names(prompts))[1]
         if isinstance(self._estimator, BetaPosterior):
@@ -132,7 +132,7 @@ class PromptEstimator:
         return 2.0
 
     def observe(self, prompts: Sequence[Prompt], observed: np.ndarray, trials: np.ndarray) -> None:
-        """Success rates, or reward variances for a GP with the softplus link, of finished groups."""
+        """Learn from success rates of finished groups, or from reward variances with the GP's softplus link."""
         self._estimator.observe(self._names(prompts), observed, trials)
 
     def state_dict(self) -> dict[str, Any]:
@@ -143,7 +143,7 @@ class PromptEstimator:
         """Continue from a ``state_dict``.
 
         Raises:
-            ValueError: it is of another estimator, or of another configuration of it.
+            ValueError: another estimator, or another configuration of the estimator, wrote the state.
         """
         if state["name"] != self.name:
             raise ValueError(f"the state is of estimator={state['name']!r}, this run uses {self.name!r}.")

@@ -1,4 +1,4 @@
-"""What every estimator does, and how prompts are named to it."""
+"""The protocol of estimators, and how callers name prompts."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from numpy.typing import ArrayLike
 from verl_ext import checks
 
 Prompts = Sequence[Hashable] | np.ndarray
-"""Stable prompt ids; rows, where an estimator with features was given no ids."""
+"""Stable prompt ids, or rows of the features if the estimator was given no ids."""
 
 
 class Estimator(Protocol):
-    """A belief about the success rate of each prompt, sharpened by what its rollouts did.
+    """Predicts the success rate of each prompt, and learns from finished rollouts.
 
-    Ids are whatever is stable across epochs and restarts; ``state_dict`` is JSON-able where they are.
+    Ids must be stable across epochs and restarts. ``state_dict`` is JSON-able if the ids are.
     """
 
     def predict(self, prompts: Prompts) -> np.ndarray:
-        """(B,) float64 predictions; a prompt that was never observed has one too."""
+        """(B,) float64 predictions, also for prompts without observations."""
 
     def observe(self, prompts: Prompts, success_rates: ArrayLike, trials: ArrayLike | None = None) -> None:
-        """Mean success (B,) of the rollouts that have finished, and how many there were (None: one each)."""
+        """Learn from (B,) mean successes of ``trials`` finished rollouts each (None: one rollout each)."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that ``observe`` has changed."""
+        """State that ``observe`` changes."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a ``state_dict``."""
@@ -47,12 +47,12 @@ class Features:
     """One row of features per prompt, found by id.
 
     Args:
-        name: what the caller calls the matrix, for errors.
+        name: the caller's name of the matrix, for error messages.
         matrix: (Q, d) finite numbers, embeddings or hidden states.
-        ids: Q distinct ids; None: prompts are named by their row.
+        ids: Q distinct ids; None: callers name prompts by row.
 
     Raises:
-        ValueError: not a finite matrix, or ids that are not distinct or not Q.
+        ValueError: ``matrix`` is not a finite matrix, or ``ids`` are not Q distinct ids.
     """
 
     def __init__(self, name: str, matrix: ArrayLike, ids: Sequence[Hashable] | None):
@@ -71,10 +71,10 @@ class Features:
             raise ValueError(f"ids has {len(self.row)} distinct entries, but {name} has {len(self.matrix)} rows.")
 
     def rows(self, prompts: Prompts) -> np.ndarray:
-        """(B,) int64.
+        """(B,) int64 rows of the prompts.
 
         Raises:
-            ValueError: an id that is not known, or a row that does not exist.
+            ValueError: an id is unknown, or a row does not exist.
         """
         if self.row is not None:
             unknown = [prompt for prompt in prompts if prompt not in self.row]
@@ -90,7 +90,7 @@ class Features:
 
 
 def require_state(state: Mapping[str, Any], **expected: Any) -> None:
-    """Refuse a state of another kind of estimator, or of another configuration of it.
+    """Raise ValueError if ``state`` comes from an estimator with another configuration.
 
     Raises:
         ValueError: naming the first entry that differs.
