@@ -14,7 +14,7 @@ from verl_ext import __version__, extras
 
 
 class Command(NamedTuple):
-    """``module:function``, whose parameters typer reads, and one line of help."""
+    """``module:function``, whose parameters typer reads, or ``module:app`` with subcommands; and one line of help."""
 
     target: str
     help: str
@@ -31,7 +31,7 @@ COMMANDS = {
     "report": Command("verl_ext.lab.report.__main__:main", "Compare runs: a page, plots and tables."),
     "waste": Command("verl_ext.lab.waste.__main__:main", "Show how a run's rollouts were used."),
     "verify": Command("verl_ext.lab.simulate.verify_record:main", "Run a fresh policy against a run's record."),
-    "evaluate": Command("verl_ext.evaluation.run:evaluate", "Sample a model on benchmarks: avg@k, pass@k."),
+    "evaluate": Command("verl_ext.evaluation.command:app", "Sample a model on benchmarks: pass@k, mean@k, maj@k."),
     "data": Command("verl_ext.data.prepare:main", "Write a data set: a published or a generated one."),
     "hardware": Command("verl_ext.hardware.__main__:main", "Settings with which a model fits on GPUs."),
 }
@@ -82,9 +82,10 @@ def _run(name: str, command: Command, arguments: Sequence[str]) -> None:
     import typer
 
     module, _, attribute = command.target.partition(":")
-    function: Callable[..., Any] = getattr(import_module(module), attribute)
-    app = typer.Typer(add_completion=False)
-    app.command()(function)
+    target: typer.Typer | Callable[..., Any] = getattr(import_module(module), attribute)
+    app = target if isinstance(target, typer.Typer) else typer.Typer(add_completion=False)
+    if app is not target:
+        app.command()(target)
     app(arguments, prog_name=f"verl-ext {name}")
 
 

@@ -206,6 +206,7 @@ def test_signals_end_the_run_of_verl_too(folder):
 def test_the_validation_of_any_training_run_is_scored(folder):
     rows = [row("one"), row("two"), row("three", source="other")]
     outputs = [[RIGHT, RIGHT, WRONG, "no"], [WRONG, WRONG, RIGHT, WRONG], ["no"] * 4]
+    (folder / "runs").write_text("a file")
     for step in (0, 10):
         lines = [line for each, said in zip(rows, outputs, strict=True) for line in samples_of(each, said, step)]
         write_lines(folder / f"validation/{step}.jsonl", lines)
@@ -230,6 +231,8 @@ def test_the_validation_of_any_training_run_is_scored(folder):
     refused = invoke("score", "validation", "--k", 8)
     assert refused.exit_code == 2 and "a problem has 4 samples" in refused.said
     assert invoke("score", "none").exit_code == 2
+    for refused in (invoke("score", "validation", "--out", "runs"), evaluate(out="runs")):
+        assert refused.exit_code == 2 and "out" in refused.said and "Traceback" not in refused.said
 
 
 def test_failed_rollouts_are_reported(folder):

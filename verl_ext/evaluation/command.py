@@ -15,6 +15,8 @@ from verl_ext import checks
 from verl_ext.evaluation.generate import Evaluation, VerlFailed, generate
 from verl_ext.evaluation.samples import ANSWERS, Problem, read, row_ids
 from verl_ext.evaluation.score import parse_ks, plot, summarize, to_table
+from verl_ext.files import write_text
+from verl_ext.lab.page import check_folder
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__.partition(": ")[2].capitalize())
 
@@ -42,7 +44,7 @@ def run(
     ] = None,
     n: Annotated[int, typer.Option(min=1, help="Samples per problem; a larger n later adds to them.")] = 64,
     per_run: Annotated[
-        int, typer.Option(min=1, help="Samples per problem in one run of verl; a kill loses at most these.")
+        int, typer.Option(min=1, help="Samples per problem in one run of verl; a kill loses at most this many.")
     ] = 64,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the engines; each run of verl has its own.")] = 0,
     k: Ks = None,
@@ -51,7 +53,7 @@ def run(
 ) -> None:
     """Sample with verl, then score. Started again, the same command continues after the last complete run of verl.
 
-    The overrides are those of the training: hardware, actor_rollout_ref.model.path, data.max_response_length,
+    The overrides are the same as for the training: hardware, actor_rollout_ref.model.path, data.max_response_length,
     reward.custom_reward_function.path; and actor_rollout_ref.rollout.val_kwargs.temperature (default 1) or top_p.
     """
     with _refusals():
@@ -73,14 +75,14 @@ def run(
 
 @app.command()
 def score(
-    paths: Annotated[list[Path], typer.Argument(help="Folders or .jsonl files that verl wrote as validation data.")],
+    paths: Annotated[list[Path], typer.Argument(help="Folders or .jsonl files of validation samples.")],
     step: Annotated[int | None, typer.Option(help="Training step to score. Default: the last one found.")] = None,
     k: Ks = None,
     answers: Answers = "marked",
     correct_from: CorrectFrom = 1.0,
     out: Annotated[Path | None, typer.Option(help="Folder for results.json and pass_at_k.png.")] = None,
 ) -> None:
-    """Score samples: those of `run`, the trainer.validation_data_dir of any training, or lines of another origin.
+    """Score the samples of `run`, of the trainer.validation_data_dir of any training, or of another origin.
 
     A line is a JSON object with input, output, gts (the ground truth) and score, and perhaps data_source.
     """
@@ -94,6 +96,8 @@ def _report(
     console = Console(stderr=True)
     with _refusals():
         checks.number("correct-from", correct_from)
+        if out is not None:
+            check_folder(out)
         step, problems = read(paths, step, answers)
         sources: dict[str, list[Problem]] = {}
         for problem in problems:
@@ -106,7 +110,7 @@ def _report(
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         facts = {"step": step, "correct_from": correct_from, "data_sources": results}
-        (out / "results.json").write_text(json.dumps(facts, indent=2) + "\n")
+        write_text(out / "results.json", json.dumps(facts, indent=2) + "\n")
         plot(results, out / "pass_at_k.png")
         written = f"Results: {out / 'results.json'}\nCurves: {out / 'pass_at_k.png'}"
         Console().print(written, markup=False, soft_wrap=True)

@@ -19,13 +19,13 @@ def pass_at_k(n: ArrayLike, c: ArrayLike, k: ArrayLike) -> np.ndarray:
     Args:
         n: samples per problem, at least 1.
         c: correct ones among them, in [0, n].
-        k: samples that are drawn, in [1, n].
+        k: samples drawn, in [1, n].
 
     Returns:
         float64 in [0, 1] of the shape the arguments broadcast to; exactly 1 where n - c < k, exactly 0 where c = 0.
 
     Raises:
-        ValueError: naming the argument that is not whole, not finite or out of range, or shapes that do not broadcast.
+        ValueError: an argument is not an integer, not finite or out of range, or the shapes do not broadcast.
     """
     n, c, k = _whole("n", n, 1), _whole("c", c, 0), _whole("k", k, 1)
     shapes = n.shape, c.shape, k.shape
@@ -47,8 +47,7 @@ def pass_at_k(n: ArrayLike, c: ArrayLike, k: ArrayLike) -> np.ndarray:
 def mean_at_k(scores: ArrayLike, k: int | None = None) -> np.ndarray:
     """Expected mean score of k samples drawn from the n of each problem without replacement.
 
-    It is the mean of all n, whatever k: k only says how many samples a report of the same cost would draw. With scores
-    in {0, 1} it is pass@1.
+    The expectation is the mean of all n, for every k. With scores in {0, 1} it equals pass@1.
 
     Args:
         scores: (..., n) one score per sample, problems first.
@@ -58,7 +57,7 @@ def mean_at_k(scores: ArrayLike, k: int | None = None) -> np.ndarray:
         (...) float64, one mean per problem.
 
     Raises:
-        ValueError: no samples, a score that is not finite, or k outside [1, n].
+        ValueError: no samples, an infinite or NaN score, or k outside [1, n].
     """
     try:
         array = np.asarray(scores, dtype=np.float64)

@@ -1,4 +1,4 @@
-"""Sampling with verl itself: runs that only validate, each with some of the samples of every problem.
+"""Sampling with verl itself: runs with ``trainer.val_only=true``, each with a share of every problem's samples.
 
 verl writes the samples of a run when all of them are there. An evaluation is therefore cut into several runs, whose
 files appear whole in the folder of the evaluation; a restarted evaluation continues behind the last of these files.
@@ -20,9 +20,9 @@ from pathlib import Path
 from verl_ext import checks
 from verl_ext.data.schema import sha256
 from verl_ext.errors import RunError
-from verl_ext.files import written_whole
+from verl_ext.files import write_text
 
-MODULE = "recipe.grpo"  # any recipe would do: a run that only validates asks its policy for nothing
+MODULE = "recipe.grpo"  # validation asks no policy, so any recipe would do
 SEEDS_PER_RUN = 1000  # verl gives engine r of a run the seed rollout.seed + r
 # The user's overrides follow these, and Hydra takes the last.
 DEFAULTS = (
@@ -51,7 +51,7 @@ SET_HERE = {
 
 
 class VerlFailed(RunError):
-    """A run of verl ended with another status than 0. The exit code is that status, or 128 + n after signal n."""
+    """A run of verl ended with another status than 0. The exit code is the status, or 128 + n after signal n."""
 
     def __init__(self, status: int, done: int, out: Path) -> None:
         self.exit_code = status if status > 0 else 128 - status
@@ -63,7 +63,7 @@ class VerlFailed(RunError):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Everything that the samples of a folder depend on, except their number.
+    """Determines the samples of a folder, except their number.
 
     Attributes:
         data: parquet files in verl's schema.
@@ -119,10 +119,10 @@ class Evaluation:
 
 
 def generate(evaluation: Evaluation, out: Path, n: int, per_run: int) -> None:
-    """Run verl until ``out`` holds ``n`` samples of each row of the data; the files that are there count.
+    """Run verl until ``out`` holds ``n`` samples of each row of the data; existing files count.
 
     Args:
-        evaluation: must be the one of the files that are there.
+        evaluation: the same for all files in ``out``.
         out: folder for ``<first sample>_<samples>.jsonl`` and ``settings.json``.
         n: samples of each row.
         per_run: at most this many in one run of verl; a kill loses no more.
@@ -149,7 +149,7 @@ def generate(evaluation: Evaluation, out: Path, n: int, per_run: int) -> None:
     except Timeout as error:
         raise checks.InvalidValue("out", str(out), "another evaluation writes there, wait for its end") from error
     except OSError as error:
-        raise checks.InvalidValue("out", str(out), f"use a folder that can be written ({error.strerror})") from error
+        raise checks.InvalidValue("out", str(out), f"use a writable folder ({error.strerror})") from error
 
 
 def count_samples(out: Path) -> int:
@@ -158,19 +158,18 @@ def count_samples(out: Path) -> int:
 
 
 def _bind(settings: dict[str, object], out: Path) -> None:
-    """Note the settings; where there are samples, compare them with those noted."""
+    """Note the settings; if there are samples, compare with the earlier settings instead."""
     path = out / "settings.json"
     if count_samples(out):
         noted = json.loads(path.read_text()) if path.is_file() else {}
         for key, value in settings.items():
-            earlier = f"the samples in {out} were made with {noted.get(key)!r}, use that or another --out"
+            earlier = f"the samples in {out} were made with {noted.get(key)!r}, use it again or another --out"
             checks.require(noted.get(key) == value, key, value, earlier)
-    with written_whole(path) as unfinished:
-        unfinished.write_text(json.dumps(settings, indent=2) + "\n")
+    write_text(path, json.dumps(settings, indent=2) + "\n")
 
 
 def _run(command: Sequence[str]) -> int:
-    """The exit status; signals that end this process go to the command, which then ends its own workers."""
+    """Exit status of the command. SIGINT, SIGTERM and SIGHUP go to the command, which then ends its own workers."""
     # A session of its own: Ctrl-C in a terminal would otherwise reach the command twice.
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

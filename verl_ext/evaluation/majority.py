@@ -1,4 +1,4 @@
-"""maj@k: how often the majority answer among k of a problem's n samples is correct (self-consistency)."""
+"""maj@k: probability that the majority answer among k of a problem's n samples is correct (self-consistency)."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from numpy.typing import ArrayLike
 from verl_ext import checks
 
 METHODS = ("auto", "exact", "draws")
-EXACT_OPERATIONS = 20_000  # array operations of some microseconds each: about a tenth of a second per problem
+EXACT_OPERATIONS = 20_000  # array operations of some microseconds each, about 0.1 s per problem
 
 
 class Majority(NamedTuple):
     """maj@k of one problem.
 
     Attributes:
-        probability: that the majority answer is correct, in [0, 1].
-        standard_error: of ``probability``, from the Monte Carlo draws; 0 where it is exact.
+        probability: of a correct majority answer, in [0, 1].
+        standard_error: of ``probability`` over the Monte Carlo draws; 0 for an exact result.
     """
 
     probability: float
@@ -37,25 +37,26 @@ def majority_at_k(
 ) -> Majority:
     """Probability that the majority answer among k samples, drawn from the n without replacement, is correct.
 
-    The majority is the answer that the most of the k gave; of several, one drawn uniformly ("self-consistency": Wang et
-    al. 2023). A sample without an answer (None) counts among the k but has no vote; where nobody votes, the outcome is
-    not correct. An answer is as correct as its samples are on average: 0 or 1 unless a verifier contradicts itself.
+    The majority answer is the answer with the most votes; ties are broken uniformly at random (Wang et al. 2023,
+    "Self-Consistency Improves Chain of Thought Reasoning in Language Models"). A sample without an answer (None) is
+    among the k but has no vote; without any vote, the result is not correct. The correctness of an answer is the mean
+    over its samples: 0 or 1, unless a verifier contradicts itself.
 
-    Exact by summing over the winner's votes v and over how many answers tie: the votes are independent binomials given
-    that they sum to k (Levin 1981 uses the like for multinomials), so the sum is a product of polynomials. Where that
-    would take long, the mean over ``draws`` multivariate hypergeometric draws, ties averaged exactly; its standard
-    error is at most 0.5 / sqrt(draws), that is 0.8 % with 4096.
+    The exact result sums over the winner's number of votes v and the number of tied answers. Given their sum k, the
+    votes are independent binomials (Levin 1981 does the same for multinomials), so the sum is a product of polynomials.
+    Where the exact sum would take long, the result is the mean over ``draws`` multivariate hypergeometric draws, with
+    ties averaged exactly; its standard error is at most 0.5 / sqrt(draws): 0.8 % for 4096 draws.
 
     Args:
-        answers: (n,) what each sample answered, compared with ``==``; None: no answer.
-        correct: (n,) in [0, 1], whether each sample is correct.
+        answers: (n,) answer of each sample, compared with ``==``; None: no answer.
+        correct: (n,) in [0, 1], correctness of each sample.
         k: in [1, n].
-        method: ``exact``, ``draws`` (Monte Carlo), or ``auto`` for whichever suits the size.
-        draws: of the Monte Carlo, at least 2.
-        seed: of the Monte Carlo; the same seed and arguments give the same result.
+        method: ``exact``, ``draws`` (Monte Carlo), or ``auto``: exact up to ``EXACT_OPERATIONS``.
+        draws: number of Monte Carlo draws, at least 2.
+        seed: of the Monte Carlo draws; the same seed and arguments give the same result.
 
     Raises:
-        ValueError: naming the argument that is out of range or of the wrong shape.
+        ValueError: an argument is out of range or has the wrong shape.
     """
     correct = checks.within("correct", checks.vector("correct", correct), 0, 1)
     n = correct.size
@@ -72,14 +73,14 @@ def majority_at_k(
         return Majority(float(_won(votes[None], credit)[0]), 0.0)
     if method == "exact" or (method == "auto" and _operations(votes, k) <= EXACT_OPERATIONS):
         return Majority(_exact(votes, credit, silent, k), 0.0)
-    # "marginals" takes time per answer, not per sample
+    # the time of "marginals" grows with the number of answers, not of samples
     drawn = np.random.default_rng(seed).multivariate_hypergeometric([*votes, silent], k, draws, method="marginals")
     won = _won(drawn[:, :-1], credit)
     return Majority(float(won.mean()), float(won.std(ddof=1) / np.sqrt(draws)))
 
 
 def _tally(answers: Sequence[Hashable | None], correct: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Votes for each distinct answer, and the mean correctness of those who gave it."""
+    """Votes for each distinct answer, and the mean correctness of its samples."""
     places: dict[Hashable, int] = {}
     given = [place for place, answer in enumerate(answers) if answer is not None]
     of = np.array([places.setdefault(answers[place], len(places)) for place in given], dtype=np.int64)
@@ -95,7 +96,7 @@ def _won(drawn: np.ndarray, credit: np.ndarray) -> np.ndarray:
 
 
 def _operations(votes: np.ndarray, k: int) -> float:
-    """Array operations of ``_exact``, those on large arrays counted more than once."""
+    """Array operations of ``_exact``, where operations on large arrays count several times."""
     total = 0.0
     for v in range(1, min(k, int(votes.max())) + 1):
         able = int((votes >= v).sum())
@@ -107,7 +108,7 @@ def _exact(votes: np.ndarray, credit: np.ndarray, silent: int, k: int) -> float:
     """Sum over v of P(the most votes are v, won by a correct answer), with each sample drawn at rate k / n.
 
     Every answer gets binomial(votes, k / n) draws, independently; dividing by P(k draws in all) conditions on that. All
-    terms are positive, so nothing cancels. The rows of ``state[0]`` hold, by number of answers that have v votes (none
+    terms are positive, so nothing cancels. The rows of ``state[0]`` hold, by number of answers with v votes (none has
     more), the probability of each number of draws; ``state[1]`` the same times the summed credit of those answers.
     """
     n = int(votes.sum()) + silent
@@ -123,7 +124,7 @@ def _exact(votes: np.ndarray, credit: np.ndarray, silent: int, k: int) -> float:
         able = votes >= v
         ties = min(k // v, int(able.sum()))
         state = np.zeros((2, ties + 1, k + 1))
-        rest = binomial(n - int(votes[able].sum()))  # answers that cannot reach v, and no answer
+        rest = binomial(n - int(votes[able].sum()))  # answers with fewer votes than v, and samples without an answer
         state[0, 0, : rest.size] = rest
         for size, value in zip(votes[able], credit[able], strict=True):
             chance = binomial(int(size))

@@ -1,7 +1,7 @@
-"""Samples of problems, read from the JSON lines that verl writes under ``trainer.validation_data_dir``.
+"""Samples of problems, read from verl's JSON lines under ``trainer.validation_data_dir``.
 
 A line holds ``input`` (the prompt as text), ``output``, ``gts`` (the ground truth), ``score``, ``step``, ``uid``, the
-values that the reward function returned, such as ``acc`` and ``pred``, and from our driver ``prompt_id`` and
+values returned by the reward function, such as ``acc`` and ``pred``, and from our driver ``prompt_id`` and
 ``data_source``. Lines of another origin need the first four.
 """
 
@@ -24,7 +24,7 @@ KEYS = ("input", "output", "gts", "score")
 TYPES = {"input": str, "output": str, "step": int, "uid": str, "prompt_id": str, "data_source": str}
 COLUMNS = ("data_source", "prompt", "reward_model")
 UNNAMED = "all problems"
-"""The data source of lines without one."""
+"""The data source of lines without the key ``data_source``."""
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
@@ -150,7 +150,7 @@ def _row_id(row: Mapping[str, Any], where: str) -> str:
 
 
 def answer_of(output: str, answers: str = "marked") -> str | None:
-    """The answer that an output votes for in maj@k; None: no vote.
+    """The vote of an output in maj@k; None: no vote.
 
     ``marked``: the content of the last ``<answer>`` tags, else of the last ``\\boxed{}``. ``text``: the whole output.
     """

@@ -8,17 +8,15 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import track
-from rich.table import Table
 
 from verl_ext import checks
 from verl_ext.evaluation.estimators import mean_at_k, pass_at_k
 from verl_ext.evaluation.majority import majority_at_k
 from verl_ext.evaluation.samples import Problem
+from verl_ext.lab.table import Table, percent
 
 DRAWS = 1024  # of maj@k where the exact sum would take long; their error averages out over problems
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
 
 def parse_ks(text: str | None, n: int) -> list[int]:
@@ -73,26 +71,25 @@ def summarize(problems: Sequence[Problem], ks: str | None, correct_from: float, 
 
 
 def to_table(results: Mapping[str, Mapping[str, Any]], step: int) -> Table:
-    """One line per data source and k, in percent."""
-    caption = "mean over problems ± standard error; mean@k is the mean accuracy, the same for every k"
-    table = Table(title=f"Step {step}", caption=caption)
-    table.add_column("data source", overflow="fold")
-    for header in ("problems", "samples", "k", "mean@k", "pass@k", "maj@k"):
-        table.add_column(header, justify="right", no_wrap=True)
+    """One row per data source and k, in percent."""
+    rows = []
     for source, result in results.items():
         fewest, most = result["samples"]
-        head = escape(source), str(result["problems"]), str(most) if fewest == most else f"{fewest}–{most}"
+        head = [source, str(result["problems"]), str(most) if fewest == most else f"{fewest} to {most}"]
         for k, passed in result["pass@k"].items():
             majority = _percent(result["maj@k"][k]) if result["maj@k"] else "no answers"
-            table.add_row(*head, k, _percent(result["mean@k"]), _percent(passed), majority)
-            head = "", "", ""
-        table.add_section()
-    return table
+            rows.append([*head, k, _percent(result["mean@k"]), _percent(passed), majority])
+            head = ["", "", ""]
+    caption = "Mean over problems ± standard error; mean@k is the mean accuracy, the same for every k."
+    header = ("data source", "problems", "samples", "k", "mean@k", "pass@k", "maj@k")
+    return Table(f"Step {step}", header, rows, caption, expendable=("samples", "problems"))
 
 
 def plot(results: Mapping[str, Mapping[str, Any]], path: Path) -> None:
     """pass@k (solid) and maj@k (dashed) over k, with bands of one standard error; a color per data source."""
     from matplotlib.figure import Figure
+
+    from verl_ext.lab.plot import COLORS
 
     figure = Figure(figsize=(7.5, 4.5), layout="constrained")
     axes = figure.subplots()
@@ -126,4 +123,4 @@ def _by_k(ks: Sequence[int], values: np.ndarray) -> dict[str, list[float | None]
 
 def _percent(measure: Sequence[float | None]) -> str:
     mean, error = measure
-    return f"{mean:.1%}" if error is None else f"{100 * mean:.1f} ± {error:.1%}"
+    return percent(mean) if error is None else f"{100 * mean:.1f} ± {percent(error)}"
