@@ -253,10 +253,11 @@ class RolloutPolicy:
     panels: ClassVar[tuple[Panel, ...]] = ()
 
     @classmethod
-    def settings_for(cls, n: int, seed: int) -> dict[str, Any] | None:
-        """Constructor arguments for an average of ``n`` rollouts per prompt, divided as in the paper.
+    def settings_for(cls, train_batch_size: int, n: int, seed: int) -> dict[str, Any] | None:
+        """Keys of ``rollout_policy`` for an average of ``n`` rollouts per prompt, divided as in the paper.
 
-        The lab compares methods at equal cost with them. None: the method cannot run on logged rollouts.
+        The lab uses these settings to compare methods at equal cost on logged rollouts. None: logged rollouts are not
+        enough to run the method.
         """
         return None
 

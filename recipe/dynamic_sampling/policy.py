@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from typing import Any
 
 from verl_ext import checks
 from verl_ext.errors import CannotFillBatch
@@ -27,6 +28,10 @@ class DynamicSampling(RolloutPolicy):
         max_rounds: most rounds per step.
         prompt_weight: see :class:`~verl_ext.policy.RolloutPolicy`.
     """
+
+    @classmethod
+    def settings_for(cls, train_batch_size: int, n: int, seed: int) -> dict[str, Any]:
+        return {"n": n}
 
     def __init__(
         self, *, train_batch_size: int, n: int, s: float = 3, max_rounds: int = 10, prompt_weight: str = "equal"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from verl_ext import checks
 from verl_ext.policy import PROMPT_WEIGHT, Action, Discard, Draw, Group, Request, RolloutPolicy
 
@@ -16,6 +18,10 @@ class Uniform(RolloutPolicy):
         n: rollouts per prompt (G).
         prompt_weight: see :class:`~verl_ext.policy.RolloutPolicy`.
     """
+
+    @classmethod
+    def settings_for(cls, train_batch_size: int, n: int, seed: int) -> dict[str, Any]:
+        return {"n": n}
 
     def __init__(self, *, train_batch_size: int, n: int, prompt_weight: str = "equal"):
         checks.COUNT.check("train_batch_size", train_batch_size)

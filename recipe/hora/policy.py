@@ -13,7 +13,7 @@ from verl_ext import checks
 from verl_ext.allocation import by_name as rules
 from verl_ext.allocation import hit_utility
 from verl_ext.estimation.by_name import PromptEstimator
-from verl_ext.policy import PROMPT_WEIGHT, Action, Discard, Draw, Group, Request, RolloutPolicy
+from verl_ext.policy import PROMPT_WEIGHT, Action, Discard, Draw, Group, Panel, Request, RolloutPolicy
 
 
 class Hora(RolloutPolicy):
@@ -45,6 +45,21 @@ class Hora(RolloutPolicy):
         warm_up_cycles: consecutive steps with a learned mean that end the warm-up.
         prompt_weight: see :class:`~verl_ext.policy.RolloutPolicy`.
     """
+
+    panels = (
+        Panel(
+            name="hora_shares",
+            pattern=r"hora/share_of_rollouts_(c\d+)",
+            title="HORA: who gets the second wave",
+            caption="Share of the second wave's rollouts, by the prompt's number of successes in the first wave, c.",
+            unit="share of rollouts",
+        ),
+    )
+
+    @classmethod
+    def settings_for(cls, train_batch_size: int, n: int, seed: int) -> dict[str, Any]:
+        """A quarter of the rollouts in the first wave, and at most one shard per prompt."""
+        return {"G": n, "G0": max(1, n // 4), "shards": min(4, train_batch_size)}
 
     def __init__(
         self,

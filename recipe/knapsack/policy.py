@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from verl_ext.one_wave import OneWave
-from verl_ext.policy import Group
+from verl_ext.policy import Group, Panel
 
 STATUSES = ("extremely_hard", "hard", "medium", "easy", "extremely_easy")
 
@@ -36,6 +36,21 @@ class Knapsack(OneWave):
     """
 
     name = "knapsack"
+
+    panels = (
+        Panel(
+            name="knapsack_statuses",
+            pattern=r"knapsack/status_(\w+)",
+            title="Knapsack: prompts by status",
+            caption="Prompts seen so far, stacked.",
+            unit="prompts",
+            stacked=True,
+        ),
+    )
+
+    @classmethod
+    def settings_for(cls, train_batch_size: int, n: int, seed: int) -> dict[str, Any]:
+        return {"n": n, "N_low": 2, "N_up": max(128, n), "estimator_options": {"size": 16}}
 
     def __init__(
         self,

@@ -6,6 +6,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -42,6 +43,12 @@ class PilotCommit(RolloutPolicy):
         seed: of the random order.
         prompt_weight: see :class:`~verl_ext.policy.RolloutPolicy`.
     """
+
+    @classmethod
+    def settings_for(cls, train_batch_size: int, n: int, seed: int) -> dict[str, Any]:
+        """A quarter of the rollouts in the pilots, but at least 4 where n allows it."""
+        pilots = max(min(4, n - 1), n // 4)
+        return {"n_pilot": pilots, "n_commit": n - pilots, "seed": seed}
 
     def __init__(
         self,

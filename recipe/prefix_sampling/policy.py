@@ -10,7 +10,7 @@ from recipe.prefix_sampling.prefix_store import PrefixStore, SavedPrefix, trajec
 from recipe.prefix_sampling.transitions import Transitions
 from verl_ext import checks
 from verl_ext.errors import BadReward, CannotFillBatch
-from verl_ext.policy import PROMPT_WEIGHT, Action, Discard, Draw, Group, Request, RolloutPolicy
+from verl_ext.policy import PROMPT_WEIGHT, Action, Discard, Draw, Group, Panel, Request, RolloutPolicy
 
 SIDES = ("both", "hard", "easy")
 
@@ -42,6 +42,23 @@ class PrefixSampling(RolloutPolicy):
     """
 
     reads_trajectories = True
+
+    panels = (
+        Panel(
+            name="prefix_ratios",
+            pattern=r"prefix_sampling/ratio_(k\d+)",
+            title="Prefix Sampling: prefix ratio",
+            caption="Share of a trajectory that a prefix holds, by pass count of the parent group, k.",
+            unit="prefix ratio",
+        ),
+        Panel(
+            name="prefix_pass_rates",
+            pattern=r"prefix_sampling/pass_rate_ema_(k\d+)",
+            title="Prefix Sampling: pass rate of re-rollouts",
+            caption="Moving average, by pass count of the parent group, k.",
+            unit="pass rate",
+        ),
+    )
 
     def __init__(
         self,

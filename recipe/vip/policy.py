@@ -37,6 +37,10 @@ class Vip(OneWave):
 
     name = "vip"
 
+    @classmethod
+    def settings_for(cls, train_batch_size: int, n: int, seed: int) -> dict[str, Any]:
+        return {"n": n, "L": 3, "U": max(32, n)}
+
     def __init__(
         self,
         *,

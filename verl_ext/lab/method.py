@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from verl_ext.checks import InvalidValue
 from verl_ext.estimation.by_name import BY_TEXT
 from verl_ext.launch import register_resolvers
-from verl_ext.policy import RolloutPolicy
+from verl_ext.policy import Panel, RolloutPolicy
 from verl_ext.recipes import recipes
 
 # Keys of verl's configuration for a rollout_policy to refer to. A recipe's own file overrides them.
@@ -92,6 +93,15 @@ class Method:
         return instantiate(config.rollout_policy)
 
     @property
+    def policy_class(self) -> type[RolloutPolicy]:
+        """Class of the policy; it has the method's panels, and its settings for a number of rollouts."""
+        return hydra.utils.get_class(self.config.rollout_policy._target_)
+
+    def with_settings(self, settings: Mapping[str, Any]) -> Method:
+        """The same method with some keys of ``rollout_policy`` replaced."""
+        return replace(self, config=OmegaConf.merge(self.config, {"rollout_policy": dict(settings)}))
+
+    @property
     def reads_texts(self) -> bool:
         """Whether the policy's estimator needs the prompts' texts, since no features are configured."""
         policy = self.config.rollout_policy
@@ -102,6 +112,12 @@ class Method:
     def train_batch_size(self) -> int:
         """Prompts of a full batch."""
         return int(self.config.rollout_policy.get("train_batch_size", self.config.data.train_batch_size))
+
+
+def recipe_panels() -> list[Panel]:
+    """Plots of all recipes' own metrics, in the order of the recipes' names."""
+    classes = (hydra.utils.get_class(OmegaConf.load(file).rollout_policy._target_) for file in recipes().values())
+    return [panel for policy in classes for panel in policy.panels]
 
 
 def _own_config(recipe: str) -> DictConfig | None:

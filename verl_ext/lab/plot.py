@@ -21,7 +21,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from verl_ext.lab.method import recipes
+from verl_ext.recipes import recipes
 
 Series = tuple[np.ndarray, np.ndarray]
 """x and y, float64 of the same length."""

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from support.rollout_logs import log_of
 
-from verl_ext.lab.waste import methods
-from verl_ext.lab.waste.counterfactual import Outcome, RecordedEngine, of_the_log, replay
+from verl_ext.lab.waste.counterfactual import RecordedEngine, Spending, recipe_method, spend, spending_of_log
 from verl_ext.lab.waste.rates import RecordedRates, fit_prior
+from verl_ext.recipes import recipes
 
 BATCH, N = 8, 8
 
@@ -23,11 +23,11 @@ def recorded_log(epochs=3, seed=0, prompts=64):
 
 
 def run(name, log, budget=None, seed=0, **settings):
-    settings = methods.settings(name, N, seed, embeddings=False) | settings
-    policy = methods.build(name, settings, BATCH)
+    method, _ = recipe_method(name, BATCH, N, seed, texts=False)
+    policy = method.with_settings(settings).policy(seed)
     budget = budget or int(log.rollouts.sum())
     recorded = RecordedRates(log, fit_prior(log.correct, log.rollouts))
-    return replay(policy, log, recorded, train_batch_size=BATCH, budget=budget, seed=seed)
+    return spend(policy, log, recorded, train_batch_size=BATCH, budget=budget, seed=seed)
 
 
 def test_uniform_goes_through_the_log_as_it_was():
@@ -41,26 +41,26 @@ def test_uniform_goes_through_the_log_as_it_was():
             return super().nearest(prompt, batch)
 
     recorded = Noting(log, (0.1, 0.1))
-    policy = methods.build("grpo", {"n": N}, BATCH)
-    outcome = replay(policy, log, recorded, train_batch_size=BATCH, budget=10**9, seed=0)
+    policy = recipe_method("grpo", BATCH, N, 0, texts=False)[0].policy(0)
+    outcome = spend(policy, log, recorded, train_batch_size=BATCH, budget=10**9, seed=0)
     assert drawn == list(zip(log.prompt.tolist(), log.batch.tolist(), strict=True))
     assert outcome.steps == len(log.batches) and outcome.sampled == log.rollouts.sum() == 1536
     assert outcome.short_steps == 0 and outcome.stopped is None and outcome.discarded == {}
 
 
-def test_uniform_has_the_gradients_of_the_log():
+def test_uniform_has_the_gradients_spending_of_log():
     """Over many groups: the share with a gradient is that of the log the rates come from."""
     rng = np.random.default_rng(0)
     rates = rng.beta(0.4, 0.4, 2000)
     log = log_of([(1 + i // BATCH, i, count, N) for i, count in enumerate(rng.binomial(N, rates))])
-    outcome, own = run("grpo", log), of_the_log(log, RecordedRates(log, (1.0, 1.0)), int(log.rollouts.sum()))
+    outcome, own = run("grpo", log), spending_of_log(log, RecordedRates(log, (1.0, 1.0)), int(log.rollouts.sum()))
     share = outcome.gradient_groups / outcome.trained_groups
     assert share == pytest.approx(own.gradient_groups / own.trained_groups, abs=0.03)
 
 
 def test_the_log_itself():
     log = log_of([(1, 0, 2, 4), (1, 1, 0, 4), (2, 0, 8, 8)])
-    own = of_the_log(log, RecordedRates(log, (0.01, 0.01)), 100)
+    own = spending_of_log(log, RecordedRates(log, (0.01, 0.01)), 100)
     assert (own.steps, own.sampled, own.trained_groups, own.trained_rollouts) == (2, 100, 3, 16)
     assert (own.gradient_groups, own.gradient_rollouts) == (1, 4)
     assert own.curve == [(8, 1), (16, 1)]
@@ -106,7 +106,7 @@ def test_refills_are_paid_for():
     assert outcome.curve[-1][0] == outcome.sampled and all(spent < 600 for spent, _ in outcome.curve[:-1])
 
 
-def test_nothing_to_train_on_ends_a_replay_with_the_reason():
+def test_nothing_to_train_on_ends_a_run_with_the_reason():
     log = log_of([(step, prompt, 0, 2000) for step in (1, 2) for prompt in range(BATCH)])
     outcome = run("dynamic_sampling", log)
     assert outcome.steps == 0 and "none of" in outcome.stopped and outcome.sampled > 0
@@ -120,7 +120,7 @@ def test_the_same_seed_does_the_same():
 
 def test_verdicts_come_at_the_recorded_rate():
     log = log_of([(1, 0, 3, 10), (1, 1, 10, 10)])
-    outcome = Outcome()
+    outcome = Spending()
     recorded = RecordedRates(log, (1.0, 1.0))
     engine = RecordedEngine(recorded, np.array([0.3, 1.0]), np.random.default_rng(0), outcome)
     from verl_ext.policy import Group, Prompt
@@ -136,15 +136,29 @@ def test_verdicts_come_at_the_recorded_rate():
     assert outcome.rollouts_in_band.tolist() == [0, 10_000, 0, 0, 8] and outcome.prompts_in_band.sum() == 2
 
 
-@pytest.mark.parametrize("name", methods.POLICIES)
+RECIPES = [name for name in recipes() if name != "prefix_sampling"]
+
+
+@pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("n", [3, 4, 8, 64])
 def test_recipes_take_their_settings(name, n):
-    methods.build(name, methods.settings(name, n, 0, embeddings=False), 1)
+    method, _ = recipe_method(name, 1, n, 0, texts=False)
+    assert isinstance(method.policy(0), method.policy_class)
+
+
+def test_a_log_says_nothing_about_rollouts_from_prefixes():
+    assert recipe_method("prefix_sampling", BATCH, N, 0, texts=True) is None
 
 
 def test_waves_add_up():
     for n in (3, 4, 8, 32, 64):
-        options = methods.settings("pilot_commit", n, 0, embeddings=False)
-        assert options["n_pilot"] + options["n_commit"] == n
-    assert methods.settings("pilot_commit", 64, 0, False)["n_pilot"] == 16
-    assert methods.settings("hora", 32, 0, False)["G0"] == 8
+        _, options = recipe_method("pilot_commit", BATCH, n, 7, texts=False)
+        assert options["n_pilot"] + options["n_commit"] == n and options["seed"] == 7
+    assert recipe_method("pilot_commit", BATCH, 64, 0, texts=False)[1]["n_pilot"] == 16
+    assert recipe_method("hora", BATCH, 32, 0, texts=False)[1]["G0"] == 8
+
+
+def test_only_an_estimator_that_reads_texts_is_replaced_and_only_without_texts():
+    changed = {name for name in RECIPES if "estimator" in recipe_method(name, BATCH, N, 0, texts=False)[1]}
+    assert changed == {"vip"}
+    assert "estimator" not in recipe_method("vip", BATCH, N, 0, texts=True)[1]

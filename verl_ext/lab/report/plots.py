@@ -10,10 +10,10 @@ from functools import partial
 import numpy as np
 
 from verl_ext.lab import plot
+from verl_ext.lab.method import recipe_panels
 from verl_ext.lab.plot import Curve, Plot, Series, over_seeds
 from verl_ext.lab.report.runs import Run, RunGroup
 from verl_ext.lab.report.summary import DECIDING, accuracy_against, deciding_share, destinations
-from verl_ext.policy import Panel
 
 UNITS = (("rollouts", "rollouts sampled"), ("tokens", "tokens sampled"), ("step", "step"), ("seconds", "wall clock"))
 SIGNAL = (
@@ -28,16 +28,6 @@ DELAY = (
     ("delay_mean", "off_policy/delay_mean", "Off-policy delay, mean",
      "Policy versions between a rollout and its update."),
     ("delay_max", "off_policy/delay_max", "Off-policy delay, largest", "Delay of the oldest rollout in the batch."),
-)  # fmt: skip
-DIFFICULTY = (
-    Panel("hora_shares", r"hora/share_of_rollouts_(c\d+)", "HORA: who gets the second wave",
-          "Share of its rollouts by successes of the first wave, c.", "share of rollouts"),
-    Panel("knapsack_statuses", r"knapsack/status_(\w+)", "Knapsack: prompts by status",
-          "Prompts seen so far, stacked.", "prompts", stacked=True),
-    Panel("prefix_ratios", r"prefix_sampling/ratio_(k\d+)", "Prefix Sampling: prefix ratio",
-          "Part of a trajectory that is replayed, by pass count of the parent, k.", "prefix ratio"),
-    Panel("prefix_pass_rates", r"prefix_sampling/pass_rate_ema_(k\d+)", "Prefix Sampling: pass rate of re-rollouts",
-          "Moving average by pass count of the parent, k.", "pass rate"),
 )  # fmt: skip
 
 
@@ -97,7 +87,7 @@ def _rollouts(methods: Sequence[RunGroup]) -> Iterator[Plot]:
 
 
 def _difficulty(methods: Sequence[RunGroup]) -> Iterator[Plot]:
-    for panel in DIFFICULTY:
+    for panel in recipe_panels():
         matching = partial(_matching, pattern=panel.pattern)
         if found := {method.name: parts for method in methods if (parts := _parts(method, matching))}:
             draw = plot.stacks if panel.stacked else plot.families

@@ -21,7 +21,7 @@ from verl_ext.estimation.embeddings import find_model
 from verl_ext.lab.page import Page, check_folder
 from verl_ext.lab.report.runs import find_runs, read_run
 from verl_ext.lab.waste.analysis import analyse
-from verl_ext.lab.waste.histories import write_histories
+from verl_ext.lab.waste.log import write_histories
 from verl_ext.lab.waste.plots import plots
 from verl_ext.lab.waste.reader import find_files, read_rollouts
 from verl_ext.lab.waste.tables import lead, notes, tables

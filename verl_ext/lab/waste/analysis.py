@@ -1,4 +1,4 @@
-"""All answers of a log, as numbers."""
+"""All numbers of a log: gradients of its groups, the same budget under other methods, and predicted success rates."""
 
 from __future__ import annotations
 
@@ -9,30 +9,34 @@ from typing import Any
 import numpy as np
 
 from verl_ext.lab.report.runs import Run
-from verl_ext.lab.waste import methods, prediction
-from verl_ext.lab.waste.counterfactual import ASSUMPTION, Outcome, of_the_log, replay
+from verl_ext.lab.table import times_fewer
+from verl_ext.lab.waste import prediction
+from verl_ext.lab.waste.counterfactual import ASSUMPTION, Spending, recipe_method, spend, spending_of_log
 from verl_ext.lab.waste.log import RolloutLog
-from verl_ext.lab.waste.rates import BAND_NAMES, RecordedRates, fit_prior
-from verl_ext.lab.waste.spent import spent
+from verl_ext.lab.waste.rates import BAND_NAMES, RecordedRates, band, fit_prior
+from verl_ext.recipes import recipes
 
-ENOUGH = 300_000  # rollouts to replay per method, by default, before chance is no matter any more
+LOG = "the log"
+WITH, CORRECT, WRONG, EQUAL = "with gradient", "all correct", "all wrong", "equal scores"
+KINDS = (WITH, CORRECT, WRONG, EQUAL)
+"""Kinds of groups. Equal scores: no gradient although some rollouts are correct and some are wrong."""
+VISIT_RANGES = 12  # most rows of the table by epoch
+ENOUGH = 300_000  # rollouts per method, over all repeats, after which chance hardly matters
 MOST_REPEATS = 5
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """Everything that is shown.
+    """The numbers, and the material of the plots.
 
     Attributes:
-        summary: JSON-able.
-        recorded: success rates, for the log that it was made of.
-        replays: by method its outcomes, one per repeat; those of the log itself first.
+        summary: all numbers, JSON-able.
+        spendings: by method, one per repeat; the log itself first.
         predictions: by estimator.
     """
 
     summary: dict[str, Any]
-    recorded: RecordedRates
-    replays: dict[str, list[Outcome]]
+    spendings: dict[str, list[Spending]]
     predictions: dict[str, prediction.Prediction]
 
 
@@ -44,52 +48,58 @@ def analyse(
     embeddings: bool = False,
     progress: Callable[[str, int], Callable[[int], None]] = lambda task, total: lambda done: None,
 ) -> Analysis:
-    """Answer the three questions: what was spent, what others would have done, what could have been predicted.
+    """Compute all numbers of a log.
 
     Args:
-        run: the same run's metrics: its budget includes what was sampled and never trained on, which no log of
-            rollouts holds.
-        repeats: replays of each method, with seeds 0, 1, ...; None: as many as 300,000 rollouts take, at most 5.
-        embeddings: also what predicts from texts; the log has to hold them.
-        progress: called with a task's name and its size; gives what is called with what has been done of it.
+        run: metrics of the same run. They give the budget with all rollouts sampled; a log of rollouts holds only those
+            that were trained on.
+        repeats: runs of each method, with seeds 0, 1, ...; None: as many as 300,000 rollouts allow, at most 5.
+        embeddings: whether to use estimators that read texts; the log must hold the texts.
+        progress: called with the name of a task and its size; returns a function to call with the progress made.
 
     Raises:
-        ValueError: embeddings, and no model for them.
+        ValueError: embeddings are asked for, and there is no model for them.
     """
     logged = int(log.rollouts.sum())
     budget = _budget(log, run)
-    sizes = np.bincount(log.batch)
-    train_batch_size = round(float(np.median(sizes)))
+    train_batch_size = round(float(np.median(np.bincount(log.batch))))
     n = max(2, round(logged / len(log.prompt)))
     if repeats is None:
         repeats = int(np.clip(ENOUGH // logged, 1, MOST_REPEATS))
     prior = fit_prior(log.correct, log.rollouts)
     recorded = RecordedRates(log, prior)
 
-    replays = {"the log": [of_the_log(log, recorded, budget["rollouts"])]}
-    settings, refused = {}, {}
-    done = progress("Replaying methods", budget["rollouts"] * repeats * len(methods.POLICIES))
-    for name in methods.POLICIES:
-        try:
-            outcomes = []
-            for seed in range(repeats):
-                options = methods.settings(name, n, seed, embeddings)
-                policy = methods.build(name, options, train_batch_size)
-                outcomes.append(
-                    replay(
-                        policy, log, recorded, train_batch_size=train_batch_size, budget=budget["rollouts"], seed=seed,
-                        progress=done,
-                    )
-                )  # fmt: skip
-        except ValueError as error:
-            refused[name] = str(error)
+    spendings = {LOG: [spending_of_log(log, recorded, budget["rollouts"])]}
+    settings: dict[str, dict[str, Any]] = {}
+    left_out: dict[str, str] = {}
+    done = progress("Spending the budget with each method", budget["rollouts"] * repeats * len(recipes()))
+    for name in recipes():
+        found = [recipe_method(name, train_batch_size, n, seed, texts=embeddings) for seed in range(repeats)]
+        if None in found:
+            left_out[name] = "a log of rollouts is not enough to run it."
             continue
-        replays[name], settings[name] = outcomes, options
+        try:
+            spendings[name] = [
+                spend(
+                    method.policy(seed), log, recorded, train_batch_size=train_batch_size, budget=budget["rollouts"],
+                    seed=seed, progress=done,
+                )
+                for seed, (method, _) in enumerate(found)
+            ]  # fmt: skip
+        except ValueError as error:
+            left_out[name] = str(error)
+            continue
+        settings[name] = found[-1][1]
 
     names = prediction.names(embeddings)
     done = progress("Predicting success rates", len(log.prompt) * len(names))
     predictions = {name: prediction.predict(log, name, done) for name in names}
     statuses, moves = prediction.transitions(log)
+    methods = {name: _mean(each) for name, each in spendings.items()}
+    for each in methods.values():
+        each["times_fewer_rollouts"] = times_fewer(
+            each["gradient_groups_per_1000"], methods[LOG]["gradient_groups_per_1000"]
+        )
     summary = {
         "log": _facts(log),
         "budget": budget,
@@ -101,13 +111,69 @@ def analyse(
             "n": n,
             "repeats": repeats,
             "settings": settings,
-            "refused": refused,
-            "methods": {name: _mean(outcomes) for name, outcomes in replays.items()},
+            "left_out": left_out,
+            "methods": methods,
         },
         "prediction": prediction.summary(log, predictions, recorded),
         "transitions": {"statuses": list(statuses), "counts": moves.tolist()},
     }
-    return Analysis(summary, recorded, replays, predictions)
+    return Analysis(summary, spendings, predictions)
+
+
+def kinds(log: RolloutLog) -> np.ndarray:
+    """(G,) index into :data:`KINDS`. A group has a gradient if its scores differ, whatever the verdicts."""
+    without = np.where(log.correct == log.rollouts, 1, np.where(log.correct == 0, 2, 3))
+    return np.where(log.has_spread, 0, without)
+
+
+def spent(log: RolloutLog, prior: tuple[float, float]) -> dict[str, Any]:
+    """Groups, rollouts and characters by kind of group: in total, by visit and by difficulty.
+
+    A prompt's difficulty is its success rate over the whole log: the posterior mean under the Beta ``prior``.
+    """
+    kind = kinds(log)
+    prompts = len(log.prompt_ids)
+    correct = np.bincount(log.prompt, weights=log.correct, minlength=prompts)
+    rollouts = np.bincount(log.prompt, weights=log.rollouts, minlength=prompts)
+    difficulty = band((prior[0] + correct) / (sum(prior) + rollouts))
+    last = int(log.visit.max())
+    edges = np.unique(np.linspace(0, last, min(last, VISIT_RANGES) + 1).round().astype(int))
+    part = np.searchsorted(edges, log.visit) - 1
+    ranges = zip(edges[:-1] + 1, edges[1:], strict=True)
+    visits = [str(first) if first == final else f"{first} to {final}" for first, final in ranges]
+    return {
+        "total": _count(log, kind, np.ones(len(kind), dtype=bool)),
+        "by_visit": {name: _count(log, kind, part == place) for place, name in enumerate(visits)},
+        "by_difficulty": {
+            name: {"prompts": int((difficulty == place).sum()), **_count(log, kind, difficulty[log.prompt] == place)}
+            for place, name in enumerate(BAND_NAMES)
+        },
+    }
+
+
+def by_batch(log: RolloutLog) -> dict[str, np.ndarray]:
+    """(T,) share of each step's groups, for every kind of group in the log."""
+    kind = kinds(log)
+    groups = np.bincount(log.batch)
+    return {
+        name: np.bincount(log.batch, weights=kind == place) / groups
+        for place, name in enumerate(KINDS)
+        if (kind == place).any()
+    }
+
+
+def _count(log: RolloutLog, kind: np.ndarray, rows: np.ndarray) -> dict[str, Any]:
+    def by_kind(weights: np.ndarray) -> dict[str, int]:
+        sums = np.bincount(kind[rows], weights=weights[rows], minlength=len(KINDS))
+        return dict(zip(KINDS, map(int, sums), strict=True))
+
+    rollouts = int(log.rollouts[rows].sum())
+    return {
+        "groups": by_kind(np.ones(len(kind))),
+        "rollouts": by_kind(log.rollouts),
+        "characters": by_kind(log.characters),
+        "success_rate": float(log.correct[rows].sum() / rollouts) if rollouts else None,
+    }
 
 
 def _facts(log: RolloutLog) -> dict[str, Any]:
@@ -128,7 +194,7 @@ def _facts(log: RolloutLog) -> dict[str, Any]:
 
 
 def _budget(log: RolloutLog, run: Run | None) -> dict[str, Any]:
-    """Rollouts and tokens up to the log's last step; the log's own rollouts where the metrics do not say."""
+    """Rollouts and tokens up to the log's last step, from the metrics; else the number of logged rollouts."""
     found: dict[str, float] = {}
     if run is not None:
         last = int(log.step.max())
@@ -148,19 +214,19 @@ def _budget(log: RolloutLog, run: Run | None) -> dict[str, Any]:
     }
 
 
-def _mean(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Means over repeats, and least and largest of what methods are compared by."""
-    rollouts = sum(outcome.rollouts_in_band for outcome in outcomes)
-    prompts = sum(outcome.prompts_in_band for outcome in outcomes)
-    per_thousand = [1000 * each.gradient_groups / each.sampled for each in outcomes if each.sampled]
+def _mean(spendings: Sequence[Spending]) -> dict[str, Any]:
+    """Means over repeats; for groups with a gradient per 1,000 rollouts also the range."""
+    rollouts = sum(spending.rollouts_in_band for spending in spendings)
+    prompts = sum(spending.prompts_in_band for spending in spendings)
+    per_thousand = [1000 * each.gradient_groups / each.sampled for each in spendings if each.sampled]
     sums = {
-        name: sum(getattr(outcome, name) for outcome in outcomes)
+        name: sum(getattr(spending, name) for spending in spendings)
         for name in ("trained_groups", "trained_rollouts", "gradient_groups", "gradient_rollouts", "sampled")
     }
-    reasons = sorted({reason for outcome in outcomes for reason in outcome.discarded})
+    reasons = sorted({reason for spending in spendings for reason in spending.discarded})
     return {
-        "steps": float(np.mean([outcome.steps for outcome in outcomes])),
-        **{name: value / len(outcomes) for name, value in sums.items()},
+        "steps": float(np.mean([spending.steps for spending in spendings])),
+        **{name: value / len(spendings) for name, value in sums.items()},
         "groups_with_gradient": _share(sums["gradient_groups"], sums["trained_groups"]),
         "rollouts_with_gradient": _share(sums["gradient_rollouts"], sums["trained_rollouts"]),
         "sampled_with_gradient": _share(sums["gradient_rollouts"], sums["sampled"]),
@@ -173,10 +239,10 @@ def _mean(outcomes: Sequence[Outcome]) -> dict[str, Any]:
             name: _share(int(each), int(rollouts.sum())) for name, each in zip(BAND_NAMES, rollouts, strict=True)
         },
         "discarded": {
-            reason: sum(outcome.discarded.get(reason, 0) for outcome in outcomes) / len(outcomes) for reason in reasons
+            reason: sum(each.discarded.get(reason, 0) for each in spendings) / len(spendings) for reason in reasons
         },
-        "short_steps": float(np.mean([outcome.short_steps for outcome in outcomes])),
-        "stopped": next((outcome.stopped for outcome in outcomes if outcome.stopped), None),
+        "short_steps": float(np.mean([spending.short_steps for spending in spendings])),
+        "stopped": next((spending.stopped for spending in spendings if spending.stopped), None),
     }
 
 

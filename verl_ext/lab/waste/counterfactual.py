@@ -1,43 +1,46 @@
-"""What each method would have done with the log's budget: its own policy, on the success rates that were recorded."""
+"""Each recipe's own policy spends the log's budget on success rates estimated from the log."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from verl_ext.controller import RolloutController
 from verl_ext.errors import CannotFillBatch, EveryRolloutFailed
+from verl_ext.lab.method import Method
 from verl_ext.lab.waste.log import RolloutLog
 from verl_ext.lab.waste.rates import BAND_NAMES, RecordedRates
 from verl_ext.policy import Group, Prompt, Rollout, RolloutPolicy
 
 ASSUMPTION = (
-    "Assumption: recorded success rates stand for the true ones, whatever the method. A prompt's rate at a step is "
-    "that of its recorded group nearest in time, drawn from the Beta posterior of that group's counts under a prior "
-    "fitted to the whole log, at one quantile for all groups of a prompt; rollouts succeed independently. So the model "
-    "learns as it did in the log, also where a method would have taught it something else: this compares how budgets "
-    "are spent, not what is learned from them."
+    "Assumption: recorded success rates stand for the true rates, whatever the method. A prompt's rate at a step comes "
+    "from its recorded group nearest in time: a draw from the Beta posterior of that group's counts, under a prior "
+    "fitted to the whole log, at one quantile for all groups of a prompt. Rollouts succeed independently. So the model "
+    "learns as it did in the log, even where another method would have trained it differently: the comparison shows "
+    "how budgets are spent, not how much the model learns from them."
 )
 
 
 @dataclass
-class Outcome:
-    """What one replay of a policy did.
+class Spending:
+    """Rollouts and groups of one run of a policy, or of the log itself.
 
     Attributes:
         steps: training steps.
         sampled: rollouts generated.
-        prompts_in_band: prompts that got rollouts, counted once per group, by success rate.
-        rollouts_in_band: rollouts generated, by success rate.
-        trained_groups, trained_rollouts: what went into updates.
-        gradient_groups, gradient_rollouts: those of them whose group has both correct and wrong rollouts.
-        discarded: rollouts given up, by reason.
-        curve: after each step, rollouts generated and groups with a gradient so far.
+        prompts_in_band: (bands,) prompts with rollouts, counted once per group, by success rate.
+        rollouts_in_band: (bands,) rollouts generated, by success rate.
+        trained_groups, trained_rollouts: numbers that updates trained on.
+        gradient_groups, gradient_rollouts: the trained groups that have both correct and wrong rollouts, and their
+            rollouts.
+        discarded: rollouts discarded, by reason.
+        curve: after each step, the numbers of rollouts generated and of groups with a gradient so far.
         short_steps: steps that trained on fewer prompts than ``train_batch_size``.
-        stopped: why it ended before budget and steps did; None: it did not.
+        stopped: error that ended the run before budget and steps were used up; None: no error.
     """
 
     steps: int = 0
@@ -54,24 +57,49 @@ class Outcome:
     stopped: str | None = None
 
 
-class RecordedEngine:
-    """Generates verdicts with the recorded success rates; see :data:`ASSUMPTION`.
+def recipe_method(
+    name: str, train_batch_size: int, n: int, seed: int, texts: bool
+) -> tuple[Method, dict[str, Any]] | None:
+    """A recipe set up for the log's batch size and rollouts per prompt, with the settings that differ from its file.
 
     Args:
-        recorded: which recorded group stands for a prompt at a step.
+        name: of the recipe.
+        train_batch_size: prompts per step.
+        n: rollouts per prompt on average.
+        seed: of the policy.
+        texts: whether the prompts' texts are known. Without them, each prompt's own history replaces an estimator that
+            reads texts.
+
+    Returns:
+        None: logged rollouts are not enough to run the recipe.
+    """
+    method = Method.parse(name, train_batch_size)
+    settings = method.policy_class.settings_for(train_batch_size, n, seed)
+    if settings is None:
+        return None
+    if not texts and method.with_settings(settings).reads_texts:
+        settings |= {"estimator": "history", "estimator_options": {}}
+    return method.with_settings(settings), settings
+
+
+class RecordedEngine:
+    """Generates verdicts at the recorded success rates; see :data:`ASSUMPTION`.
+
+    Args:
+        recorded: finds the recorded group that stands for a prompt at a step.
         rates: (G,) success rate of each recorded group.
         rng: of the verdicts.
-        outcome: where prompts and rollouts are counted by success rate.
+        spending: counts prompts and rollouts by success rate.
     """
 
-    def __init__(self, recorded: RecordedRates, rates: np.ndarray, rng: np.random.Generator, outcome: Outcome):
-        self.recorded, self.rates, self.rng, self.outcome = recorded, rates, rng, outcome
+    def __init__(self, recorded: RecordedRates, rates: np.ndarray, rng: np.random.Generator, spending: Spending):
+        self.recorded, self.rates, self.rng, self.spending = recorded, rates, rng, spending
         self.begin_batch(0)
-        self.verdicts: dict[str, tuple[int, int]] = {}  # group -> correct ones, all
+        self.verdicts: dict[str, tuple[int, int]] = {}  # group id -> correct rollouts, all rollouts
         self._waiting: list[tuple[Group, int]] = []
 
     def begin_batch(self, batch: int) -> None:
-        """Rollouts submitted from now on are of the step at this place among the logged ones."""
+        """Generate rollouts submitted from now on at the rates of this step: its place among the logged steps."""
         self.batch = batch
         self._wrong, self._correct = (Rollout(float(verdict), bool(verdict), 0, batch) for verdict in (0, 1))
 
@@ -83,7 +111,7 @@ class RecordedEngine:
             self.verdicts.pop(group.id, None)
 
     def finish(self) -> list[tuple[str, list[Rollout]]]:
-        """The rollouts of all waves that were submitted."""
+        """The rollouts of all submitted waves, by group id."""
         waiting, self._waiting = self._waiting, []
         nearest = np.array([self.recorded.nearest(group.prompt.row, self.batch) for group, _ in waiting], dtype=int)
         counts = np.array([count for _, count in waiting], dtype=np.int64)
@@ -91,8 +119,8 @@ class RecordedEngine:
         band = self.recorded.band[nearest]
         first = [group.id not in self.verdicts for group, _ in waiting]
         bands = len(BAND_NAMES)
-        self.outcome.prompts_in_band += np.bincount(band, weights=first, minlength=bands).astype(np.int64)
-        self.outcome.rollouts_in_band += np.bincount(band, weights=counts, minlength=bands).astype(np.int64)
+        self.spending.prompts_in_band += np.bincount(band, weights=first, minlength=bands).astype(np.int64)
+        self.spending.rollouts_in_band += np.bincount(band, weights=counts, minlength=bands).astype(np.int64)
         waves = []
         for (group, count), successes in zip(waiting, correct.tolist(), strict=True):
             before = self.verdicts.get(group.id, (0, 0))
@@ -101,7 +129,7 @@ class RecordedEngine:
         return waves
 
 
-def replay(
+def spend(
     policy: RolloutPolicy,
     log: RolloutLog,
     recorded: RecordedRates,
@@ -110,23 +138,24 @@ def replay(
     budget: int,
     seed: int,
     progress: Callable[[int], None] = lambda rollouts: None,
-) -> Outcome:
-    """Run a policy over the log's prompts, in its order, until ``budget`` is spent or the log's steps are over.
+) -> Spending:
+    """Run a policy over the log's prompts, in the log's order, until the budget is spent or the log's steps are over.
 
-    The step that reaches the budget is the last. Policies and their estimators see the prompts drawn and the verdicts
-    of finished rollouts, as in training. A method that draws more prompts per step than the log has meets them earlier
-    than the log did; from the end of the log the order begins anew.
+    The step that reaches the budget is the last. As in training, the policy and its estimator see the prompts they draw
+    and the verdicts of finished rollouts, and nothing else. A method that draws more prompts per step than the log
+    meets prompts earlier than the log did, and begins again at the end of the log.
 
     Args:
+        policy: a fresh policy.
         recorded: of ``log``.
         train_batch_size: the policy's.
         budget: rollouts, at least 1.
         seed: of rates and verdicts.
-        progress: called after each step with the rollouts it took.
+        progress: called after each step with the rollouts of that step.
     """
     rng = np.random.default_rng(seed)
-    outcome = Outcome()
-    engine = RecordedEngine(recorded, recorded.draw(rng), rng, outcome)
+    spending = Spending()
+    engine = RecordedEngine(recorded, recorded.draw(rng), rng, spending)
     prompts = [Prompt(name, row) for row, name in enumerate(log.prompt_ids)]
     policy.start_run(None, log.texts if log.texts is not None else log.prompt_ids)
     run = RolloutController(policy, _drawn(log, prompts), len(prompts), engine)
@@ -135,37 +164,37 @@ def replay(
             engine.begin_batch(place)
             run.begin_step(place + 1)
             batch = run.fill_batch(engine.finish)
-            _count(outcome, batch, engine)
-            outcome.short_steps += len(batch) < train_batch_size
+            _count(spending, batch, engine)
+            spending.short_steps += len(batch) < train_batch_size
             sampled = int(run.ledger.total["rollouts/sampled"])
-            progress(sampled - outcome.sampled)
-            outcome.steps, outcome.sampled = place + 1, sampled
-            outcome.curve.append((sampled, outcome.gradient_groups))
+            progress(sampled - spending.sampled)
+            spending.steps, spending.sampled = place + 1, sampled
+            spending.curve.append((sampled, spending.gradient_groups))
             if sampled >= budget:
                 break
     except (CannotFillBatch, EveryRolloutFailed) as error:
-        outcome.sampled, outcome.stopped = int(run.ledger.total["rollouts/sampled"]), str(error)
+        spending.sampled, spending.stopped = int(run.ledger.total["rollouts/sampled"]), str(error)
     run.ledger.check(run.live.values())
-    outcome.discarded = {
+    spending.discarded = {
         name.removeprefix("rollouts/discarded_"): int(count)
         for name, count in sorted(run.ledger.total.items())
         if name.startswith("rollouts/discarded_")
     }
-    return outcome
+    return spending
 
 
-def of_the_log(log: RolloutLog, recorded: RecordedRates, sampled: int) -> Outcome:
-    """The same numbers of what was logged; ``sampled`` may be more than that."""
-    outcome = Outcome(len(log.batches), sampled)
+def spending_of_log(log: RolloutLog, recorded: RecordedRates, sampled: int) -> Spending:
+    """The same numbers for the log itself; ``sampled`` may exceed the logged rollouts by those never trained on."""
+    spending = Spending(len(log.batches), sampled)
     bands = len(BAND_NAMES)
-    outcome.prompts_in_band = np.bincount(recorded.band, minlength=bands)
-    outcome.rollouts_in_band = np.bincount(recorded.band, weights=log.rollouts, minlength=bands).astype(np.int64)
+    spending.prompts_in_band = np.bincount(recorded.band, minlength=bands)
+    spending.rollouts_in_band = np.bincount(recorded.band, weights=log.rollouts, minlength=bands).astype(np.int64)
     gradient = (log.correct > 0) & (log.correct < log.rollouts)
-    outcome.trained_groups, outcome.trained_rollouts = len(log.prompt), int(log.rollouts.sum())
-    outcome.gradient_groups, outcome.gradient_rollouts = int(gradient.sum()), int(log.rollouts[gradient].sum())
+    spending.trained_groups, spending.trained_rollouts = len(log.prompt), int(log.rollouts.sum())
+    spending.gradient_groups, spending.gradient_rollouts = int(gradient.sum()), int(log.rollouts[gradient].sum())
     spent, groups = (np.cumsum(np.bincount(log.batch, weights=weights)) for weights in (log.rollouts, gradient))
-    outcome.curve = [(int(x), int(y)) for x, y in zip(spent, groups, strict=True)]
-    return outcome
+    spending.curve = [(int(x), int(y)) for x, y in zip(spent, groups, strict=True)]
+    return spending
 
 
 def _drawn(log: RolloutLog, prompts: list[Prompt]) -> Iterator[Prompt]:
@@ -173,11 +202,11 @@ def _drawn(log: RolloutLog, prompts: list[Prompt]) -> Iterator[Prompt]:
     return (prompts[row] for _ in itertools.count() for row in order)
 
 
-def _count(outcome: Outcome, batch: list[Group], engine: RecordedEngine) -> None:
+def _count(spending: Spending, batch: list[Group], engine: RecordedEngine) -> None:
     for group in batch:
         correct, rollouts = engine.verdicts.pop(group.id)
         gradient = 0 < correct < rollouts
-        outcome.trained_groups += 1
-        outcome.trained_rollouts += rollouts
-        outcome.gradient_groups += gradient
-        outcome.gradient_rollouts += rollouts * gradient
+        spending.trained_groups += 1
+        spending.trained_rollouts += rollouts
+        spending.gradient_groups += gradient
+        spending.gradient_rollouts += rollouts * gradient

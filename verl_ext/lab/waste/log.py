@@ -1,32 +1,35 @@
-"""The rollouts of a run, as groups."""
+"""The logged rollouts of a run, as groups."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 
 @dataclass(frozen=True)
 class RolloutLog:
-    """One row per group, in the order of steps; a group is what was trained on together for one prompt in one step.
+    """One row per group, in the order of steps: the G groups of P prompts that the run trained on.
 
     Attributes:
         step: (G,) training step as verl counts it.
         prompt: (G,) index into ``prompt_ids``.
-        rollouts: (G,) rollouts of the group, at least 1.
-        correct: (G,) how many of them are correct.
-        has_spread: (G,) bool: scores differ, so that the group has a gradient.
-        characters: (G,) length of all its responses as text.
-        prompt_ids: one per prompt.
-        texts: input of each prompt; None unless asked for.
-        threshold: scores above it are correct; None where every line has its own verdict (``acc``).
-        skipped: lines that could not be used, by reason.
-        examples: file and line of the first one, by reason.
-        merged: lines that were further outputs of a rollout already counted.
-        repeated_steps: steps that lie in several files.
+        rollouts: (G,) number of rollouts, at least 1.
+        correct: (G,) number of correct rollouts.
+        has_spread: (G,) bool, whether the scores differ, so the group has a gradient.
+        characters: (G,) total length of the responses as text.
+        prompt_ids: P ids: ``Prompt.id`` in logs of this driver, else a hash of input and ground truth.
+        texts: P inputs; None unless asked for.
+        threshold: score above which a rollout is correct; None if every line has its own verdict (``acc``).
+        skipped: number of unusable lines, by reason.
+        examples: file and line of the first unusable line, by reason.
+        merged: number of lines that are further outputs of a rollout already counted.
+        repeated_steps: steps that occur in several files.
     """
 
     step: np.ndarray
@@ -45,14 +48,14 @@ class RolloutLog:
 
     @property
     def success_rate(self) -> np.ndarray:
-        """(G,) share of correct rollouts."""
+        """(G,) share of correct rollouts, in [0, 1]."""
         return self.correct / self.rollouts
 
     @cached_property
     def visit(self) -> np.ndarray:
         """(G,) int64: 1 for a prompt's first group, 2 for its second, and so on.
 
-        With a loader that goes through the data once per epoch this is the epoch; the log itself does not say.
+        A data loader that passes over the data once per epoch makes this the epoch, which the log does not hold.
         """
         order = np.argsort(self.prompt, kind="stable")
         prompts = self.prompt[order]
@@ -63,11 +66,26 @@ class RolloutLog:
 
     @cached_property
     def batches(self) -> list[slice]:
-        """The rows of each step, in order."""
+        """Rows of each of the T logged steps, in order."""
         bounds = np.flatnonzero(np.r_[True, self.step[1:] != self.step[:-1], True])
         return [slice(int(begin), int(end)) for begin, end in zip(bounds[:-1], bounds[1:], strict=True)]
 
     @cached_property
     def batch(self) -> np.ndarray:
-        """(G,) int64: place of a group's step among the logged ones, from 0."""
+        """(G,) int64: place of a group's step among the logged steps, from 0."""
         return np.unique(self.step, return_inverse=True)[1]
+
+
+def write_histories(log: RolloutLog, path: Path) -> None:
+    """Write a Parquet file with one row per prompt: its id, and the counts of its groups in their order.
+
+    Columns: ``prompt`` (string); ``step``, ``rollouts``, ``correct`` (lists of equal length, an entry per group).
+    """
+    order = np.argsort(log.prompt, kind="stable")
+    ends = np.cumsum(np.bincount(log.prompt, minlength=len(log.prompt_ids)))
+    offsets = pa.array(np.r_[0, ends], type=pa.int32())
+    lists = {
+        name: pa.ListArray.from_arrays(offsets, pa.array(getattr(log, name)[order], type=pa.int64()))
+        for name in ("step", "rollouts", "correct")
+    }
+    pq.write_table(pa.table({"prompt": log.prompt_ids, **lists}), path)

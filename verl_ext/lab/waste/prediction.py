@@ -1,15 +1,15 @@
-"""How well success rates would have been predicted, and how they moved."""
+"""Errors of predicted success rates, and how success rates change from a prompt's group to its next."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
 
 from verl_ext.estimation.by_name import BY_TEXT, PromptEstimator
+from verl_ext.lab.plot import LEVELS
 from verl_ext.lab.waste.log import RolloutLog
 from verl_ext.lab.waste.rates import RecordedRates
 from verl_ext.one_wave import prediction_metrics
@@ -22,17 +22,17 @@ ESTIMATORS: dict[str, dict[str, Any]] = {
     "gaussian_process": {},
     "ridge_regression": {"window": 1024},
 }
-"""With the settings of the papers: VIP §6 (1,024 most recent samples), Knapsack-RL §4.3 (16 last outcomes)."""
+"""Estimators with the papers' settings: VIP §6 (1,024 latest samples), Knapsack-RL §4.3 (16 latest rollouts)."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What an estimator said before each group of the log, having seen the batches before it.
+    """An estimator's prediction for each group of the log, made from the steps before the group's step.
 
     Attributes:
         predicted: (G,) success rates.
-        error: (G,) absolute difference to the group's own rate.
-        mae: (T,) mean of it in each step (VIP's Figure 3).
+        error: (G,) absolute difference to the group's success rate.
+        mae: (T,) mean error in each step (VIP, Figure 3).
     """
 
     predicted: np.ndarray
@@ -43,10 +43,15 @@ class Prediction:
 def predict(
     log: RolloutLog, name: str, progress: Callable[[int], None] = lambda groups: None, **options: Any
 ) -> Prediction:
-    """Predict every batch of the log, then let the estimator see it.
+    """Predict each step's groups, then show them to the estimator, step by step.
+
+    Args:
+        name: a key of :data:`ESTIMATORS`.
+        progress: called after each step with its number of groups.
+        options: further options of the estimator.
 
     Raises:
-        ValueError: an estimator over texts, and no model to embed them with.
+        ValueError: the estimator reads texts, and there is no model to embed them.
     """
     estimator = PromptEstimator(name, ESTIMATORS[name] | options)
     estimator.start_run(log.texts if log.texts is not None else log.prompt_ids)
@@ -62,15 +67,15 @@ def predict(
 
 
 def names(embeddings: bool) -> list[str]:
-    """The estimators that can be compared."""
+    """Names of the estimators that can run; estimators that read texts need embeddings."""
     return [name for name in ESTIMATORS if embeddings or name not in BY_TEXT]
 
 
 def summary(log: RolloutLog, predictions: dict[str, Prediction], recorded: RecordedRates) -> dict[str, Any]:
-    """Errors of each estimator, of all groups and of those whose prompt was seen in an earlier step, and the floor.
+    """Error of each estimator over all groups, and over groups whose prompt was seen in an earlier step; and the floor.
 
-    The floor is the error that the true rates would have, as groups have few rollouts: one draw of rates and counts
-    from the posteriors.
+    The floor is the error of the true success rates, since the rate of a few rollouts differs from the true rate. It is
+    computed from one draw of rates and counts from the posteriors.
     """
     seen = seen_before(log)
     rng = np.random.default_rng(0)
@@ -89,16 +94,17 @@ def summary(log: RolloutLog, predictions: dict[str, Prediction], recorded: Recor
 
 
 def seen_before(log: RolloutLog) -> np.ndarray:
-    """(G,) bool: the prompt has a group in an earlier step."""
+    """(G,) bool, whether the prompt has a group in an earlier step."""
     first = np.full(len(log.prompt_ids), np.iinfo(np.int64).max)
     np.minimum.at(first, log.prompt, log.batch)
     return log.batch > first[log.prompt]
 
 
 def history_error(log: RolloutLog, history: Prediction) -> tuple[np.ndarray, np.ndarray]:
-    """Steps and mean error of a prompt's history, over prompts that have one (Knapsack-RL's Figure 15).
+    """Steps, and the mean error of a prompt's history over prompts with a history (Knapsack-RL, Figure 15).
 
-    For two coins the total variation distance of the figure is the absolute difference of their rates.
+    The figure shows total variation distances; between two Bernoulli distributions, that distance is the absolute
+    difference of their success rates.
     """
     seen = seen_before(log)
     groups = np.bincount(log.batch[seen], minlength=len(log.batches))
@@ -107,13 +113,15 @@ def history_error(log: RolloutLog, history: Prediction) -> tuple[np.ndarray, np.
 
 
 def transitions(log: RolloutLog) -> tuple[tuple[str, ...], np.ndarray]:
-    """Statuses, and (5, 5) how often one followed another from a prompt's group to its next (Knapsack-RL, Figure 6)."""
-    statuses, status = (resolve_name(f"recipe.knapsack.policy:{name}") for name in ("STATUSES", "status"))
-    rates, place = np.unique(log.success_rate, return_inverse=True)
-    of_group = np.array([status(rate) for rate in rates.tolist()])[place]
+    """Levels of difficulty, and (5, 5) how often each level followed each from a prompt's group to its next.
+
+    Source: Knapsack-RL, section 5.3 and Figure 6. Levels: 0 | (0, 0.2] | (0.2, 0.8) | [0.8, 1) | 1.
+    """
+    rate = log.success_rate
+    of_group = np.select([rate == 0, rate <= 0.2, rate < 0.8, rate < 1], range(4), 4)
     order = np.argsort(log.prompt, kind="stable")
     prompt, now = log.prompt[order], of_group[order]
     same = prompt[1:] == prompt[:-1]
-    counts = np.zeros((len(statuses), len(statuses)), dtype=np.int64)
+    counts = np.zeros((len(LEVELS), len(LEVELS)), dtype=np.int64)
     np.add.at(counts, (now[:-1][same], now[1:][same]), 1)
-    return statuses, counts
+    return LEVELS, counts

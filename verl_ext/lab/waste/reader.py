@@ -21,10 +21,9 @@ import orjson
 
 from verl_ext import checks
 from verl_ext.lab.waste.log import RolloutLog
+from verl_ext.prompts import prompt_id_of_group
 
 KEYS = ("input", "output", "gts", "score", "step")
-OURS = re.compile(r"([0-9a-f]{16})-\d+")
-"""The group of a ``uid`` under our driver: prompt id, then a counter. verl's own is a UUID, new for every group."""
 PADDING = re.compile(r"pad[0-9a-f]{32}")
 """The group of the rows with which verl fills up a batch that its workers do not divide."""
 REPORT_EVERY = 5000  # lines
@@ -194,8 +193,7 @@ class _Columns:
     def _prompt(self, name: str, text: str, truth: Any) -> int:
         """By our driver's id where the log has it, and by content: a run may have begun under verl's own driver."""
         content = blake2b(text.encode(errors="surrogatepass") + b"\0" + _plain(truth), digest_size=8)
-        ours = OURS.fullmatch(name)
-        identity = ours[1] if ours else None
+        identity = prompt_id_of_group(name)
         place = self._prompts.get(identity) if identity else None
         if place is None:
             place = self._prompts.setdefault(content.digest(), len(self.prompt_ids))

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from support.rollout_logs import line, log_of, write_lines
 
+from verl_ext.lab.waste.analysis import by_batch, kinds, spent
 from verl_ext.lab.waste.reader import read_rollouts
-from verl_ext.lab.waste.spent import by_batch, outcomes, spent
 
 LOG = log_of([(1, 0, 8, 8), (1, 1, 0, 8), (1, 2, 4, 8), (2, 0, 7, 8), (2, 1, 0, 4), (5, 1, 0, 2)])
 
@@ -49,7 +49,7 @@ def test_scores_decide_about_the_gradient(tmp_path):
     """Scores that differ among correct rollouts give one; equal scores give none, whatever the verdicts."""
     rows = [line("a", 1.0, acc=1), line("a", 0.8, acc=1), line("b", 0.5, acc=1), line("b", 0.5, acc=0)]
     log = read_rollouts([write_lines(tmp_path / "1.jsonl", rows)])
-    assert outcomes(log).tolist() == [0, 3]
+    assert kinds(log).tolist() == [0, 3]
 
 
 def test_shares_of_each_step():
