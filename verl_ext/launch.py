@@ -118,7 +118,8 @@ def _print_help(recipe: str) -> None:
 
 def _train(config: DictConfig) -> None:
     os.environ.pop(FULL_ERROR, None)  # tracebacks of a run stay as hydra prints them
-    from verl_ext.driver.preflight.validate import BadConfig, validate
+    from verl_ext.driver.preflight.validate import validate
+    from verl_ext.errors import BadConfig
 
     try:
         validate(config)
