@@ -3,7 +3,7 @@
     python benchmarks/learning.py --task outputs/quickstart_small
 
 Runs that are finished are not run again, so it can be stopped and started at any time. Each run's metrics are
-``<name>_<seed>.jsonl`` in ``--out``; ``python -m verl_ext.lab.report`` and ``benchmarks/decisions.py`` read them.
+``<name>_<seed>.jsonl`` in ``--out``; ``verl-ext report`` and ``benchmarks/decisions.py`` read them.
 
 ``--name prefix_ada --name prefix_fix`` is a comparison of its own: Prefix Sampling with and without its controller,
 where both very easy and very hard prompts are many.

@@ -50,8 +50,6 @@ NEW = " (put + in front to add a new key)"
             f"rollout_policy.n_pilots is not a key: did you mean rollout_policy.n_pilot?{NEW}",
         ),
         (["n_pilot=3"], f"n_pilot is not a key: did you mean rollout_policy.n_pilot?{NEW}"),
-        (["rollout_driver.recrod=r"], f"rollout_driver.recrod is not a key: did you mean rollout_driver.record?{NEW}"),
-        (["data.batch_size=3"], f"data.batch_size is not a key: did you mean data.gen_batch_size?{NEW}"),
         (["hardwre=h200"], f"hardwre is not a key: did you mean hardware?{NEW}"),
         (["zzz=1"], f"zzz is not a key: --cfg job prints all keys{NEW}"),
         (["~data.seedx"], "data.seedx is not a key: did you mean data.seed?"),

@@ -162,7 +162,7 @@ def test_the_environment_is_honoured_from_any_folder(tmp_path, monkeypatch):
 def test_an_unknown_model_size_is_answered_with_those_there_are():
     result = run_script("grpo_qwen3_8b", sys.executable, "--cfg", "job", "model_size=7b")
     assert result.returncode != 0
-    assert "Could not find 'model_size/7b'" in result.stderr
+    assert "error: model_size=7b is not valid: use one of" in result.stderr
     assert all(size in result.stderr for size in (*LONGEST, "32b"))
     assert "Traceback" not in result.stderr
 

@@ -1,8 +1,8 @@
 """A data set without the problems a model solves too often: AceReason-Math-Subset, or a subset of your own.
 
 Prefix Sampling, section 3.1: "we run Qwen3-4B-Instruct-2507 with 8 rollouts per problem, estimate each problem's
-empirical pass rate, and exclude problems with pass rate at least 75%". ``python -m verl_ext.evaluation run`` samples
-the rollouts; ``python -m verl_ext.data.curate`` makes the subset from these samples and the parquet file.
+empirical pass rate, and exclude problems with pass rate at least 75%". ``verl-ext evaluate run`` samples
+the rollouts; ``verl-ext data curate`` makes the subset from these samples and the parquet file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def pass_rates(samples: Path, rollouts: int) -> dict[str, float]:
 
 def main(
     data: Annotated[Path, typer.Argument(help="Parquet file of the sampled problems, in verl's schema.")],
-    samples: Annotated[Path, typer.Option(help="The --out of python -m verl_ext.evaluation run.")],
+    samples: Annotated[Path, typer.Option(help="The --out of verl-ext evaluate run.")],
     out: Annotated[Path, typer.Option(help="Parquet file to write.")],
     below: Annotated[float, typer.Option(min=0, max=1, help="Keep problems with a lower pass rate.")] = 0.75,
     rollouts: Annotated[int, typer.Option(min=1, help="Number of samples per problem in the pass rate.")] = 8,

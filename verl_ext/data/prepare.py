@@ -1,4 +1,4 @@
-"""``python -m verl_ext.data.prepare NAME --out DIR``: a data set of the papers as a parquet file in verl's schema.
+"""``verl-ext data NAME --out DIR``: a data set of the papers as a parquet file in verl's schema.
 
 The rows come from the hub, or with ``--local`` from the data set's own files. Each ``<file>.parquet`` gets a
 ``<file>.json`` that lists the files read, with checksums, and counts the rows left out.

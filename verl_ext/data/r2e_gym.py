@@ -1,6 +1,6 @@
 """R2E-Gym's repositories as a verl data set for agents: an issue, a container image, and tests of the result.
 
-``python -m verl_ext.data.prepare r2e_gym --out DIR`` writes ``DIR/r2e_gym/train.parquet`` and ``validation.parquet``.
+``verl-ext data r2e_gym --out DIR`` writes ``DIR/r2e_gym/train.parquet`` and ``validation.parquet``.
 ``examples/swe_tools.yaml`` holds the tools; the reward is :mod:`verl_ext.data.swe_reward`.
 
 The commands in a row follow R2E-Gym's own runtime (``agenthub/runtime/docker.py`` and ``execution_log_parser.py`` of

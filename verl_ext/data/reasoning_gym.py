@@ -1,6 +1,6 @@
 """reasoning-gym tasks as verl data sets, judged by reasoning-gym's own verifiers.
 
-``python -m verl_ext.data.reasoning_gym --out DIR`` writes ``train.parquet`` and ``validation.parquet``. The reward is
+``verl-ext data reasoning_gym --out DIR`` writes ``train.parquet`` and ``validation.parquet``. The reward is
 ``compute_score`` in this file: ``reward.custom_reward_function.path=pkg://verl_ext.data.reasoning_gym`` and
 ``reward.custom_reward_function.name=compute_score``.
 """

@@ -1,6 +1,6 @@
 """A task with state for verl's ``tool_agent`` loop: operations on a number in a database.
 
-``python -m verl_ext.data.sql_tasks --out DIR`` writes ``train.parquet``, ``validation.parquet`` and ``tools.yaml``. The
+``verl-ext data sql_tasks --out DIR`` writes ``train.parquet``, ``validation.parquet`` and ``tools.yaml``. The
 prompt ``+40 *2 -3`` asks for one call of the tool ``sql`` per operation, first ``UPDATE r SET a=a+40 RETURNING a``,
 and then for the value returned by the last call. The database holds the first value; the prompt does not.
 
@@ -217,7 +217,7 @@ def compute_score(
     answer, right = final_answer(solution_str), ground_truth
     if ground_truth == OBSERVED:
         if not extra_info or "length" not in extra_info:
-            raise ValueError("extra_info: the row has no 'length'; write it with python -m verl_ext.data.sql_tasks.")
+            raise ValueError("extra_info: the row has no 'length'; write it with verl-ext data sql_tasks.")
         right = last_observation(solution_str, extra_info["length"], extra_info.get("num_turns"))
     is_number = answer is not None and answer.removeprefix("-").isdecimal()  # an error message is not
     correct = float(is_number and answer == right)

@@ -1,4 +1,4 @@
-"""``python -m verl_ext.evaluation``: see :mod:`verl_ext.evaluation.command`."""
+"""``verl-ext evaluate``: see :mod:`verl_ext.evaluation.command`."""
 
 from verl_ext import extras
 

@@ -1,4 +1,4 @@
-"""``python -m verl_ext.evaluation run|score``: sample benchmarks with verl, and report pass@k, mean@k and maj@k."""
+"""``verl-ext evaluate run|score``: sample benchmarks with verl, and report pass@k, mean@k and maj@k."""
 
 from __future__ import annotations
 

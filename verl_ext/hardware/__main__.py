@@ -1,4 +1,4 @@
-"""``python -m verl_ext.hardware MODEL --gpu h200 --gpus 8 --longest 5120``: settings under which a model fits."""
+"""``verl-ext hardware MODEL --gpu h200 --gpus 8 --longest 5120``: settings under which a model fits."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Reads the logs of verl's ``file`` and ``tensorboard`` loggers; needs neither verl nor torch.
 
-python -m verl_ext.lab.report outputs/benchmarks/learning --out outputs/report
+verl-ext report outputs/benchmarks/learning --out outputs/report
 """
 
 from verl_ext.lab.report.runs import Run, RunGroup, by_method, find_runs, read_run

@@ -1,8 +1,8 @@
 """Compare runs: a page, its plots and its numbers.
 
-python -m verl_ext.lab.report grpo_1.jsonl hora_1.jsonl+hora_1_resumed.jsonl --out outputs/report
-python -m verl_ext.lab.report outputs/benchmarks/learning --target 0.7
-python -m verl_ext.lab.report tensorboard_log/my_project --out outputs/report
+verl-ext report grpo_1.jsonl hora_1.jsonl+hora_1_resumed.jsonl --out outputs/report
+verl-ext report outputs/benchmarks/learning --target 0.7
+verl-ext report tensorboard_log/my_project --out outputs/report
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a run's rollouts bought, and what other methods would have done: from the log of its rollouts, without verl.
 
-python -m verl_ext.lab.waste outputs/rollouts --out outputs/waste
+verl-ext waste outputs/rollouts --out outputs/waste
 """
 
 from verl_ext.lab.waste.log import RolloutLog

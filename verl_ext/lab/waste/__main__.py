@@ -1,6 +1,6 @@
 """Analyse logged rollouts: their gradients, the same budget under other methods, and predicted success rates.
 
-python -m verl_ext.lab.waste outputs/rollouts --metrics outputs/grpo.jsonl --out outputs/waste
+verl-ext waste outputs/rollouts --metrics outputs/grpo.jsonl --out outputs/waste
 
 The folder is what verl wrote under ``trainer.rollout_data_dir``.
 """
