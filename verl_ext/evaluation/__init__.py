@@ -1,6 +1,6 @@
 """Benchmark accuracy from many samples per problem: mean@k, pass@k, maj@k. Plain numpy: no verl, torch or ray.
 
-``python -m verl_ext.evaluation run`` samples with verl and reports, ``score`` reports on existing samples; both need
+``verl-ext evaluate run`` samples with verl and reports, ``score`` reports on existing samples; both need
 more than numpy: see :mod:`verl_ext.evaluation.command`.
 """
 
