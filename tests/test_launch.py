@@ -14,7 +14,9 @@ from hydra.core.global_hydra import GlobalHydra
 from support.configs import compose
 
 from verl_ext import launch
-from verl_ext.driver.preflight.loggers import check_loggers
+from verl_ext.driver.preflight.credentials import check_wandb
+from verl_ext.driver.preflight.faults import Faults
+from verl_ext.driver.preflight.keys import check_names
 
 
 @pytest.fixture
@@ -110,7 +112,9 @@ def test_a_run_on_the_cpu_asks_nobody_for_a_key(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     config = compose("grpo")
     assert list(config.trainer.logger) == ["console", "file"]
-    check_loggers(config)
+    faults = Faults(config)
+    faults.run(check_names, check_wandb)
+    assert not faults.sentences
 
 
 def test_garbage_is_collected_still_but_rarely():

@@ -124,7 +124,7 @@ def _train(config: DictConfig) -> None:
     try:
         validate(config)
     except BadConfig as error:
-        _refuse(error)
+        _refuse(*error.sentences)
     from omegaconf import OmegaConf
 
     from verl_ext.driver.runner import train
@@ -133,8 +133,8 @@ def _train(config: DictConfig) -> None:
     train(config)
 
 
-def _refuse(sentence: object) -> NoReturn:
-    sys.stderr.write(f"error: {sentence}\n")
+def _refuse(*sentences: object) -> NoReturn:
+    sys.stderr.writelines(f"error: {sentence}\n" for sentence in sentences)
     raise SystemExit(2) from None
 
 

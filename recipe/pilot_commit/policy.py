@@ -98,6 +98,14 @@ class PilotCommit(RolloutPolicy):
         self._judged = self._survived = 0.0  # judged and surviving prompts; each step halves the older counts
         self._outcomes: Counter[str] = Counter()
 
+    def check_trainer_mode(self, trainer_mode: str) -> None:
+        least = 1 + self.bind
+        ahead = (
+            f"in trainer.v1.trainer_mode={trainer_mode} a step begins one version early, and bound pilots one before"
+        )
+        accepted = trainer_mode != "separate_async" or self.max_delay >= least
+        checks.require(accepted, "max_delay", self.max_delay, f"{ahead}, use at least {least}")
+
     def start_step(self, step: int, draw: Draw) -> list[Action]:
         self._step, self._draw = step, draw
         self._round, self._rounds, self._closed = set(), 0, False

@@ -7,8 +7,8 @@ import pytest
 from support.agent_loops import make_tokenizer
 from support.configs import compose, good_overrides, write_rows
 
-from verl_ext.driver.preflight.bad_config import BadConfig
 from verl_ext.driver.trainer import TRAINER_MODES, PolicyTrainerSync
+from verl_ext.errors import BadConfig
 
 FILTER = ["data.filter_overlong_prompts=true", "data.filter_overlong_prompts_workers=1", "data.max_prompt_length=64"]
 TOO_SHORT = "data.max_prompt_length=4"

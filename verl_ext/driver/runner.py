@@ -16,7 +16,6 @@ from verl_ext.driver.checkpoint import BadCheckpoint
 from verl_ext.driver.cluster import join_cluster
 from verl_ext.driver.compat import check_verl
 from verl_ext.driver.nodes import NodeLost
-from verl_ext.driver.preflight.bad_config import BadConfig
 from verl_ext.driver.queue_owner import QueueTaken, await_queue
 from verl_ext.driver.queue_room import QueueFull
 from verl_ext.driver.replay_buffer import RolloutStall
@@ -25,7 +24,7 @@ from verl_ext.driver.trainer import TRAINER_MODES
 from verl_ext.driver.watch import Watch
 from verl_ext.driver.weight_sync import WeightsBlocked
 from verl_ext.driver.workers import WorkerLost
-from verl_ext.errors import BadReward, CannotFillBatch, EveryRolloutFailed
+from verl_ext.errors import BadConfig, BadReward, CannotFillBatch, EveryRolloutFailed
 
 logger = logging.getLogger(__name__)
 

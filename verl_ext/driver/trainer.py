@@ -26,7 +26,6 @@ from verl_ext.controller import RolloutController
 from verl_ext.driver.agent_loop import PREFIX, ROLLOUTS, SESSION_OFFSET, WaveManager
 from verl_ext.driver.checkpoint import load_state, save_state, unwritten
 from verl_ext.driver.nodes import note_nodes
-from verl_ext.driver.preflight.bad_config import BadConfig
 from verl_ext.driver.prompt_data import PromptDataset, PromptTexts, endless_rows, prompt_loader
 from verl_ext.driver.queue_room import check_queue_full
 from verl_ext.driver.replay_buffer import PARTITION, GroupReplayBuffer
@@ -36,6 +35,7 @@ from verl_ext.driver.stoppable import StoppableTrainer
 from verl_ext.driver.weight_sync import WeightTurns
 from verl_ext.driver.weights import advantage_factors, are_of_one_size, mini_batch_of_rows
 from verl_ext.driver.workers import check_workers, forget_workers, note_workers
+from verl_ext.errors import BadConfig
 from verl_ext.policy import Group, Prompt, RolloutPolicy
 from verl_ext.record import RecordingController
 

@@ -9,7 +9,6 @@ import numpy as np
 
 SEQUENCE_MEANS = ("seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 AGGREGATIONS = ("token-mean", "token-sum", *SEQUENCE_MEANS)
-PROMPT_WEIGHTS = ("equal", "rollouts")
 
 
 def advantage_factors(

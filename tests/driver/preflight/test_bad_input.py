@@ -29,7 +29,7 @@ def configs(folder):
 def test_refused_with_its_sentence(recipe, override, sentence, configs, folder):
     with pytest.raises(BadConfig) as refusal:
         validate(changed(configs[recipe], override))
-    assert str(refusal.value) == sentence.replace("{folder}", str(folder))
+    assert sentence.replace("{folder}", str(folder)) in refusal.value.sentences
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -14,8 +14,8 @@ from support.engine import epochs, prompts, run_step
 from support.long_run import FastEngine, policies
 
 from verl_ext.controller import RolloutController
+from verl_ext.driver.preflight.keys import OPTIONAL, REQUIRED
 from verl_ext.driver.preflight.validate import BadConfig, validate
-from verl_ext.driver.preflight.verl_keys import ABSENT, KEYS
 from verl_ext.errors import CannotFillBatch, EveryRolloutFailed
 
 EXAMPLES = 20  # of each recipe
@@ -25,6 +25,7 @@ LEFT_ALONE = {
     "vip": {"rollout_policy.estimator_options"},
     "hora": {"rollout_policy.warm_up_component"},
 }
+KEYS = REQUIRED | OPTIONAL
 OTHERS = ("data.train_batch_size", "actor_rollout_ref.actor.ppo_mini_batch_size", "actor_rollout_ref.rollout.n")
 VALUES = st.one_of(
     st.sampled_from([None, True, False, "", "x", "8", "${data.nothing}", [], [0.2, 0.8], ["a"], {}, {"a": 1}]),
@@ -50,7 +51,7 @@ def configs(tmp_path_factory):
 def keys(recipe: str, config: DictConfig) -> list[str]:
     """Of our sections, and those of verl whose values we check."""
     ours = [f"{section}.{key}" for section in ("rollout_policy", "rollout_driver") for key in config[section]]
-    verls = [key for key in KEYS if OmegaConf.select(config, key, default=ABSENT) is not ABSENT]  # Megatron's are not
+    verls = [key for key in KEYS if OmegaConf.select(config, key, default=KEYS) is not KEYS]
     return [key for key in (*ours, *ours, *verls, *OTHERS) if key not in LEFT_ALONE.get(recipe, ())]
 
 
@@ -79,6 +80,7 @@ def test_refused_in_one_sentence_or_good_for_training(recipe, configs, data):
     try:
         policy = validate(config)
     except BadConfig as refusal:
-        assert "\n" not in str(refusal) and len(str(refusal)) > 20, refusal
+        assert refusal.sentences and len(set(refusal.sentences)) == len(refusal.sentences)
+        assert all("\n" not in sentence and len(sentence) > 20 for sentence in refusal.sentences), refusal
         return
     train(policy)

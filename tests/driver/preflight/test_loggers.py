@@ -4,8 +4,9 @@ import pytest
 import wandb
 from support.configs import compose
 
-from verl_ext.driver.preflight.bad_config import BadConfig
-from verl_ext.driver.preflight.loggers import check_loggers
+from verl_ext.driver.preflight.credentials import check_wandb
+from verl_ext.driver.preflight.faults import Faults
+from verl_ext.errors import BadConfig
 
 VARIABLES = ("WANDB_MODE", "WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_BASE_URL", "WANDB_DIR", "NETRC")
 KEY = "0" * 40
@@ -22,8 +23,11 @@ def nobody_is_logged_in(monkeypatch, tmp_path):
     wandb.teardown()
 
 
-def check() -> None:
-    check_loggers(compose("grpo", "trainer.logger=[console,wandb]"))
+def check(loggers: str = "[console,wandb]") -> None:
+    faults = Faults(compose("grpo", f"trainer.logger={loggers}"))
+    faults.run(check_wandb)
+    if faults.sentences:
+        raise BadConfig(*faults.sentences)
 
 
 def test_wandb_without_a_key_is_refused():
@@ -68,4 +72,4 @@ def test_nor_what_wandb_offline_has_written(tmp_path):
 
 
 def test_without_wandb_no_key_is_needed():
-    check_loggers(compose("grpo", "trainer.logger=[console,tensorboard]"))
+    check("[console,tensorboard]")

@@ -35,7 +35,7 @@ REFUSED = [
         "actor.shuffle=True",
         "false",
     ),
-    ("grpo", ["data.gen_batch_size=4"], "data.gen_batch_size=4", "rollout_policy.s"),
+    ("grpo", ["data.gen_batch_size=4"], "data.gen_batch_size=4", "use null"),
     ("grpo", ["algorithm.adv_estimator=gae"], "algorithm.adv_estimator=gae", "grpo"),
     ("grpo", ["algorithm.adv_estimator=remax"], "algorithm.adv_estimator=remax", "rloo"),
     ("grpo", ["critic.enable=true"], "critic.enable=True", "false"),
@@ -49,7 +49,7 @@ REFUSED = [
         "dynamic_sampling",
         ["algorithm.filter_groups.enable=true"],
         "algorithm.filter_groups.enable=True",
-        "recipe.dynamic_sampling",
+        "use false",
     ),
     ("grpo", ["skip.rollout_tq.enable=true"], "skip.rollout_tq.enable=True", "use false"),
     ("grpo", ["trainer.v1.sampler.sync_refill_failed_groups=true"], "sync_refill_failed_groups=True", "use false"),
@@ -107,8 +107,33 @@ REFUSED = [
 def test_refused_in_one_sentence(recipe, overrides, names, remedy, tmp_path):
     with pytest.raises(BadConfig) as refusal:
         validate(compose(recipe, *good_overrides(tmp_path), *overrides))
-    sentence = str(refusal.value)
-    assert names in sentence and remedy in sentence and "\n" not in sentence
+    sentences = refusal.value.sentences
+    assert any(names in sentence and remedy in sentence for sentence in sentences), sentences
+    assert not any("\n" in sentence for sentence in sentences)
+
+
+def test_several_faults_are_all_named_in_the_order_of_the_checks(tmp_path):
+    bad = [
+        "data.train_batch_size=eight",
+        "rollout_driver.poll_interval=0",
+        "actor_rollout_ref.model.path=/no/model",
+        "data.train_files=/no/such.parquet",
+        "reward.custom_reward_function.path=/no/reward.py",
+    ]
+    with pytest.raises(BadConfig) as refusal:
+        validate(compose("grpo", *good_overrides(tmp_path), *bad))
+    assert [sentence.split(" is not valid: ")[0] for sentence in refusal.value.sentences] == bad
+
+
+def test_a_missing_model_hides_no_threshold_and_one_fault_is_one_sentence(tmp_path):
+    bad = ["actor_rollout_ref.model.path=/no/model", "rollout_policy.p_upper=2", "data.train_files=/no/such.parquet"]
+    with pytest.raises(BadConfig) as refusal:
+        validate(compose("pilot_commit", *good_overrides(tmp_path), *bad, "+rollout_policy.typo=1"))
+    starts = [sentence.split(" is not valid: ")[0] for sentence in refusal.value.sentences]
+    assert starts == [bad[0], "rollout_policy.typo=1", bad[1], bad[2]]
+    with pytest.raises(BadConfig) as refusal:
+        validate(compose("grpo", *good_overrides(tmp_path), "actor_rollout_ref.rollout.n=0"))
+    assert refusal.value.sentences == ("rollout_policy.n=0 is not valid: use an integer of at least 2",)
 
 
 def test_at_least_25_refusals():

@@ -1,4 +1,4 @@
-"""Whether the data files hold prompts that a training step can be made of."""
+"""Whether the data files hold prompts for a training step."""
 
 from __future__ import annotations
 
@@ -8,107 +8,99 @@ from typing import Any
 
 import pyarrow
 import pyarrow.parquet
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import ListConfig
 
-from verl_ext.driver.preflight.bad_config import BadConfig, refuse_if
+from verl_ext.driver.preflight.faults import Faults
 from verl_ext.prompts import prompt_id
 
 COLUMNS = ("data_source", "reward_model")
-BATCH = 256  # rows that are read at a time
+BATCH = 256  # rows read at a time
+TRAINING, VALIDATION = "data.train_files", "data.val_files"
 
 
-def check_data(config: DictConfig) -> None:
-    """Read as little of the files as shows that they are usable; those that are not parquet on this machine are left
-    to verl.
-
-    Raises:
-        BadConfig: a file that is not there or no parquet, columns or messages that are missing, or fewer different
-            prompts than a step needs.
-    """
-    files = _files(config, "data.train_files")
-    if all(file is not None for file in files):
-        _check_training_files(config, [file for file in files if file is not None])
-    if config.trainer.val_before_train or config.trainer.test_freq > 0:
-        validation = _files(config, "data.val_files")
-        known = all(file is not None for file in validation)
-        empty = known and not sum(file.metadata.num_rows for file in validation if file is not None)
-        refuse_if(empty, config, "data.val_files", "it holds no rows, and validation is on")
-
-
-def _check_training_files(config: DictConfig, files: list[pyarrow.parquet.ParquetFile]) -> None:
-    rows = sum(file.metadata.num_rows for file in files)
-    limit = config.data.get("train_max_samples", -1)
+def check_training_data(faults: Faults) -> None:
+    """The training files hold enough different prompts for a step. Reads no more rows than show this; files on other
+    machines, and other formats than parquet, are left to verl."""
+    files = _opened(faults, TRAINING)
+    if files is None:
+        return
+    rows, limit = sum(file.metadata.num_rows for file in files), faults["data.train_max_samples"]
     rows = min(rows, limit) if limit and limit > 0 else rows
-    size = config.data.train_batch_size
+    size, key = faults["data.train_batch_size"], faults["data.prompt_key"]
     needs = f"a training step needs data.train_batch_size={size} different ones"
-    refuse_if(rows < size, config, "data.train_files", f"it holds {rows} prompts, {needs}")
     different: set[str] = set()
-    for number, row in enumerate(_rows(config, files)):
-        key = config.data.prompt_key
-        _check_row(row, number, key)
-        different.add(_prompt_id(row, number, key))
+    if rows < size:
+        faults.refuse_if(True, TRAINING, f"it holds {rows} prompts, {needs}")
+        return
+    for number, row in enumerate(_rows(files, key)):
+        if fault := _fault(row, key):
+            faults.refuse_if(True, TRAINING, f"row {number} {fault}")
+            return
+        try:
+            different.add(prompt_id(row["data_source"], row[key], row["reward_model"]["ground_truth"]))
+        except TypeError as error:
+            faults.refuse_if(True, TRAINING, f"row {number}: {error}")
+            return
         if len(different) >= size:
             return
-    valid = f"it holds {rows} rows but only {len(different)} different prompts, {needs}"
-    refuse_if(True, config, "data.train_files", valid)
+    faults.refuse_if(True, TRAINING, f"it holds {rows} rows but only {len(different)} different prompts, {needs}")
 
 
-def _check_row(row: Mapping[str, Any], number: int, key: str) -> None:
-    messages = row[key]
-    form = isinstance(messages, list) and messages and all(_is_message(message) for message in messages)
-    if not form:
-        found = repr(messages)
-        raise BadConfig(
-            f"data.train_files is not valid: row {number} has {key}={found[:60]}, and it must be a list of messages, "
-            "each with role and content"
-        )
-    if not isinstance(row["reward_model"], Mapping) or "ground_truth" not in row["reward_model"]:
-        found = repr(row["reward_model"])
-        raise BadConfig(
-            f"data.train_files is not valid: row {number} has reward_model={found[:60]}, and it must hold ground_truth"
-        )
+def check_validation_data(faults: Faults) -> None:
+    """The validation files hold rows, if the run validates."""
+    if faults["trainer.val_before_train"] or faults["trainer.test_freq"] > 0:
+        files = _opened(faults, VALIDATION)
+        empty = files is not None and not sum(file.metadata.num_rows for file in files)
+        faults.refuse_if(empty, VALIDATION, "it holds no rows, and validation is on")
 
 
-def _prompt_id(row: Mapping[str, Any], number: int, key: str) -> str:
-    try:
-        return prompt_id(row["data_source"], row[key], row["reward_model"]["ground_truth"])
-    except TypeError as error:
-        raise BadConfig(f"data.train_files is not valid: row {number}: {error}") from None
+def _fault(row: Mapping[str, Any], key: str) -> str | None:
+    messages, model = row[key], row["reward_model"]
+    if not (isinstance(messages, list) and messages and all(_is_message(message) for message in messages)):
+        return f"has {key}={messages!r:.60}, and it must be a list of messages, each with role and content"
+    if not isinstance(model, Mapping) or "ground_truth" not in model:
+        return f"has reward_model={model!r:.60}, and it must hold ground_truth"
+    return None
 
 
 def _is_message(message: object) -> bool:
     return isinstance(message, Mapping) and bool(message.get("role")) and message.get("content") is not None
 
 
-def _rows(config: DictConfig, files: list[pyarrow.parquet.ParquetFile]) -> Iterator[dict[str, Any]]:
-    columns = [config.data.prompt_key, *COLUMNS]
+def _rows(files: list[pyarrow.parquet.ParquetFile], key: str) -> Iterator[dict[str, Any]]:
     for file in files:
-        for batch in file.iter_batches(batch_size=BATCH, columns=columns):
+        for batch in file.iter_batches(batch_size=BATCH, columns=[key, *COLUMNS]):
             yield from batch.to_pylist()
 
 
-def _files(config: DictConfig, key: str) -> list[pyarrow.parquet.ParquetFile | None]:
-    """The files, opened; None for one that is not local or not parquet."""
-    names = OmegaConf.select(config, key)
+def _opened(faults: Faults, key: str) -> list[pyarrow.parquet.ParquetFile] | None:
+    """The files named by ``key``; None if one of them is not valid, not local or not parquet."""
+    names = faults[key]
     several = isinstance(names, ListConfig) and all(isinstance(name, str) for name in names)
-    refuse_if(not (isinstance(names, str) or several) or not names, config, key, "name one or more files")
-    return [_open(config, key, name) for name in ([names] if isinstance(names, str) else names)]
-
-
-def _open(config: DictConfig, key: str, name: str) -> pyarrow.parquet.ParquetFile | None:
-    if "://" in name:
+    if not (isinstance(names, str) or several) or not names:
+        faults.refuse_if(True, key, "name one or more files")
         return None
+    files = [_open(faults, key, name) for name in ([names] if isinstance(names, str) else names)]
+    opened = [file for file in files if file is not None]
+    return opened if len(opened) == len(files) else None
+
+
+def _open(faults: Faults, key: str, name: str) -> pyarrow.parquet.ParquetFile | None:
+    """The file, or None: a file that should be here and cannot be read is refused."""
     path = Path(name).expanduser()
+    if "://" in name or (path.is_file() and path.suffix != ".parquet"):
+        return None
     if not path.is_file():
-        raise BadConfig(f"{key}={name} is not valid: there is no such file")
-    if path.suffix != ".parquet":
+        faults.refuse(key, name, "there is no such file")
         return None
     try:
         file = pyarrow.parquet.ParquetFile(path)
     except (pyarrow.ArrowInvalid, OSError):
-        raise BadConfig(f"{key}={name} is not valid: it is no parquet file") from None
-    missing = {config.data.prompt_key, *COLUMNS} - set(file.schema_arrow.names)
+        faults.refuse(key, name, "it is no parquet file")
+        return None
+    missing = {faults["data.prompt_key"], *COLUMNS} - set(file.schema_arrow.names)
     if missing:
         found = ", ".join(file.schema_arrow.names)
-        raise BadConfig(f"{key}={name} is not valid: it lacks the columns {sorted(missing)} (it has: {found})")
+        faults.refuse(key, name, f"it lacks the columns {sorted(missing)} (it has: {found})")
+        return None
     return file

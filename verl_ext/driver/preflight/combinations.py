@@ -1,0 +1,174 @@
+"""Keys that contradict each other: sizes, engines, devices, the queue, the checkpoint to resume from."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from verl_ext.checks import COUNT
+from verl_ext.driver.preflight.faults import Faults
+from verl_ext.driver.preflight.keys import ACTOR, ROLLOUT
+
+QUEUE_SIZE = "transfer_queue.backend.SimpleStorage.total_storage_size"
+TENSOR_PARALLEL = f"{ROLLOUT}.tensor_model_parallel_size"
+CARRIERS = ("nccl", "nixl", "mooncake", "kimi_ckpt_engine", "delta_sharded")  # of weights between devices, in verl
+
+
+def check_batch(faults: Faults) -> None:
+    """Mini-batches divide the prompts of a step, and prompt weights are exact."""
+    size, mini = faults["data.train_batch_size"], faults[f"{ACTOR}.ppo_mini_batch_size"]
+    valid = f"it must divide data.train_batch_size={size}, the prompts of a step"
+    faults.refuse_if(size % mini != 0, f"{ACTOR}.ppo_mini_batch_size", valid)
+    shuffled = faults[f"{ACTOR}.shuffle"] and faults[f"{ACTOR}.loss_agg_mode"] == "token-mean" and size > mini
+    valid = "token-mean over several mini-batches weighs prompts exactly only with false"
+    faults.refuse_if(bool(shuffled), f"{ACTOR}.shuffle", valid)
+
+
+def check_correction(faults: Faults) -> None:
+    """Importance correction reads the rollouts' own log-probabilities."""
+    keys = (f"algorithm.rollout_correction.{name}" for name in ("rollout_is", "rollout_rs", "bypass_mode"))
+    missing = any([faults[key] for key in keys]) and not faults[f"{ROLLOUT}.calculate_log_probs"]
+    valid = "algorithm.rollout_correction needs the rollouts' log-probabilities, use true"
+    faults.refuse_if(missing, f"{ROLLOUT}.calculate_log_probs", valid)
+
+
+def check_reward_model(faults: Faults) -> None:
+    """A reward model must score before the policy decides."""
+    key = "reward.reward_model.enable_resource_pool"
+    colocated = bool(faults["reward.reward_model.enable"]) and not faults[key]
+    valid = "a colocated reward model scores only after sampling, when the policy has decided; use true"
+    faults.refuse_if(colocated, key, valid)
+
+
+def check_room(faults: Faults) -> None:
+    """The context has room for a response."""
+    key, prompt = f"{ROLLOUT}.max_model_len", faults["data.max_prompt_length"]
+    valid = f"it must be more than data.max_prompt_length={prompt}, or there is no room for a response"
+    faults.refuse_if(bool(faults[key]) and faults[key] <= prompt, key, valid)
+
+
+def check_micro_batch(faults: Faults) -> None:
+    """A response of full length fits into the tokens that a device may train on at once."""
+    longest = faults["data.max_prompt_length"] + faults["data.max_response_length"]
+    key, strategy, sharing = f"{ACTOR}.ppo_max_token_len_per_gpu", faults[f"{ACTOR}.strategy"], 1
+    if strategy.startswith("fsdp"):
+        sizes = f"{ACTOR}.ulysses_sequence_parallel_size", f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size"
+        sharing = max(faults[size] or 1 for size in sizes)
+    elif strategy == "megatron" and not faults[f"{ACTOR}.megatron.dynamic_context_parallel"]:
+        sharing = faults[f"{ACTOR}.megatron.context_parallel_size"]
+    else:
+        return
+    full = f"a response of full length would not fit, {longest} tokens (data.max_prompt_length + its response)"
+    faults.refuse_if(faults[key] * sharing < longest, key, f"{full}, use {math.ceil(longest / sharing)} or more")
+
+
+def check_profile(faults: Faults) -> None:
+    """The hardware profile suits the engines."""
+    engine, cpu = faults["model_engine"], _is_cpu(faults)
+    valid = "hardware=cpu trains with FSDP2, use dp or another hardware="
+    faults.refuse_if(cpu and engine != "dp", "model_engine", valid)
+    profile = faults.config.get("actor_engine", engine)
+    faults.refuse_if(profile != engine, "actor_engine", f"model_engine={engine}, use {engine} or hardware=verl")
+    if OmegaConf.is_missing(faults.config.actor_rollout_ref.rollout, "name"):
+        faults.add(f"{ROLLOUT}.name is not set: use vllm or sglang", f"{ROLLOUT}.name")
+    wrong = cpu and faults["trainer.device"] != "cpu"
+    faults.refuse_if(wrong, "trainer.device", "hardware=cpu trains on cpu; pick hardware=")
+
+
+def check_validation_only(faults: Faults) -> None:
+    """A run with ``trainer.val_only`` validates and ends."""
+    only, key = faults["trainer.val_only"], "trainer.val_before_train"
+    faults.refuse_if(bool(only) and not faults[key], key, "trainer.val_only=true would train without it, use true")
+
+
+def check_placement(faults: Faults) -> None:
+    """Engines generate on the actor's devices, or on a pool of their own that weights can reach."""
+    mode = faults["trainer.v1.trainer_mode"]
+    if mode != "separate_async":
+        key = "actor_rollout_ref.hybrid_engine"
+        faults.refuse_if(not faults[key], key, f"trainer.v1.trainer_mode={mode} shares devices, use true")
+        return
+    for key in (f"{ROLLOUT}.nnodes", f"{ROLLOUT}.n_gpus_per_node"):
+        valid = f"trainer.v1.trainer_mode={mode} generates on a pool of its own, {COUNT.valid}"
+        faults.refuse_if(not COUNT.accepts(faults[key]), key, valid)
+    cpu, key = _is_cpu(faults), f"{ROLLOUT}.checkpoint_engine.backend"
+    backend, known = faults[key], ("gloo",) if cpu else CARRIERS
+    own = faults[f"{ROLLOUT}.checkpoint_engine.custom_backend_module"] and not cpu
+    unknown = backend == "naive" or not (own or backend in known)
+    faults.refuse_if(unknown, key, f"weights go to other devices, use one of {', '.join(known)}")
+    key = "trainer.v1.separate_async.hybrid_rollout.enable_switch"
+    valid = "lending the actor's devices to generation asks verl's own sampler how much it has, use false"
+    faults.refuse_if(bool(faults[key]), key, valid)
+
+
+def check_devices(faults: Faults) -> None:
+    """Engines fill the devices they are on; otherwise some devices stay idle, or no engine starts."""
+    places = ["trainer"] if faults["actor_rollout_ref.hybrid_engine"] else []
+    if faults["trainer.v1.trainer_mode"] == "separate_async":
+        places.append(ROLLOUT)
+    for place in places:
+        nodes, of_each = f"{place}.nnodes", f"{place}.n_gpus_per_node"
+        devices = faults[nodes] * faults[of_each]
+        valid = f"it must divide the {devices} devices of {nodes} and {of_each}"
+        faults.refuse_if(devices % faults[TENSOR_PARALLEL] != 0, TENSOR_PARALLEL, valid)
+
+
+def check_megatron(faults: Faults) -> None:
+    """Megatron's parallel sizes share out all devices."""
+    if faults[f"{ACTOR}.strategy"] != "megatron":
+        return
+    key = f"{ACTOR}.megatron.tensor_model_parallel_size"
+    others = {
+        name: faults[f"{ACTOR}.megatron.{name}"] for name in ("context_parallel_size", "pipeline_model_parallel_size")
+    }
+    devices = faults["trainer.nnodes"] * faults["trainer.n_gpus_per_node"]
+    times = " and ".join(f"{name}={size}" for name, size in others.items())
+    valid = f"times {times} it must divide the {devices} devices of trainer.nnodes and trainer.n_gpus_per_node"
+    faults.refuse_if(devices % (faults[key] * math.prod(others.values())) != 0, key, valid)
+
+
+def check_resume(faults: Faults) -> None:
+    """A checkpoint that is named must be a folder whose step verl can read."""
+    if faults["trainer.resume_mode"] != "resume_path":
+        return
+    key = "trainer.resume_from_path"
+    path = faults[key]
+    usable = isinstance(path, str) and re.search(r"global_step_\d+$", path) and Path(path).is_dir()
+    faults.refuse_if(not usable, key, "trainer.resume_mode=resume_path needs an existing folder .../global_step_N")
+
+
+def check_queue_size(faults: Faults) -> None:
+    """TransferQueue must hold the rows of any step: one for each prompt and one for each rollout."""
+    size = faults[QUEUE_SIZE]
+    if size is None or faults["transfer_queue.backend.storage_backend"] != "SimpleStorage":
+        return
+    faults.refuse_if(not COUNT.accepts(size), QUEUE_SIZE, f"{COUNT.valid}, or null for no limit")
+    key = f"{ROLLOUT}.n"
+    faults.check(key, COUNT)
+    prompts, rollouts = faults["data.train_batch_size"], faults[key]
+    rows = prompts * (1 + rollouts)
+    needs = f"data.train_batch_size={prompts} prompts with {key}={rollouts} rollouts each are {rows} rows"
+    more = "buffered rollouts and validation need more, so use more, or null for no limit"
+    faults.refuse_if(faults[QUEUE_SIZE] < rows, QUEUE_SIZE, f"{needs}; {more}")
+
+
+COMBINATIONS = (
+    check_batch,
+    check_correction,
+    check_reward_model,
+    check_room,
+    check_micro_batch,
+    check_profile,
+    check_validation_only,
+    check_placement,
+    check_devices,
+    check_megatron,
+    check_resume,
+)
+
+
+def _is_cpu(faults: Faults) -> bool:
+    return faults.config.get("hardware_name") == "cpu"

@@ -1,0 +1,71 @@
+"""The configuration under check, and every fault found in it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_ext.checks import InvalidValue, Kind
+
+
+class RefusedKey(Exception):
+    """A check has read a key that was refused: its verdict would only repeat that fault."""
+
+
+class Faults:
+    """Collects one sentence per fault: ``<key>=<value> is not valid: <valid>``.
+
+    Checks read the configuration as ``faults["trainer.nnodes"]``. Reading a refused key raises :class:`RefusedKey`,
+    which ends the check that reads it, so every check runs whose keys are valid so far.
+
+    Attributes:
+        config: the configuration, complete and resolvable.
+        sentences: the faults found so far, in order.
+    """
+
+    def __init__(self, config: DictConfig):
+        self.config = config
+        self.sentences: list[str] = []
+        self._refused: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        """The value at a dotted key; None if the configuration lacks the key."""
+        if self.has_refused(key):
+            raise RefusedKey(key)
+        return OmegaConf.select(self.config, key)
+
+    def __contains__(self, key: str) -> bool:
+        return OmegaConf.select(self.config, key, default=self) is not self
+
+    def has_refused(self, key: str) -> bool:
+        """Whether ``key`` or a section around it was refused."""
+        parts = key.split(".")
+        return any(".".join(parts[:end]) in self._refused for end in range(1, len(parts) + 1))
+
+    def run(self, *checks: Callable[[Faults], None]) -> None:
+        """Run each check until its end, or until it reads a refused key."""
+        for check in checks:
+            with contextlib.suppress(RefusedKey):
+                check(self)
+
+    def check(self, key: str, kind: Kind) -> None:
+        """Refuse the value at ``key`` unless it is of this kind."""
+        self.refuse_if(not kind.accepts(self[key]), key, kind.valid)
+
+    def refuse_if(self, bad: bool, key: str, valid: str) -> None:
+        """Refuse the value at ``key`` if it is ``bad``; ``valid`` says which values are valid."""
+        if bad:
+            self.refuse(key, OmegaConf.select(self.config, key), valid)
+
+    def refuse(self, key: str, value: object, valid: str) -> None:
+        """Refuse this value of ``key``."""
+        self.add(str(InvalidValue(key, value, valid)), key)
+
+    def add(self, sentence: str, *keys: str) -> None:
+        """Add a sentence, and count these keys as refused."""
+        if sentence not in self.sentences:
+            self.sentences.append(sentence)
+        self._refused.update(keys)

@@ -1,0 +1,222 @@
+"""Each key by itself: values that verl would refuse only once a cluster is up, or never."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib import resources
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_ext.checks import (
+    BOOLEAN,
+    COUNT,
+    INTEGER,
+    NOT_NEGATIVE,
+    NUMBER,
+    POSITIVE,
+    RATE,
+    SHARE,
+    TEXT,
+    Kind,
+    integer_from,
+    one_of,
+)
+from verl_ext.driver.preflight.faults import Faults
+from verl_ext.driver.weights import AGGREGATIONS
+
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+GROUP_ESTIMATORS = (
+    "grpo",
+    "grpo_vectorized",
+    "grpo_passk",
+    "rloo",
+    "rloo_vectorized",
+    "reinforce_plus_plus_baseline",
+    "opo",
+    "gpg",
+)
+MODES = ("sync", "colocate_async", "separate_async")
+
+
+def unset(valid: str) -> Kind:
+    """Keys that must stay null, false or empty, for the reason given."""
+    return Kind(lambda value: not value, valid)
+
+
+def only(value: object, valid: str) -> Kind:
+    """Keys with one valid value, for the reason given."""
+    return Kind(lambda given: given == value, valid)
+
+
+COUNT_OR_ALL = Kind(lambda value: value in (None, -1) or COUNT.accepts(value), f"{COUNT.valid}, or -1 for all")
+STEPS_OR_NEVER = integer_from(-1)._replace(valid="use steps, or -1 for never")
+SECONDS = POSITIVE._replace(valid="use a positive number of seconds")
+ON = Kind(bool, "use true")
+FILE_TO_WRITE = Kind(
+    lambda value: value is None or (TEXT.accepts(value) and not Path(value).expanduser().is_dir()),
+    "use the path of a file, or null",
+)
+AHEAD = "the policy decides how much is generated ahead, leave verl's 1"
+
+# An absent key counts as null.
+REQUIRED: dict[str, Kind] = {
+    "trainer.use_v1": ON._replace(valid="the recipes build on verl's V1 trainers, use true"),
+    "trainer.v1.trainer_mode": one_of(*MODES),
+    "trainer.total_training_steps": COUNT.or_null(),
+    "trainer.total_epochs": COUNT,
+    "trainer.nnodes": COUNT,
+    "trainer.n_gpus_per_node": COUNT,
+    "trainer.critic_warmup": only(0, "there is no critic to warm up, and steps before it would train nothing, use 0"),
+    "trainer.resume_mode": one_of("auto", "disable", "resume_path"),
+    "data.train_batch_size": COUNT,
+    "data.gen_batch_size": only(None, "the policy decides how many prompts a step samples, use null"),
+    f"{ACTOR}.ppo_mini_batch_size": COUNT,
+    f"{ACTOR}.ppo_epochs": COUNT,
+    f"{ACTOR}.use_dynamic_bsz": ON._replace(valid="the number of rows varies from step to step, use true"),
+    f"{ACTOR}.loss_agg_mode": one_of(*AGGREGATIONS),
+    "algorithm.adv_estimator": Kind(
+        lambda value: str(value) in GROUP_ESTIMATORS,
+        f"advantages are taken within groups, use one of {', '.join(GROUP_ESTIMATORS)}",
+    ),
+    "critic.enable": unset("groups need no critic, use false or null"),
+    "algorithm.filter_groups.enable": unset("the policy decides which groups are trained, use false"),
+    "skip.rollout_tq.enable": unset("cached rollouts bypass the policy, use false"),
+    "trainer.v1.sampler.sync_refill_failed_groups": unset("the policy replaces failed rollouts, use false"),
+    "trainer.v1.sampler.custom_sampler.path": unset("the policy decides which prompts are sampled, use null"),
+    f"{ROLLOUT}.agent.agent_loop_manager_class": unset("the recipes bring their own, use null"),
+    "rollout_driver.poll_interval": SECONDS,
+    "rollout_driver.stall_timeout": SECONDS,
+    "rollout_driver.agent_timeout": POSITIVE.or_null()._replace(valid="use a number of seconds, or null"),
+    "rollout_driver.compact_filtering": BOOLEAN,
+    "rollout_driver.advantage_clip": POSITIVE.or_null(),
+    "rollout_driver.record": FILE_TO_WRITE,
+    "rollout_driver.dispatch": one_of("balanced", "random"),
+    "rollout_driver.rollout_budget": COUNT.or_null(),
+}
+# Not every configuration has these: Megatron's keys, for instance, are absent with FSDP.
+OPTIONAL: dict[str, Kind] = {
+    "data.max_prompt_length": COUNT,
+    "data.max_response_length": COUNT,
+    "data.train_max_samples": COUNT_OR_ALL,
+    "data.val_max_samples": COUNT_OR_ALL,
+    "data.shuffle": BOOLEAN,
+    "data.seed": INTEGER.or_null(),
+    "data.prompt_key": TEXT,
+    "data.filter_overlong_prompts": BOOLEAN,
+    "data.truncation": one_of("error", "left", "right", "middle"),
+    f"{ROLLOUT}.temperature": POSITIVE,  # the actor divides by it
+    f"{ROLLOUT}.top_p": SHARE,
+    f"{ROLLOUT}.top_k": STEPS_OR_NEVER._replace(valid=COUNT_OR_ALL.valid),
+    f"{ROLLOUT}.tensor_model_parallel_size": COUNT,
+    f"{ROLLOUT}.max_num_seqs": COUNT,
+    f"{ROLLOUT}.max_num_batched_tokens": COUNT,
+    f"{ROLLOUT}.max_model_len": COUNT.or_null(),
+    f"{ROLLOUT}.gpu_memory_utilization": SHARE,
+    f"{ROLLOUT}.agent.num_workers": COUNT,
+    f"{ROLLOUT}.val_kwargs.n": COUNT,
+    f"{ROLLOUT}.val_kwargs.temperature": NOT_NEGATIVE,
+    f"{ROLLOUT}.val_kwargs.top_p": SHARE,
+    f"{ACTOR}.megatron.tensor_model_parallel_size": COUNT,
+    f"{ACTOR}.megatron.context_parallel_size": COUNT,
+    f"{ACTOR}.megatron.pipeline_model_parallel_size": COUNT,
+    f"{ACTOR}.strategy": one_of("fsdp", "fsdp2", "megatron", "veomni", "torchtitan", "automodel"),
+    f"{ACTOR}.optim.lr": NOT_NEGATIVE,
+    f"{ACTOR}.optim.weight_decay": NOT_NEGATIVE,
+    f"{ACTOR}.optim.lr_warmup_steps": INTEGER.or_null(),
+    f"{ACTOR}.clip_ratio": NOT_NEGATIVE,
+    f"{ACTOR}.clip_ratio_low": NOT_NEGATIVE,
+    f"{ACTOR}.clip_ratio_high": NOT_NEGATIVE,
+    f"{ACTOR}.grad_clip": POSITIVE,
+    f"{ACTOR}.entropy_coeff": NUMBER,
+    f"{ACTOR}.kl_loss_coef": NOT_NEGATIVE,
+    f"{ACTOR}.use_kl_loss": BOOLEAN,
+    f"{ACTOR}.loss_scale_factor": POSITIVE.or_null(),
+    f"{ACTOR}.ppo_max_token_len_per_gpu": COUNT,
+    "actor_rollout_ref.model.lora_rank": integer_from(0),
+    "algorithm.gamma": RATE,
+    "algorithm.lam": RATE,
+    "algorithm.use_kl_in_reward": BOOLEAN,
+    "algorithm.norm_adv_by_std_in_grpo": BOOLEAN,
+    "algorithm.rollout_correction.rollout_is": one_of("token", "sequence", None),
+    "algorithm.rollout_correction.rollout_is_threshold": POSITIVE.or_null(),
+    "reward.num_workers": COUNT,
+    "trainer.save_freq": STEPS_OR_NEVER,
+    "trainer.test_freq": STEPS_OR_NEVER,
+    "trainer.val_before_train": BOOLEAN,
+    "trainer.val_only": BOOLEAN,
+    "trainer.balance_batch": BOOLEAN,
+    "trainer.max_actor_ckpt_to_keep": COUNT.or_null(),
+    "trainer.v1.colocate_async.num_warmup_batches": only(1, AHEAD),
+    "trainer.v1.separate_async.num_warmup_batches": only(1, AHEAD),
+    "trainer.v1.sampler.max_off_policy_threshold": only(
+        8, "the policy decides how old a rollout may be, leave verl's 8"
+    ),
+    "trainer.default_local_dir": TEXT,
+    "trainer.project_name": TEXT,
+    "trainer.experiment_name": TEXT,
+}
+
+
+def check_keys(faults: Faults) -> None:
+    """Check each key of :data:`REQUIRED` and :data:`OPTIONAL`, and the names in ``rollout_driver``."""
+    own = OmegaConf.create((resources.files("verl_ext.config") / "base.yaml").read_text()).rollout_driver
+    section = faults.config.get("rollout_driver")
+    held = section if isinstance(section, DictConfig) else {}
+    faults.refuse_if(not held, "rollout_driver", f"it holds {', '.join(own)}")
+    for name in held:
+        faults.refuse_if(name not in own, f"rollout_driver.{name}", f"there are {', '.join(own)}")
+    for key, kind in REQUIRED.items():
+        if not faults.has_refused(key):
+            faults.check(key, kind)
+    for key, kind in OPTIONAL.items():
+        if key in faults:
+            faults.check(key, kind)
+
+
+def check_model(faults: Faults) -> None:
+    """A model path that looks local must be a folder; other names are looked up on the hub by verl."""
+    key = "actor_rollout_ref.model.path"
+    path = faults[key]
+    local = isinstance(path, str) and path.startswith(("/", ".", "~"))
+    missing = not TEXT.accepts(path) or (local and not Path(path).expanduser().is_dir())
+    faults.refuse_if(missing, key, "it must be an existing folder, or a model's name on the hub")
+
+
+def check_names(faults: Faults) -> None:
+    """Names that must be in one of verl's registries."""
+    import verl.experimental.reward_loop.reward_manager as managers
+    from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
+    from verl.experimental.agent_loop.tool_parser import ToolParser
+    from verl.utils.tracking import Tracking
+    from verl.workers.rollout.replica import RolloutReplicaRegistry
+
+    chosen, known = faults["trainer.logger"], Tracking.supported_backend
+    names = [chosen] if isinstance(chosen, str) else list(chosen or [])
+    unknown = not names or any(name not in known for name in names)
+    faults.refuse_if(unknown, "trainer.logger", f"list one or more of {', '.join(known)}")
+    _check_name(faults, f"{ROLLOUT}.name", RolloutReplicaRegistry._registry)
+    if faults.config.reward.reward_manager.get("source", "register") == "register":
+        _check_name(faults, "reward.reward_manager.name", managers.registry.REWARD_MANAGER)
+    loops, file = f"{ROLLOUT}.agent.default_agent_loop", f"{ROLLOUT}.agent.agent_loop_config_path"
+    unknown = not faults[file] and faults[loops] not in _agent_loop_registry
+    faults.refuse_if(unknown, loops, f"use one of {', '.join(_agent_loop_registry)}, or describe it in {file}")
+    _check_name(faults, f"{ROLLOUT}.multi_turn.format", ToolParser._registry)
+
+
+def _check_name(faults: Faults, key: str, registry: Iterable[str]) -> None:
+    if not faults.has_refused(key):
+        faults.refuse_if(faults[key] not in registry, key, f"use one of {', '.join(sorted(registry))}")
+
+
+def check_reward_function(faults: Faults) -> None:
+    """The user's reward function must be importable."""
+    from verl.utils.import_utils import load_extern_object
+
+    function, key = faults.config.reward.custom_reward_function, "reward.custom_reward_function.path"
+    if not function.path:
+        return
+    try:
+        load_extern_object(function.path, function.name)
+    except (ImportError, OSError, AttributeError, RuntimeError) as error:
+        faults.refuse(key, function.path, f"{function.name} cannot be loaded ({error})")

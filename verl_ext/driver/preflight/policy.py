@@ -1,0 +1,103 @@
+"""The rollout policy, and the checkpoint from which it goes on."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import hydra
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from verl_ext.checks import InvalidValue
+from verl_ext.controller import check_written_by
+from verl_ext.driver.checkpoint import WEIGHTS, BadCheckpoint, folder_to_resume, load_state
+from verl_ext.driver.preflight.faults import Faults
+from verl_ext.policy import PROMPT_WEIGHT, RolloutPolicy
+
+SECTION, TARGET = "rollout_policy", "rollout_policy._target_"
+BASE = "it must name a subclass of verl_ext.policy.RolloutPolicy"
+
+
+def policy_class(faults: Faults) -> type[RolloutPolicy] | None:
+    """The class that ``rollout_policy._target_`` names; None if it is refused."""
+    section = faults.config.get(SECTION)
+    if not isinstance(section, DictConfig):
+        faults.refuse_if(True, SECTION, f"{BASE} in _target_")
+        return None
+    try:
+        made = hydra.utils.get_class(str(section.get("_target_")))
+    except Exception as error:  # importing a user's module can raise anything
+        faults.refuse_if(True, TARGET, f"it cannot be imported ({str(error).splitlines()[0]})")
+        return None
+    faults.refuse_if(not issubclass(made, RolloutPolicy), TARGET, BASE)
+    return made if issubclass(made, RolloutPolicy) else None
+
+
+def make_policy(faults: Faults, policy: type[RolloutPolicy]) -> RolloutPolicy | None:
+    """The policy with its parameters; None if one of them is refused."""
+    parameters = inspect.signature(policy).parameters
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    section = OmegaConf.to_container(faults.config[SECTION], resolve=True)
+    unknown = [name for name in section if not (takes_any or name in parameters or name.startswith("_"))]
+    for name in unknown:
+        faults.refuse(f"{SECTION}.{name}", section.pop(name), f"{policy.__name__} takes {', '.join(parameters)}")
+    try:
+        made = hydra.utils.instantiate(section)
+        PROMPT_WEIGHT.check("prompt_weight", made.prompt_weight)
+        _check_batch_size(faults, made)
+        made.check_trainer_mode(faults["trainer.v1.trainer_mode"])
+    except (hydra.errors.InstantiationException, OmegaConfBaseException, ValueError, TypeError) as error:
+        _refuse(faults, error.__cause__ or error, parameters)
+        return None
+    return made
+
+
+def check_checkpoint(faults: Faults, policy: type[RolloutPolicy]) -> None:
+    """The checkpoint to resume from must be whole, of this policy, and saved by as many devices as load it.
+
+    A run that only validates needs only the weights, so any recipe may have trained them. The trainer checks a
+    checkpoint on another machine.
+    """
+    mode = faults["trainer.resume_mode"]
+    if mode == "disable":
+        return
+    try:
+        if mode == "resume_path":
+            folder: Path | None = Path(faults["trainer.resume_from_path"])
+        else:
+            folder = folder_to_resume(faults["trainer.default_local_dir"])
+        if folder is not None and not faults["trainer.val_only"]:
+            check_written_by(load_state(folder), policy.__name__)
+    except (BadCheckpoint, ValueError) as error:
+        faults.add(str(error))
+        return
+    devices = faults["trainer.nnodes"] * faults["trainer.n_gpus_per_node"]
+    files = [] if folder is None else folder.glob(f"{WEIGHTS}/model_world_size_*_rank_0.pt")
+    saved = {int(file.name.split("_")[3]) for file in files}
+    valid = (
+        f"{folder} was saved by {max(saved, default=0)} devices, and this run has {devices} in trainer.nnodes and "
+        "trainer.n_gpus_per_node; use as many, or merge it with python -m verl.model_merger and train from the result"
+    )
+    faults.refuse_if(bool(saved) and devices not in saved, "trainer.n_gpus_per_node", valid)
+
+
+def _check_batch_size(faults: Faults, policy: RolloutPolicy) -> None:
+    size = faults["data.train_batch_size"]
+    if (own := getattr(policy, "train_batch_size", size)) != size:
+        raise InvalidValue("train_batch_size", own, f"it is data.train_batch_size={size}, change that")
+
+
+def _refuse(faults: Faults, error: BaseException, parameters: Any) -> None:
+    """Refuse the parameter that the policy refuses, and the key that it is interpolated from."""
+    sentence = str(error).split("\n")[0]
+    if not isinstance(error, InvalidValue) or (name := re.split(r"[.\[]", error.key)[0]) not in parameters:
+        faults.add(sentence, SECTION)
+        return
+    written = OmegaConf.to_container(faults.config[SECTION], resolve=False)
+    source = re.fullmatch(r"\$\{([\w.]+)\}", str(written.get(name)))
+    keys = [f"{SECTION}.{name}", *([source[1]] if source else [])]
+    if not any(faults.has_refused(key) for key in keys):
+        faults.add(f"{SECTION}.{sentence}", *keys)
