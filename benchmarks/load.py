@@ -1,6 +1,6 @@
 """What the driver costs at thousands of prompts a step, without a model: controller, ledger, policy and state.
 
-    PYTHONPATH=.:tests python benchmarks/load.py --prompts 1024 --prompts 2048 --prompts 4096
+    python benchmarks/load.py --prompts 1024 --prompts 2048 --prompts 4096
 
 Per rollout, so that whatever is quadratic shows as a column that grows. Times are of the processor; the engine's own
 are measured by themselves and taken off.
@@ -18,10 +18,9 @@ from typing import Annotated
 
 import numpy as np
 import typer
+from model_free import FastEngine, epochs, policies, prompts, run_step
 from rich.console import Console
 from rich.table import Table
-from support.engine import epochs, prompts, run_step
-from support.long_run import FastEngine, policies
 
 from verl_ext.controller import RolloutController
 

@@ -1,7 +1,7 @@
 """A step of thousands of prompts through real TransferQueue, agent loops and reward worker, with an engine that answers
 at once: what everything but the model costs.
 
-    PYTHONPATH=.:tests python benchmarks/load_queue.py --model <folder> --prompts 1024 --prompts 4096
+    python benchmarks/load_queue.py --model <folder> --prompts 1024 --prompts 4096
 
 Per rollout, so that whatever is quadratic shows as a column that grows. The driver is our process: policy, controller,
 and looking at TransferQueue. The agent loops, the reward worker and the queue itself are verl's and TransferQueue's.
@@ -28,7 +28,7 @@ def main(
 ) -> None:
     """Print the table."""
     export_environment("cpu")  # before verl is imported
-    from support.load_queue import DRIVER, PARTS, one_step
+    from queue_trainer import DRIVER, PARTS, one_step
 
     console = Console(width=160)
     costs = [f"{part}, ms/rollout" for part in (DRIVER, *PARTS)]

@@ -1,6 +1,6 @@
 """Thousands of steps through real TransferQueue, agent loops and reward worker, with an engine that answers at once.
 
-    PYTHONPATH=.:tests python benchmarks/long_queue.py --model <folder> --steps 2000
+    python benchmarks/long_queue.py --model <folder> --steps 2000
 
 Nothing may grow, and no step may become slower, in any of the processes. benchmarks/long_run.py asks the same of each
 recipe's policy; here it is the trainer, its replay buffer and what is verl's and TransferQueue's.
@@ -30,7 +30,7 @@ def main(
 ) -> None:
     """Print the table: each value in or after the first hundred steps, and the last."""
     export_environment("cpu")  # before verl is imported
-    from support.load_queue import DRIVER, PARTS, many_steps
+    from queue_trainer import DRIVER, PARTS, many_steps
 
     console = Console(width=160)
     looks = []

@@ -1,6 +1,6 @@
 """Thousands of steps of every recipe through the controller, ledger and policy, with an engine that costs nothing.
 
-    PYTHONPATH=.:tests python benchmarks/long_run.py --steps 2000
+    python benchmarks/long_run.py --steps 2000
 
 Nothing may grow, and no step may become slower: a hundred more steps are compared with the first hundred of a second
 run, one of each by turns, so that a machine whose speed changes slows both. Times are of the processor, so that other
@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from model_free import LongRun, policies
 from rich.console import Console
 from rich.table import Table
-from support.long_run import LongRun, policies
 
 HUNDRED = 100
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from model_free import policies
 from support.configs import RECIPES
 from support.engine import BernoulliEngine, epochs, prompts, run_step
-from support.long_run import policies
 
 from verl_ext.controller import RolloutController
 from verl_ext.errors import BadReward, CannotFillBatch, EveryRolloutFailed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.long_run import BATCH, PROMPTS, LongRun, policies
+from model_free import BATCH, PROMPTS, LongRun, policies
 
 RECIPES = ("grpo", "dynamic_sampling", "pilot_commit", "hora", "vip", "knapsack", "prefix_sampling")
 

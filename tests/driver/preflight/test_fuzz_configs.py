@@ -8,10 +8,10 @@ from functools import cache
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from model_free import FastEngine, policies
 from omegaconf import DictConfig, OmegaConf
 from support.configs import RECIPES, compose, good_overrides
 from support.engine import epochs, prompts, run_step
-from support.long_run import FastEngine, policies
 
 from verl_ext.controller import RolloutController
 from verl_ext.driver.preflight.keys import OPTIONAL, REQUIRED

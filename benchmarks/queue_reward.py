@@ -1,4 +1,4 @@
-"""A reward function that costs nothing; verl loads it by its path."""
+"""The reward function of benchmarks/queue_trainer.py; verl loads this file by its path."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from typing import Any
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: str, **_: Any) -> dict[str, float]:
-    """Every other prompt is right."""
+    """The reward is the ground truth: 0 or 1, whatever the response."""
     return {"score": float(ground_truth), "acc": float(ground_truth)}

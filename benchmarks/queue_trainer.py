@@ -1,5 +1,5 @@
-"""Real TransferQueue, agent loops and reward worker, and an engine that answers at once: benchmarks/load_queue.py and
-benchmarks/long_queue.py."""
+"""The trainer of load_queue.py and long_queue.py: real TransferQueue, agent loops and reward worker, and an engine that
+answers at once."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import hydra
 import pandas as pd
 import psutil
 import ray
@@ -20,11 +21,11 @@ from omegaconf import DictConfig, OmegaConf
 from verl.experimental.reward_loop import RewardLoopManager
 from verl.workers.rollout.replica import TokenOutput
 
-from support.configs import compose
 from verl_ext.driver.agent_loop import WaveManager
 from verl_ext.driver.trainer import TRAINER_MODES, PolicyTrainerSync
+from verl_ext.launch import register_resolvers
 
-REWARD = Path(__file__).resolve().with_name("load_reward.py")
+REWARD = Path(__file__).resolve().with_name("queue_reward.py")
 DRIVER = "driver"
 PARTS = {
     "agent loops": "ray::WaveWorker",
@@ -36,7 +37,7 @@ PARTS = {
 
 @dataclass(frozen=True)
 class Usage:
-    """Of one process: seconds of the processor so far, bytes of memory, open files."""
+    """Processor time of one process in seconds, its resident memory in bytes, and its number of open files."""
 
     seconds: float
     memory: int
@@ -44,7 +45,7 @@ class Usage:
 
 
 class InstantEngine:
-    """Answers with so many tokens, at once."""
+    """Answers every request at once with ``tokens`` equal tokens."""
 
     def __init__(self, tokens: int):
         self.tokens = tokens
@@ -57,7 +58,7 @@ class InstantEngine:
 
 
 class LoadedTrainer(PolicyTrainerSync):
-    """The driver's side of a step, without actor and engines."""
+    """The driver's part of a step; there are no actor and no rollout engines."""
 
     def _setup(self) -> None:
         self._init_tokenizer()
@@ -65,13 +66,13 @@ class LoadedTrainer(PolicyTrainerSync):
         self.reward_loop_manager = RewardLoopManager(config=self.config, rm_resource_pool=None)
 
     def on_init_end(self) -> None:
-        """No nodes and weights to look after."""
+        """Skip the checks of nodes and weights: there are none."""
 
     def get_llm_client(self) -> InstantEngine:
         return InstantEngine(self.config.data.max_response_length)
 
     def generate_step(self, step: int) -> int:
-        """Ask, wait, and take the batch; returns how many rollouts there were."""
+        """Request a step's rollouts, wait for them and take the batch; returns the number of rollouts sampled."""
         self.global_steps = step
         self.prepare_step()
         batch, _ = self.replay_buffer.sample(step, "train", self.config.data.train_batch_size)
@@ -82,7 +83,7 @@ class LoadedTrainer(PolicyTrainerSync):
 def make_config(
     recipe: str, model: Path, prompts: int, rollouts: int, tokens: int, steps: int, folder: Path
 ) -> DictConfig:
-    """Twice as many prompts as a step takes, and the config that trains on them."""
+    """Write twice as many prompts as a step takes; returns the config that trains on them."""
     rows = [
         {
             "data_source": "load",
@@ -107,7 +108,9 @@ def make_config(
         f"reward.custom_reward_function.path={REWARD}",
         f"trainer.total_training_steps={steps + 1}",
     ]
-    config = compose(recipe, *overrides)
+    register_resolvers()
+    with hydra.initialize_config_module(f"recipe.{recipe}.config", version_base=None):
+        config = hydra.compose(recipe, overrides)
     OmegaConf.resolve(config)
     config.trainer.v1.trainer_mode = TRAINER_MODES["sync"]
     config.transfer_queue.enable = True
@@ -115,10 +118,10 @@ def make_config(
 
 
 def usage() -> dict[str, Usage]:
-    """Of the driver, this process, and of each of PARTS."""
+    """Usage of the driver (this process) and of each of PARTS."""
     found = {DRIVER: psutil.Process()}
     for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+        with contextlib.suppress(psutil.NoSuchProcess):  # the process has ended
             name = "".join(process.cmdline()[:1])
             found |= {part: process for part, title in PARTS.items() if name.startswith(title)}
     return {
@@ -131,9 +134,9 @@ def usage() -> dict[str, Usage]:
 def loaded_trainer(
     recipe: str, model: Path, *, prompts: int, rollouts: int, tokens: int, steps: int
 ) -> Iterator[LoadedTrainer]:
-    """A Ray, a TransferQueue, agent loops and a reward worker of its own."""
-    tests = REWARD.parents[1]
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(tests.parent), str(tests)])  # workers run in another folder
+    """A trainer with its own Ray, TransferQueue, agent loops and reward worker."""
+    benchmarks = REWARD.parent
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(benchmarks.parent), str(benchmarks)])  # workers run elsewhere
     with tempfile.TemporaryDirectory() as folder:
         config = make_config(recipe, model, prompts, rollouts, tokens, steps, Path(folder))
         ray.init(**OmegaConf.to_container(config.ray_kwargs.ray_init))
@@ -153,10 +156,10 @@ def loaded_trainer(
 
 
 def one_step(recipe: str, model: Path, prompts: int, rollouts: int, tokens: int) -> list[str]:
-    """Recipe, prompts, and of the second step: rollouts, seconds, ms of processor time per rollout of the driver and of
-    each of PARTS, MiB of the driver and of the queue."""
+    """A table row about the second step: recipe, prompts, rollouts, seconds, processor time in ms per rollout of the
+    driver and of each of PARTS, resident MiB of the driver and of the queue."""
     with loaded_trainer(recipe, model, prompts=prompts, rollouts=rollouts, tokens=tokens, steps=2) as trainer:
-        trainer.generate_step(1)  # to warm up
+        trainer.generate_step(1)  # warm-up
         before, started = usage(), time.perf_counter()
         sampled = trainer.generate_step(2)
         seconds, after = time.perf_counter() - started, usage()
@@ -173,7 +176,7 @@ def one_step(recipe: str, model: Path, prompts: int, rollouts: int, tokens: int)
 def many_steps(
     recipe: str, model: Path, prompts: int, rollouts: int, tokens: int, steps: int, every: int
 ) -> Iterator[tuple[dict[str, Usage], int]]:
-    """Usage, and rows in the queue: once the agent loops are up, and after each ``every`` steps."""
+    """Yields usage and the number of rows in the queue: after a warm-up step, then after every ``every`` steps."""
     with loaded_trainer(recipe, model, prompts=prompts, rollouts=rollouts, tokens=tokens, steps=steps) as trainer:
         trainer.generate_step(1)
         yield usage(), rows()
@@ -184,5 +187,5 @@ def many_steps(
 
 
 def rows() -> int:
-    """In the queue, of all partitions."""
+    """Rows in the queue, over all partitions."""
     return sum(map(len, (tq.kv_list() or {}).values()))

@@ -1,11 +1,13 @@
-"""Thousands of steps of any recipe without a model, and what grows in their course."""
+"""Runs of any recipe without a model, for benchmarks and tests: an engine, a training step, and the sizes that may not
+grow."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,24 +21,29 @@ from recipe.knapsack.policy import Knapsack
 from recipe.pilot_commit.policy import PilotCommit
 from recipe.prefix_sampling.policy import PrefixSampling
 from recipe.vip.policy import Vip
-from support.engine import LENGTH, BernoulliEngine, epochs, prompts, run_step
 from verl_ext.controller import RolloutController
-from verl_ext.policy import Group, Rollout, RolloutPolicy
+from verl_ext.policy import Group, Prompt, Rollout, RolloutPolicy
 from verl_ext.trajectory import Trajectory
 
+LENGTH = 20  # tokens of every trajectory
 PROMPTS = 256  # an epoch of uniform sampling is 32 steps
 BATCH = 8
 OUTCOMES = [Trajectory([outcome] * LENGTH, [True] * LENGTH) for outcome in (0, 1)]
 
 
-class FastEngine(BernoulliEngine):
-    """Keeps no record of what it was asked for, and shares its trajectories."""
+class FastEngine:
+    """Answers each rollout at once: correct with its prompt's success rate, failed with ``failure_rate``.
 
-    def finish(self, count: int | None = None) -> list[tuple[str, list[Rollout]]]:
-        """In the order of submission: shuffling what waits at every look would cost more than the driver."""
-        count = len(self.waiting) if count is None else count
-        done, self.waiting = self.waiting[:count], self.waiting[count:]
-        return [(group.id, [self.rollout(group) for _ in range(n)]) for group, n in done]
+    A trajectory is LENGTH equal tokens: 1 for a correct response, 0 for a wrong one. A prefix of a share x of it moves
+    the success rate r to r + x (token - r). All trajectories with the same outcome are one object, and waves finish in
+    the order of submission, so that the engine costs little beside the driver.
+    """
+
+    def __init__(self, success_rates: Mapping[str, float], seed: int = 0, failure_rate: float = 0.0):
+        self.success_rates, self.failure_rate = success_rates, failure_rate
+        self.rng = np.random.default_rng(seed)
+        self.waiting: list[tuple[Group, int]] = []
+        self.version = 0
 
     def submit(self, wave: list[tuple[Group, int]]) -> None:
         self.waiting.extend(wave)
@@ -44,24 +51,67 @@ class FastEngine(BernoulliEngine):
     def release(self, groups: list[Group]) -> None:
         pass
 
-    def rollout(self, group: Group) -> Rollout:
-        draw, fails, tokens = self.rng.random(3).tolist()
-        if fails < self.failure_rate:
-            return Rollout(float("nan"), None, 0, self.version, failed=True)
+    def finish(self, count: int | None = None) -> list[tuple[str, list[Rollout]]]:
+        """Group ids and rollouts of the ``count`` oldest waves; None: of all waves."""
+        count = len(self.waiting) if count is None else count
+        done, self.waiting = self.waiting[:count], self.waiting[count:]
+        return [(group.id, [self.rollout(group) for _ in range(n)]) for group, n in done]
+
+    def success_rate(self, group: Group) -> tuple[float, int]:
+        """Success rate of a rollout of this group, and the tokens of its prefix."""
         rate, replayed = self.success_rates[group.prompt.id], 0
         if group.prefix is not None:
             replayed = len(group.prefix)
             rate += replayed / LENGTH * (int(group.prefix.tokens[0]) - rate)
+        return rate, replayed
+
+    def rollout(self, group: Group) -> Rollout:
+        draw, fails, tokens = self.rng.random(3).tolist()
+        if fails < self.failure_rate:
+            return Rollout(float("nan"), None, 0, self.version, failed=True)
+        rate, replayed = self.success_rate(group)
         correct = draw < rate
         return Rollout(
             float(correct), correct, 1 + int(49 * tokens), self.version, replayed, trajectory=OUTCOMES[correct]
         )
 
 
+def prompts(count: int) -> list[Prompt]:
+    return [Prompt(f"p{index}", index) for index in range(count)]
+
+
+def epochs(rows: list[Prompt], seed: int = 0) -> Iterator[Prompt]:
+    """Endless shuffled epochs."""
+    for epoch in itertools.count():
+        yield from (rows[index] for index in np.random.default_rng([seed, epoch]).permutation(len(rows)))
+
+
+def run_step(
+    run: RolloutController,
+    step: int,
+    *,
+    drain: bool = True,
+    at_once: int | None = 3,
+    engine: FastEngine | None = None,
+) -> list[Group]:
+    """One training step in the driver's order of calls; returns the batch.
+
+    Args:
+        at_once: waves that finish between two looks of the controller; None: all.
+        engine: the engine below ``run.engine``, if that one wraps another.
+    """
+    engine = run.engine if engine is None else engine
+    engine.version = step - 1
+    run.begin_step(step)
+    batch = run.fill_batch(lambda: engine.finish(at_once), drain)
+    run.ledger.check(run.live.values())
+    return batch
+
+
 def policies(
     folder: Path, batch: int = BATCH, prompts: int = PROMPTS, rollouts: int = 8
 ) -> dict[str, Callable[[], RolloutPolicy]]:
-    """Every recipe as it comes, with ``rollouts`` per prompt; VIP on random features in ``folder``."""
+    """Recipe → constructor of its policy, with ``rollouts`` per prompt; VIP's random features go to ``folder``."""
     features = folder / f"features_{prompts}.npy"
     if not features.exists():
         np.save(features, np.random.default_rng(0).normal(size=(prompts, 16)).astype(np.float32))
@@ -79,13 +129,13 @@ def policies(
 
 @dataclass(frozen=True)
 class Sizes:
-    """What may not grow.
+    """Sizes of a run; none may grow with its steps.
 
     Attributes:
-        state_bytes: of the state that goes into a checkpoint.
-        live: groups.
-        metrics: names that are logged.
-        log_records: written since the last sizes.
+        state_bytes: bytes of the controller's state as JSON, as in a checkpoint.
+        live: groups in memory.
+        metrics: distinct metric names so far.
+        log_records: log records since the last measurement.
         memory: resident bytes of the process.
         files: open files of the process.
     """
@@ -99,10 +149,10 @@ class Sizes:
 
 
 class LongRun:
-    """A run of so many steps; a context in which what it logs is counted.
+    """A run of ``steps`` steps; as a context manager it counts the log records of ``verl_ext`` and ``recipe``.
 
-    Success rates are between 0.1 and 0.5, so that no epoch has nothing to train on and few prompts are evicted, and
-    one rollout in fifty fails.
+    Success rates lie between 0.1 and 0.5, so that every epoch has effective groups and few prompts are evicted. One
+    rollout in fifty fails.
     """
 
     def __init__(self, policy: RolloutPolicy, steps: int, prompt_count: int = PROMPTS):
@@ -121,14 +171,14 @@ class LongRun:
         self._log.__exit__()
 
     def step(self) -> float:
-        """The next step; returns its processor time, in seconds."""
+        """Run the next step; returns its processor time in seconds."""
         started = time.process_time()
         run_step(self.controller, self.controller.step + 1, at_once=64)
         self._names |= self.controller.metrics().keys()
         return time.process_time() - started
 
     def sizes_after(self, steps: int) -> Sizes:
-        """After so many more steps."""
+        """The sizes after ``steps`` more steps."""
         for _ in range(steps):
             self.step()
         process, state = psutil.Process(), len(json.dumps(self.controller.state_dict()))
@@ -138,7 +188,7 @@ class LongRun:
 
 
 class _Records(logging.Handler):
-    """Counts what our packages log."""
+    """Counts the log records of ``verl_ext`` and ``recipe``."""
 
     def __init__(self):
         super().__init__()
