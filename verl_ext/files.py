@@ -1,8 +1,9 @@
-"""Files that are written whole or not at all."""
+"""Files and folders that are written whole or not at all."""
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,23 +11,26 @@ from pathlib import Path
 
 @contextmanager
 def written_whole(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary path in the same folder; after the block, the temporary file replaces ``path``.
+    """Yield a temporary path beside ``path``; after the block, the file or folder made there is moved to ``path``.
 
     The content reaches the disk before the rename, and the rename before the next statement runs: neither a kill nor a
-    power cut leaves half a file. If the block raises, ``path`` stays as before and the temporary file is removed, which
-    frees its space on a full disk. A process that has the old file open goes on reading the old content.
+    power cut leaves half a file. If the block raises, ``path`` stays as before, and the temporary file is removed:
+    the disk may be full. A file replaces an older file; a process with the old file open goes on reading the old
+    content. A folder replaces nothing but an empty folder.
 
     Raises:
-        OSError: the disk is full, or the folder cannot be written to.
+        OSError: the disk is full, the parent folder cannot be written to, or a folder already stands at ``path``.
     """
     path = Path(path)
     unfinished = path.with_name(f"{path.name}.unfinished")
+    _remove(unfinished)
     try:
         yield unfinished
-        _sync(unfinished)
+        for part in (*unfinished.rglob("*"), unfinished):
+            _sync(part)
         os.replace(unfinished, path)
     except BaseException:
-        unfinished.unlink(missing_ok=True)
+        _remove(unfinished)
         raise
     _sync(path.parent)
 
@@ -35,6 +39,13 @@ def write_text(path: str | Path, text: str) -> None:
     """Write ``text`` as UTF-8, whole or not at all; errors as of :func:`written_whole`."""
     with written_whole(path) as unfinished:
         unfinished.write_text(text, encoding="utf-8")
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _sync(path: Path) -> None:

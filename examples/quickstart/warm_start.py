@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +30,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from verl_ext.data.levels import shares
 from verl_ext.data.reasoning_gym import Level, distinct_entries, levels_of
+from verl_ext.files import written_whole
 
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CHAT_TEMPLATE = (
@@ -207,14 +207,12 @@ def success_rates(model: Qwen2ForCausalLM, tokens: torch.Tensor, targets: torch.
 
 
 def save(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, record: dict[str, Any], out: Path) -> None:
-    """Write the checkpoint beside ``out``, then move it there: what exists under ``out`` is complete."""
-    partial = out.with_name(out.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    model.eval().save_pretrained(partial)
-    tokenizer.save_pretrained(partial)
-    (partial / "warm_start.json").write_text(json.dumps(record, indent=2))
-    partial.rename(out)
+    """Write the checkpoint whole or not at all."""
+    with written_whole(out) as unfinished:
+        unfinished.mkdir(parents=True)
+        model.eval().save_pretrained(unfinished)
+        tokenizer.save_pretrained(unfinished)
+        (unfinished / "warm_start.json").write_text(json.dumps(record, indent=2))
 
 
 def data_files(data: Path, writer: str) -> list[Path]:

@@ -16,6 +16,7 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
+from verl_ext.data.schema import make_row, number_rows
 from verl_ext.launch import implied, register_resolvers
 from verl_ext.recipes import recipes
 
@@ -56,13 +57,9 @@ def changed(config: DictConfig, *overrides: str) -> DictConfig:
 
 def write_rows(path: Path, count: int, columns: tuple[str, ...] = ("data_source", "prompt", "reward_model")) -> Path:
     """A parquet file in verl's schema."""
-    values = {
-        "data_source": ["sums"] * count,
-        "prompt": [[{"role": "user", "content": f"{index}+1="}] for index in range(count)],
-        "reward_model": [{"style": "rule", "ground_truth": str(index + 1)} for index in range(count)],
-        "extra_info": [{"index": index, "split": "train"} for index in range(count)],
-    }
-    pq.write_table(pa.table({name: values[name] for name in columns}), path)
+    rows = [make_row("sums", f"{index}+1=", str(index + 1), ability="sums") for index in range(max(count, 1))]
+    number_rows(rows, "train")
+    pq.write_table(pa.Table.from_pylist(rows).select(columns).slice(0, count), path)
     return path
 
 

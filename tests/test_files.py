@@ -1,0 +1,33 @@
+"""Files and folders are written whole or not at all."""
+
+from __future__ import annotations
+
+import pytest
+
+from verl_ext.files import write_text, written_whole
+
+
+def test_a_failure_keeps_the_old_file_and_leaves_nothing_behind(tmp_path):
+    path = tmp_path / "state.json"
+    write_text(path, "old")
+    with pytest.raises(RuntimeError), written_whole(path) as unfinished:
+        unfinished.write_text("half of the n")
+        raise RuntimeError
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+    (tmp_path / "state.json.unfinished").write_text("left by a kill")
+    write_text(path, "new é")
+    assert path.read_text(encoding="utf-8") == "new é" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_appears_with_all_its_files(tmp_path):
+    path = tmp_path / "model"
+    (tmp_path / "model.unfinished").mkdir()
+    (tmp_path / "model.unfinished" / "left_by_a_kill").touch()
+    with written_whole(path) as unfinished:
+        (unfinished / "weights").mkdir(parents=True)
+        (unfinished / "weights" / "one").write_text("1")
+        assert not path.exists()
+    assert [part.relative_to(path).as_posix() for part in sorted(path.rglob("*"))] == ["weights", "weights/one"]
+    with pytest.raises(OSError), written_whole(path) as unfinished:
+        unfinished.mkdir()
+    assert (path / "weights" / "one").read_text() == "1" and list(tmp_path.iterdir()) == [path]
