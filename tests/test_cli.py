@@ -117,11 +117,15 @@ def test_recipes_in_the_current_folder_are_found(run, monkeypatch, tmp_path):
     (config.parents[1] / "policy.py").write_text(
         '"""Mine: my own."""\n\nclass Mine:\n    """All of mine.\n\n    Args:\n    """\n'
     )
+    for name in ("_part", "small", "large"):
+        (config.parent / "experiment").mkdir(exist_ok=True)
+        (config.parent / "experiment" / f"{name}.yaml").touch()
     monkeypatch.chdir(tmp_path)
     assert "  mine              Mine: my own.\n" in run("train")[1]
     monkeypatch.setattr(sys, "argv", ["verl-ext"])
     printed = run("train", "mine", "--help")[1]
     assert "All of mine.\n" in printed and "half=0.5  Half of it.\n" in printed
+    assert "A setting of the paper: large, small.\n" in printed
     assert {"mine", "grpo"} <= set(recipes())
 
 

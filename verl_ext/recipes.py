@@ -113,7 +113,7 @@ def help_page(recipe: str, width: int | None = None) -> str:
     file = recipes()[recipe]
     text, base = file.read_text(encoding="utf-8"), (CONFIG / "base.yaml").read_text(encoding="utf-8")
     policy = [key for key in keys(text, "rollout_policy") if key.name != "_target_"]
-    experiments = sorted(path.stem for path in file.parent.glob("experiment/*.yaml"))
+    experiments = sorted(path.stem for path in file.parent.glob("experiment/[!_]*.yaml"))  # _*: parts of others
     lines = [f"usage: verl-ext train {recipe} key=value ...", ""]
     for paragraph in about(recipe):
         lines += textwrap.wrap(paragraph, width)
