@@ -57,12 +57,12 @@ export PYTHONWARNINGS=${PYTHONWARNINGS:-ignore::SyntaxWarning} # of packages tha
 prepare() {
   local data=()
   case $MODEL in
-    agent) data=(verl_ext.data.sql_tasks) ;;
-    small) data=(verl_ext.data.reasoning_gym --validation 512) ;; # once each: several samples cost verl a bootstrap
-    smollm2) data=(verl_ext.data.reasoning_gym --level chain_sum:min_terms=2,max_terms=2,min_digits=1,max_digits=1
+    agent) data=(sql_tasks) ;;
+    small) data=(reasoning_gym --validation 512) ;; # once each: several samples cost verl a bootstrap
+    smollm2) data=(reasoning_gym --level chain_sum:min_terms=2,max_terms=2,min_digits=1,max_digits=1
       --train 96 --validation 32) ;;
   esac
-  [[ -f $OUT/data/validation.parquet ]] || python -m "${data[@]}" --out "$OUT/data"
+  [[ -f $OUT/data/validation.parquet ]] || python -m verl_ext data "${data[@]}" --out "$OUT/data"
   [[ ! -f $OUT/model/config.json ]] || return 0
   case $MODEL in
     agent) python examples/quickstart/warm_start_agent.py --data "$OUT/data" --out "$OUT/model" ;;
@@ -114,4 +114,4 @@ for run in "${RUNS[@]}"; do
   files+=("$OUT/$run.jsonl")
 done
 echo
-python -m verl_ext.lab.report "${files[@]}" --out "$OUT"
+python -m verl_ext report "${files[@]}" --out "$OUT"

@@ -223,7 +223,7 @@ def data_files(data: Path, writer: str) -> list[Path]:
     """
     files = [data / "train.parquet", data / "validation.parquet"]
     if missing := [str(file) for file in files if not file.is_file()]:
-        raise typer.BadParameter(f"--data: {missing[0]} is missing; write it with python -m {writer}.")
+        raise typer.BadParameter(f"--data: {missing[0]} is missing; write it with verl-ext data {writer}.")
     return files
 
 
@@ -268,7 +268,7 @@ def main(
     console = Console()
     if hidden % 32:
         raise typer.BadParameter(f"--hidden must be a multiple of 32, got {hidden}.")
-    files = data_files(data, "verl_ext.data.reasoning_gym")
+    files = data_files(data, "reasoning_gym")
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
     record = dict(
         data=digest,

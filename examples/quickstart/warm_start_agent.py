@@ -5,7 +5,7 @@ executed by the real tool. Longer chains get fewer demonstrations (``--decay``) 
 soon as the model's mean success rate on training prompts is ``--success``, whenever that is: then it is sure of the
 short chains, ignorant of the longest and uncertain in between, on every machine and with every seed.
 
-    python -m verl_ext.data.sql_tasks --out DIR
+    verl-ext data sql_tasks --out DIR
     python examples/quickstart/warm_start_agent.py --data DIR --out DIR
 
 A demonstration has the tokens that verl's ``tool_agent`` loop gives a rollout: tests/examples/test_warm_start_agent.py.
@@ -205,7 +205,7 @@ def main(
     console = Console()
     if hidden % 32:
         raise typer.BadParameter(f"--hidden must be a multiple of 32, got {hidden}.")
-    files = data_files(data, "verl_ext.data.sql_tasks")
+    files = data_files(data, "sql_tasks")
     record["data"] = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
     if is_done(out, record):
         console.print(f"{out} is there already.")
