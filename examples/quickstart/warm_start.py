@@ -219,7 +219,7 @@ def data_files(data: Path, writer: str) -> list[Path]:
     """Both files of a data set.
 
     Raises:
-        typer.BadParameter: one is missing; ``writer`` is the module that writes them.
+        typer.BadParameter: one is missing; ``writer`` is the name of the data set.
     """
     files = [data / "train.parquet", data / "validation.parquet"]
     if missing := [str(file) for file in files if not file.is_file()]:
