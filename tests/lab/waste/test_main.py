@@ -33,10 +33,10 @@ def invoke():
 def benchmark():
     sys.path.insert(0, str(ROOT / "benchmarks"))
     try:
-        import replay
+        import waste
     finally:
         sys.path.remove(str(ROOT / "benchmarks"))
-    return replay
+    return waste
 
 
 @pytest.fixture(scope="module")
@@ -69,9 +69,9 @@ def test_page_plots_numbers_and_histories(small_log, tmp_path, invoke):
         "all wrong": sum(set(scores) == {0.0} for scores in groups.values()),
         "equal scores": 0,
     }
-    replayed = summary["counterfactual"]
-    assert (replayed["train_batch_size"], replayed["n"], replayed["repeats"]) == (256, 8, 2)
-    assert list(replayed["methods"]) == [
+    other = summary["counterfactual"]
+    assert (other["train_batch_size"], other["n"], other["repeats"]) == (256, 8, 2)
+    assert list(other["methods"]) == [
         "the log",
         "dynamic_sampling",
         "grpo",
@@ -80,10 +80,10 @@ def test_page_plots_numbers_and_histories(small_log, tmp_path, invoke):
         "pilot_commit",
         "vip",
     ]
-    own, grpo = replayed["methods"]["the log"], replayed["methods"]["grpo"]
+    own, grpo = other["methods"]["the log"], other["methods"]["grpo"]
     assert own["sampled"] == grpo["sampled"] == 8192 and grpo["steps"] == 4
     assert grpo["groups_with_gradient"] == pytest.approx(own["groups_with_gradient"], abs=0.04)
-    assert replayed["methods"]["pilot_commit"]["groups_with_gradient"] == 1.0
+    assert other["methods"]["pilot_commit"]["groups_with_gradient"] == 1.0
     assert summary["transitions"]["statuses"][0] == "extremely_hard"
     assert sum(map(sum, summary["transitions"]["counts"])) == 512
 

@@ -1,4 +1,4 @@
-"""What a run's rollouts bought, and what other methods would have done: from the log of its rollouts, without verl.
+"""Analyses logged rollouts, without verl: how many gave a gradient, and how other methods would have spent them.
 
 verl-ext waste outputs/rollouts --out outputs/waste
 """

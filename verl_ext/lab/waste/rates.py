@@ -1,4 +1,4 @@
-"""What the true success rates may have been, given what was recorded."""
+"""Posterior of the true success rates, given the recorded groups."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from verl_ext.lab.waste.log import RolloutLog
 
 BANDS = np.linspace(0, 1, 6)
 BAND_NAMES = ("0 to 20 %", "20 to 40 %", "40 to 60 %", "60 to 80 %", "80 to 100 %")
-LIMITS = (1e-3, 1e4)  # of the prior's parameters: where all rates are alike, or all 0 or 1, the likelihood has no top
+LIMITS = (1e-3, 1e4)  # of alpha and beta: without limits the likelihood has no maximum if all rates are equal
 
 
 def fit_prior(correct: np.ndarray, rollouts: np.ndarray) -> tuple[float, float]:
     """(alpha, beta) of the Beta distribution of success rates under which the counts are most likely.
 
-    The counts are beta-binomial: K of n with P ~ Beta(alpha, beta). A flat prior would not do: where most prompts are
-    always or never solved, it takes a good part of 0 of 8 for a rate well above 0, and promises gradients that were
-    not there.
+    The counts are beta-binomial: K of n with P ~ Beta(alpha, beta). A flat prior is wrong where most prompts are always
+    or never solved: it often reads 0 of 8 as a rate well above 0, and promises gradients that the log does not have.
 
     Args:
         correct, rollouts: (G,) counts of each group.
@@ -43,11 +42,11 @@ def band(rates: np.ndarray) -> np.ndarray:
 
 
 class RecordedRates:
-    """A success rate for every prompt at every step, from its recorded group nearest in time.
+    """A success rate for every prompt at every step, from the prompt's recorded group nearest in time.
 
     Args:
-        log: what was recorded.
-        prior: of :func:`fit_prior`.
+        log: the recorded groups.
+        prior: (alpha, beta) from :func:`fit_prior`.
     """
 
     def __init__(self, log: RolloutLog, prior: tuple[float, float]):
@@ -63,20 +62,21 @@ class RecordedRates:
             self._groups[prompt].append(group)
 
     def draw(self, rng: np.random.Generator) -> np.ndarray:
-        """(G,) rates that may have been behind the groups, from their posteriors.
+        """(G,) success rates drawn from the posteriors of the groups.
 
-        All groups of a prompt are at the same quantile: drawn one by one, its rate would jump about by as much as its
-        few rollouts leave open, and whatever remembers the last group would look worse than it is.
+        All groups of a prompt are drawn at the same quantile. Independent draws would make the prompt's rate jump from
+        group to group, since few rollouts leave it uncertain, and methods that remember rates would look worse than
+        they are.
         """
         quantile = rng.random(self._prompts)[self._prompt]
         return betaincinv(self.alpha, self.beta, quantile)
 
     def nearest(self, prompt: int, batch: int) -> int:
-        """The recorded group of a prompt nearest to a step, the earlier one of two.
+        """Row of the prompt's recorded group nearest to a step; of two equally near groups, the earlier.
 
         Args:
             prompt: index of the prompt.
-            batch: the step's place among the logged ones, from 0.
+            batch: the step's place among the logged steps, from 0.
         """
         batches = self._batches[prompt]
         after = bisect_left(batches, batch)

@@ -1,7 +1,7 @@
-"""Reading what verl 0.9.1 writes under ``trainer.rollout_data_dir``: a file per step, a JSON object per rollout.
+"""Reads the logs of verl 0.9.1 under ``trainer.rollout_data_dir``: a file per step, a JSON object per rollout.
 
 A line has ``input``, ``output``, ``gts``, ``score`` and ``step``. verl's v1 trainers add ``uid``, the key
-``{group}_{rollout}_{output}``; its older trainer adds what the reward function reports instead, such as ``acc``.
+``{group}_{rollout}_{output}``; its older trainer adds the reward function's extra values instead, such as ``acc``.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from verl_ext.prompts import prompt_id_of_group
 
 KEYS = ("input", "output", "gts", "score", "step")
 PADDING = re.compile(r"pad[0-9a-f]{32}")
-"""The group of the rows with which verl fills up a batch that its workers do not divide."""
+"""Group id of the rows that verl adds to a batch whose size is not divisible by the number of workers."""
 REPORT_EVERY = 5000  # lines
 
 
 class _Unusable(ValueError):
-    """Why a line cannot be used."""
+    """A line that cannot be used; the message is the reason."""
 
 
 def find_files(arguments: Iterable[Path]) -> list[Path]:
-    """Files as they are, of folders every ``*.jsonl``, steps in the order of their numbers.
+    """All files: those given, and every ``*.jsonl`` of the folders given, in the order of step numbers.
 
     Raises:
         ValueError: there is no such file, the folder holds none, or a file is named twice.
@@ -63,14 +63,14 @@ def read_rollouts(
     keep_texts: bool = False,
     progress: Callable[[int], None] = lambda size: None,
 ) -> RolloutLog:
-    """The groups that the files record. Lines are read one at a time, and responses are not kept.
+    """Read groups from files, line by line, without keeping responses.
 
-    A line that cannot be used is counted by reason and passed over. A rollout is correct if its line says so (``acc``),
-    otherwise if its score is above ``correct_above``.
+    Unusable lines are counted by reason and ignored. A rollout is correct if its line says so (``acc``); without
+    ``acc``, if its score is above ``correct_above``.
 
     Args:
-        correct_above: None: half way between the lowest and the highest score of the log; 0 where all are the same.
-        keep_texts: keep the input of each prompt.
+        correct_above: None: half way between the lowest and the highest score of the log; 0 if all scores are equal.
+        keep_texts: whether to keep the input of each prompt.
         progress: called with the number of bytes read since the last call.
 
     Raises:
@@ -130,7 +130,7 @@ def _parse(line: bytes) -> Any:
 
 
 class _Columns:
-    """One entry per rollout, and the groups and prompts that they name."""
+    """Columns with an entry per rollout, and the groups and prompts of these rollouts."""
 
     def __init__(self, keep_texts: bool):
         self.score, self.verdict = array("d"), array("b")  # verdict: -1 where the line has none
@@ -144,7 +144,7 @@ class _Columns:
         self._last: tuple[int, str, str] | None = None
 
     def add(self, row: Any) -> int:
-        """Take in a line; returns its step. Raises _Unusable, and then has taken in nothing."""
+        """Add a line and return its step; raises _Unusable before anything is added."""
         if type(row) is not dict:
             raise _Unusable("not an object")
         for key in KEYS:
@@ -170,7 +170,7 @@ class _Columns:
         self._last = this
         verdict = row.get("acc")
         verdict = int(verdict) if type(verdict) in (bool, int, float) and verdict in (0, 1) else -1
-        if further:  # of one rollout the last output has the score, and verl writes them one after another
+        if further:  # verl writes the outputs of a rollout one after another; the last output has the score
             self.merged += 1
             self.score[-1], self.verdict[-1] = score, verdict
             self.characters[-1] += len(response)
@@ -191,7 +191,7 @@ class _Columns:
         return group
 
     def _prompt(self, name: str, text: str, truth: Any) -> int:
-        """By our driver's id where the log has it, and by content: a run may have begun under verl's own driver."""
+        """Place of the prompt, found by its id in ``uid`` or by content: a run may begin under verl's own driver."""
         content = blake2b(text.encode(errors="surrogatepass") + b"\0" + _plain(truth), digest_size=8)
         identity = prompt_id_of_group(name)
         place = self._prompts.get(identity) if identity else None
@@ -242,5 +242,5 @@ class _Columns:
 def _plain(truth: Any) -> bytes:
     try:
         return orjson.dumps(truth, option=orjson.OPT_SORT_KEYS)
-    except orjson.JSONEncodeError:  # a number that only Python's parser takes
+    except orjson.JSONEncodeError:  # a number beyond orjson's range
         return json.dumps(truth, sort_keys=True).encode(errors="surrogatepass")

@@ -1,7 +1,7 @@
-"""What a replay costs: reading and replaying a synthetic log, in a process of its own.
+"""Time and memory of the waste analysis of a synthetic log, in a process of its own.
 
-    python benchmarks/replay.py --rollouts 1000000
-    python benchmarks/replay.py --rollouts 1000000 --response 1000
+    python benchmarks/waste.py --rollouts 1000000
+    python benchmarks/waste.py --rollouts 1000000 --response 1000
 
 The log is what verl's v1 trainer writes: ``--prompts`` prompts, visited epoch after epoch in a new order, 8 rollouts
 each, 256 prompts per step, success rates from Beta(0.4, 0.4) that drift upwards, responses of ``--response`` bytes.
@@ -78,7 +78,7 @@ def main(
     prompts: Annotated[int, typer.Option(min=BATCH)] = 17_408,
     response: Annotated[int, typer.Option(min=1, help="Bytes of a response.")] = 200,
 ) -> None:
-    """Write a log and measure its replay."""
+    """Write a log and measure its analysis."""
     console = Console()
     with TemporaryDirectory() as folder:
         log = Path(folder, "rollouts")
@@ -86,9 +86,9 @@ def main(
         with console.status("Writing the log"):
             write_log(log, rollouts, prompts, response)
         size = sum(file.stat().st_size for file in log.iterdir())
-        with console.status("Replaying it"):
+        with console.status("Analysing the log"):
             seconds, cpu, memory = measure(log, Path(folder, "out"))
-        found = json.loads(Path(folder, "out", "replay.json").read_text())["log"]
+        found = json.loads(Path(folder, "out", "waste.json").read_text())["log"]
     table = Table("rollouts", "prompts", "steps", "log", "wall clock", "CPU time", "peak memory")
     counts = (f"{found[name]:,}" for name in ("rollouts", "prompts", "steps"))
     table.add_row(*counts, f"{size / 2**30:.2f} GiB", f"{seconds:.1f} s", f"{cpu:.1f} s", f"{memory:.2f} GiB")
