@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -15,6 +16,8 @@ from rich.text import Text
 NOTHING = "–"
 GAP = 2
 """Blanks between two columns of a terminal."""
+WORDS, RANGES = re.compile(r"\S+"), re.compile(r"\([^()]*\)|\S+")
+"""Parts of a cell that stay on one line: words always, ranges such as (1 to 3) if the columns fit."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class Table:
         note = f"Left out for lack of width: {', '.join(left_out)}." if left_out else None
         caption = " ".join(filter(None, (self.caption, note)))
         table = RichTable(
-            title=Text(self.title),
+            title=Text(f"\n{self.title}"),
             caption=Text(caption) if caption else None,
             title_justify="left",
             caption_justify="left",
@@ -69,7 +72,10 @@ class Table:
             justify = "right" if place else "left"
             table.add_column(Text(self.header[place]), justify=justify, width=size, overflow="fold")
         for row in self.rows:
-            table.add_row(*(Text(row[place]) for place in places))
+            cells = zip((row[place] for place in places), widths, strict=True)
+            table.add_row(
+                *(Text(cell if cell_len(cell) <= size else cell.replace(" (", "\n(")) for cell, size in cells)
+            )
         return table
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -79,15 +85,24 @@ class Table:
         """Places of the columns that fit, and their widths in characters."""
         cells = [[name, *(row[place] for row in self.rows)] for place, name in enumerate(self.header)]
         wanted = [max(map(cell_len, column)) for column in cells]
-        words = [max(cell_len(word) for cell in column for word in cell.split() or [""]) for column in cells]
-        least = [min(size, width if place == 0 else width // 2) for place, size in enumerate(words)]
+        whole, words = (
+            [
+                min(max(cell_len(part) for cell in column for part in parts.findall(cell) or [""]), most)
+                for column, most in zip(cells, [width, *[width // 2] * len(cells)], strict=False)
+            ]
+            for parts in (RANGES, WORDS)
+        )
         places = list(range(len(self.header)))
-        dispensable = [self.header.index(name) for name in self.expendable]
-        dispensable += [place for place in reversed(places[2:]) if place not in dispensable]
-        for place in dispensable:
-            if sum(least[kept] + GAP for kept in places) <= width:
-                break
-            places.remove(place)
+
+        def drop(dispensable: Iterable[int], least: list[int]) -> None:
+            for place in dispensable:
+                if sum(least[kept] + GAP for kept in places) > width:
+                    places.remove(place)
+
+        expendable = [self.header.index(name) for name in self.expendable]
+        drop(expendable, whole)
+        drop([place for place in reversed(places[2:]) if place not in expendable], words)
+        least = whole if sum(whole[place] + GAP for place in places) <= width else words
         sizes = {place: wanted[place] for place in places}
         while sum(sizes.values()) + GAP * len(places) > width:
             wide = [place for place in places if sizes[place] > least[place]]
