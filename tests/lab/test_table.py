@@ -55,6 +55,12 @@ def test_a_name_wider_than_the_terminal_is_folded():
     assert text.count("x") == 100 and all(len(line) <= 40 for line in text.splitlines())
 
 
+def test_columns_of_numbers_are_aligned_to_the_right_and_texts_to_the_left():
+    table = Table("T", ("run", "steps", "settings"), [("8b", "3", "n=8"), ("grpo", "–", "n=16, s=3")])
+    assert table.to_html().count(' class="text"') == 6
+    assert [column.justify for column in table.to_rich(80).columns] == ["left", "right", "left"]
+
+
 def test_numbers():
     assert (count(None), count(1234.4), percent(0.5), number(1.333), number(None)) == (
         "–",

@@ -32,8 +32,10 @@ h2 {{ font-size: 1.15rem; margin: 2rem 0 .5rem; border-bottom: 1px solid #ddd; }
 table {{ border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; margin: .5rem 0 1rem; }}
 caption {{ text-align: left; font-weight: 600; padding: .25rem 0; }}
 th, td {{ text-align: right; padding: .25rem .7rem; border-bottom: 1px solid #eee; white-space: nowrap; }}
-th {{ vertical-align: bottom; }}
-th:first-child, td:first-child {{ text-align: left; padding-left: 0; }}
+th {{ vertical-align: bottom; white-space: normal; min-width: 3.5rem; max-width: 9rem; }}
+.text {{ text-align: left; }}
+th:first-child, td:first-child {{ padding-left: 0; }}
+.scroll + .notes {{ margin: -.5rem 0 1.5rem; }}
 .plots {{ display: grid; gap: 1.5rem; grid-template-columns: repeat(auto-fit, minmax(min(30rem, 100%), 1fr)); }}
 figure {{ margin: 0; max-width: 46rem; }}
 figure h3 {{ font-size: 1rem; margin: .5rem 0; }}

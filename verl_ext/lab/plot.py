@@ -69,7 +69,7 @@ class Curve:
     Attributes:
         name: label of the line.
         x, mean, low, high: (n,) with n >= 1. With one seed, low and high equal the mean.
-        seeds: number of runs that the curve summarises.
+        seeds: number of runs behind the curve.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Curve:
 
 
 def over_seeds(name: str, series: Iterable[Series]) -> Curve | None:
-    """Mean and range at every x that lies between the first and the last point of every seed; None without such an x.
+    """Mean and range at every x between the first and the last point of every seed; None without such an x.
 
     Seeds may have points at different x, for instance after different numbers of rollouts. A seed is linear between
     its points. Empty series are ignored.
@@ -113,7 +113,7 @@ def styles(names: Iterable[str]) -> dict[str, Style]:
     """A style per method, which depends on the set of names only.
 
     A recipe has the colour of its place among all recipes; a recipe with overrides prefers the same colour; any other
-    name prefers the colour of its hash. A preferred colour that is taken gives way to the next free colour, and once
+    name prefers the colour of its hash. A taken colour gives way to the next free colour, and once
     all colours are taken, to another dash.
     """
     size = len(COLORS)
@@ -184,7 +184,7 @@ def lines(
     Args:
         curves: None entries are ignored.
         x, y: labels of the axes.
-        among: names of all methods of the page, so that a method has one colour in all plots.
+        among: names of all methods of the page, which give a method one colour in all plots.
         target: y value, on the scale of the curves; it gets a dashed line, and a ring marks each curve's first point
             at or above it.
         scale: factor of all y values, 100 for percent.
@@ -293,7 +293,15 @@ def _clean(axes: Axes) -> None:
     axes.grid(axis="y", color="0.92")
     axes.set_axisbelow(True)
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(lambda value, _: f"{value:,.0f}" if abs(value) >= 1000 else f"{value:g}")
+        axis.set_major_formatter(lambda value, _: _tick(value))
+
+
+def _tick(value: float) -> str:
+    """At most seven characters, or neighbours would overlap: 950, 9,500, 9.5 M, 9.5 G."""
+    for size, unit in ((1e9, " G"), (1e6, " M")):
+        if abs(value) >= size:
+            return f"{value / size:g}{unit}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:g}"
 
 
 def _legend(figure: Figure, *panels: Axes) -> None:

@@ -14,10 +14,12 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 NOTHING = "–"
+NUMERIC = re.compile(rf"[-+]?\d|{NOTHING}")
+TEXT = ' class="text"'
 GAP = 2
 """Blanks between two columns of a terminal."""
 WORDS, RANGES = re.compile(r"\S+"), re.compile(r"\([^()]*\)|\S+")
-"""Parts of a cell that stay on one line: words always, ranges such as (1 to 3) if the columns fit."""
+"""Parts of a cell kept on one line: words always, ranges such as (1 to 3) if the columns fit."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Table:
         header: name of each column.
         rows: cells of each row.
         caption: a sentence below the table.
-        expendable: headers that a narrow terminal leaves out, the least important first; further columns are left out
+        expendable: headers left out on a narrow terminal, the least important first; further columns are left out
             from the right.
     """
 
@@ -43,9 +45,10 @@ class Table:
     expendable: Sequence[str] = ()
 
     def to_html(self) -> str:
-        """The table with all columns, in a box of its own that scrolls."""
-        head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in self.header)
-        rows = "\n".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in self.rows)
+        """The table with all columns, in a scrolling box of its own."""
+        numeric = self._numeric()
+        head = "".join(map(_head, self.header, numeric))
+        rows = "\n".join(f"<tr>{''.join(map(_cell, row, numeric))}</tr>" for row in self.rows)
         below = f'\n<p class="notes">{escape(self.caption)}</p>' if self.caption else ""
         return (
             f'<div class="scroll"><table>\n<caption>{escape(self.title)}</caption>\n<thead><tr>{head}</tr></thead>\n'
@@ -54,6 +57,7 @@ class Table:
 
     def to_rich(self, width: int) -> RichTable:
         """The table for a terminal of ``width`` characters. Names are shown as they are, brackets included."""
+        numeric = self._numeric()
         places, widths = self._fit(width)
         left_out = [name for place, name in enumerate(self.header) if place not in places]
         note = f"Left out for lack of width: {', '.join(left_out)}." if left_out else None
@@ -64,12 +68,12 @@ class Table:
             title_justify="left",
             caption_justify="left",
             box=box.SIMPLE_HEAD,
-            padding=(0, GAP - 1, 0, 0),  # and a blank that divides columns
+            padding=(0, GAP - 1, 0, 0),  # and a blank between columns
             pad_edge=False,
             show_edge=False,
         )
         for place, size in zip(places, widths, strict=True):
-            justify = "right" if place else "left"
+            justify = "right" if numeric[place] else "left"
             table.add_column(Text(self.header[place]), justify=justify, width=size, overflow="fold")
         for row in self.rows:
             cells = zip((row[place] for place in places), widths, strict=True)
@@ -81,8 +85,12 @@ class Table:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield self.to_rich(options.max_width)
 
+    def _numeric(self) -> list[bool]:
+        """Whether each column holds numbers only, which are aligned to the right; names in the first never are."""
+        return [place > 0 and all(NUMERIC.match(row[place]) for row in self.rows) for place in range(len(self.header))]
+
     def _fit(self, width: int) -> tuple[list[int], list[int]]:
-        """Places of the columns that fit, and their widths in characters."""
+        """Places of the fitting columns, and their widths in characters."""
         cells = [[name, *(row[place] for row in self.rows)] for place, name in enumerate(self.header)]
         wanted = [max(map(cell_len, column)) for column in cells]
         whole, words = (
@@ -110,6 +118,14 @@ class Table:
                 break
             sizes[max(wide, key=lambda place: sizes[place])] -= 1
         return places, [sizes[place] for place in places]
+
+
+def _head(cell: str, numeric: bool) -> str:
+    return f'<th scope="col"{"" if numeric else TEXT}>{escape(cell)}</th>'
+
+
+def _cell(cell: str, numeric: bool) -> str:
+    return f"<td{'' if numeric else TEXT}>{escape(cell)}</td>"
 
 
 def times_fewer(reference: float | None, own: float | None) -> float | None:

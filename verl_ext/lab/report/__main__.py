@@ -40,7 +40,7 @@ def main(
         typer.Option(min=0, max=1, help="Accuracy to reach. Default: the best accuracy that every run reached."),
     ] = None,
 ) -> None:
-    """Compare runs by the rollouts that they needed for the same accuracy."""
+    """Compare runs by the rollouts needed for the same accuracy."""
     try:
         check_folder(out)
         files = find_runs(runs)

@@ -24,7 +24,7 @@ def event_files(path: Path) -> list[Path]:
 
 
 def read_events(files: Iterable[Path]) -> tuple[Records, int]:
-    """The values of one run, and the number of bytes that could not be read.
+    """The values of one run, and the number of unread bytes.
 
     Each start of a run writes its own file; files are read in the order in which they were started. Text values, such
     as verl's samples of validations (``trainer.log_val_generations``), are ignored. An unfinished or damaged record
@@ -37,7 +37,7 @@ def read_events(files: Iterable[Path]) -> tuple[Records, int]:
     Raises:
         ValueError: a file cannot be read, or the package tensorboard is missing.
     """
-    # Sorted by time: names of files that start within one second are in the order of process ids.
+    # Sorted by time: names of files started within one second are in the order of process ids.
     parts = sorted((_read(file) for file in files), key=lambda part: part[0])
     return [record for _, records, _ in parts for record in records], sum(unread for _, _, unread in parts)
 

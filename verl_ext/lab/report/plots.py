@@ -36,7 +36,7 @@ def plots(methods: Sequence[RunGroup], target: float | None) -> Iterator[Plot]:
 
     Args:
         methods: runs by method; each method keeps its colour in all plots.
-        target: accuracy in [0, 1] that the accuracy plots mark; None: no mark.
+        target: accuracy in [0, 1], marked in the accuracy plots; None: no mark.
     """
     among = [method.name for method in methods]
     yield from _accuracy(methods, among, target)
@@ -66,7 +66,7 @@ def _accuracy(methods: Sequence[RunGroup], among: list[str], target: float | Non
         found = _of_methods(methods, partial(accuracy_against, unit=unit))
         if unit == "seconds":
             found, label = _readable(found)
-            caption = "Time of training steps, without validations and without steps that a resumed run repeated."
+            caption = "Time of training steps, without validations and without steps repeated by a resumed run."
         if any(found):
             figure = plot.lines(
                 found, label, "validation accuracy (%)", among=among, target=target, scale=100, mark=True
@@ -110,14 +110,14 @@ def _parts(method: RunGroup, of_run: Callable[[Run], dict[str, Series]]) -> dict
 
 
 def _over_seeds(name: str, seeds: list[dict[str, Series]]) -> dict[str, Curve]:
-    """A curve per part, over the seeds that have the part; parts in the order of their first occurrence."""
+    """A curve per part, over the seeds with this part; parts in the order of their first occurrence."""
     keys = dict.fromkeys(key for parts in seeds for key in parts)
     found = {key: over_seeds(name, [parts[key] for parts in seeds if key in parts]) for key in keys}
     return {key: curve for key, curve in found.items() if curve is not None}
 
 
 def _destinations(method: RunGroup) -> dict[str, Curve]:
-    """Parts of the rollouts, from the bottom of the stack; a seed that lacks a part counts 0 there."""
+    """Parts of the rollouts, from the bottom of the stack; a seed without a part counts 0 there."""
     seeds = [(np.array(run.steps, dtype=np.float64), destinations(run)) for run in method.runs]
     seeds = [(steps, parts) for steps, parts in seeds if parts]
     some = {part for _, parts in seeds for part, counts in parts.items() if counts.any()}
@@ -138,7 +138,7 @@ def _matching(run: Run, pattern: str) -> dict[str, Series]:
 
 
 def _readable(found: list[Curve | None]) -> tuple[list[Curve | None], str]:
-    """Curves over seconds, in a unit that gives numbers of readable size."""
+    """Curves over seconds, in a unit with numbers of readable size."""
     longest = max((float(curve.x.max()) for curve in found if curve), default=0.0)
     unit, seconds = ("hours", 3600) if longest > 7200 else ("minutes", 60) if longest > 300 else ("seconds", 1)
     scaled = [curve and replace(curve, x=curve.x / seconds) for curve in found]

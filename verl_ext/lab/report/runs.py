@@ -24,11 +24,11 @@ class Run:
     """One training run.
 
     Attributes:
-        name: unique among the runs that are compared.
+        name: unique among the compared runs.
         steps: logged steps, increasing; at least one.
         records: metrics of each step; finite numbers only.
-        skipped_lines: number of lines that are not the logger's, such as a line that a killed run left unfinished.
-        skipped_values: number of values that are not finite.
+        skipped_lines: number of lines in another format, such as the unfinished last line of a killed run.
+        skipped_values: number of values not finite.
         unread_bytes: bytes of event files from the first damaged or unfinished record on.
     """
 
@@ -91,7 +91,7 @@ def find_runs(arguments: Iterable[str]) -> list[tuple[Path, ...]]:
     """The parts of each run; a part is a file, or a folder of event files.
 
     A folder stands for each ``*.jsonl`` file in it, and for each folder with event files: itself, or at any depth below
-    it. A file stands for itself, and ``a+b`` for a run that was resumed into another file.
+    it. A file stands for itself, and ``a+b`` for a run resumed into another file.
 
     Raises:
         ValueError: a file does not exist or is named twice, or a folder holds no log.
@@ -136,7 +136,7 @@ def names(paths: Sequence[Path]) -> list[str]:
     """Different names for runs: the file name without ending, or the name of the folder of event files.
 
     If two runs of a method have the same name, all runs of that method get their folder's name in front, so seeds of
-    one folder stay together. Names that are still equal become whole paths, with the ending where even these are equal.
+    one folder stay together. Names still equal become whole paths, with the ending where even these are equal.
     """
     homes = [home(path) for path in paths]
     stems = [path.name for path in homes]
@@ -189,7 +189,7 @@ def read_run(parts: Sequence[Path], name: str | None = None) -> Run:
 
 
 def _read_lines(path: Path) -> tuple[list[tuple[int, dict[str, Any]]], int]:
-    """Steps with their metrics, and the number of lines that are not the logger's."""
+    """Steps with their metrics, and the number of lines in another format."""
     lines = _lines(path)
     records = [record for record in map(_parse, lines) if record is not None]
     return records, len(lines) - len(records)
@@ -212,7 +212,7 @@ def _parse(line: str) -> tuple[int, dict[str, Any]] | None:
 
 
 def _number(item: tuple[str, Any]) -> tuple[str, float | None]:
-    """A metric as a float; None for a value that is not a number, of which verl logs a few."""
+    """A metric as a float; None for text and other values, of which verl logs a few."""
     key, value = item
     if isinstance(value, bool) or not isinstance(value, int | float):
         return key, None

@@ -28,7 +28,7 @@ class Point:
     Attributes:
         step: training steps done.
         rollouts, tokens: sampled so far.
-        seconds: sum of ``timing_s/step``, without steps that a resumed run had to repeat.
+        seconds: sum of ``timing_s/step``, without steps repeated by a resumed run.
         accuracy: in [0, 1].
     """
 
@@ -47,7 +47,7 @@ def accuracy_of(data: Mapping[str, float]) -> float | None:
 
 def points(run: Run) -> list[Point]:
     """The run's validations in the order of steps."""
-    # Costs are 0 at step 0. A file that begins at a later step lacks the start of its run, so its costs are unknown.
+    # Costs are 0 at step 0. A file from a later step on lacks the start of its run, so the costs are unknown.
     only_start = run.steps[-1] == 0
     rollouts, tokens, seconds = (
         0.0 if run.steps[0] == 0 and (only_start or run.last(name) is not None) else None
@@ -96,7 +96,7 @@ def destinations(run: Run) -> dict[str, np.ndarray]:
 
 
 def deciding_share(run: Run) -> Series:
-    """Time that the policy takes to decide, as a share of the step."""
+    """Time spent deciding, as a share of the step."""
     pairs = [
         (step, data[DECIDING] / data[SECONDS])
         for step, data in zip(run.steps, run.records, strict=True)
@@ -193,5 +193,5 @@ def _notes(runs: Sequence[Run]) -> list[str]:
     )
     ends = [f"{method.name} {', '.join(str(run.steps[-1]) for run in method.runs)}" for method in by_method(runs)
             if len({run.steps[-1] for run in method.runs}) > 1]  # fmt: skip
-    notes += (("Seeds that end at different steps; the mean ends with the shortest seed", ends),)
+    notes += (("Seeds with different last steps; the mean ends with the shortest seed", ends),)
     return [f"{note}: {'; '.join(names)}." for note, names in notes if names]

@@ -57,9 +57,7 @@ def main(
     ] = None,
     embeddings: Annotated[
         bool,
-        typer.Option(
-            help="Embed the prompts, for estimators that read texts, such as the Gaussian process. Imports torch."
-        ),
+        typer.Option(help="Embed the prompts, for estimators over texts, such as the Gaussian process. Imports torch."),
     ] = False,
     repeats: Annotated[
         int | None,

@@ -51,10 +51,10 @@ def analyse(
     """Compute all numbers of a log.
 
     Args:
-        run: metrics of the same run. They give the budget with all rollouts sampled; a log of rollouts holds only those
-            that were trained on.
+        run: metrics of the same run. They give the budget with all rollouts sampled; a log of rollouts holds only the
+            trained rollouts.
         repeats: runs of each method, with seeds 0, 1, ...; None: as many as 300,000 rollouts allow, at most 5.
-        embeddings: whether to use estimators that read texts; the log must hold the texts.
+        embeddings: whether to use estimators over texts; the log must hold the texts.
         progress: called with the name of a task and its size; returns a function to call with the progress made.
 
     Raises:
@@ -89,7 +89,7 @@ def analyse(
         except ValueError as error:
             left_out[name] = str(error)
             continue
-        settings[name] = found[-1][1]
+        settings[name] = found[0][1]
 
     names = prediction.names(embeddings)
     done = progress("Predicting success rates", len(log.prompt) * len(names))

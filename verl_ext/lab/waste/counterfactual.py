@@ -34,13 +34,13 @@ class Spending:
         sampled: rollouts generated.
         prompts_in_band: (bands,) prompts with rollouts, counted once per group, by success rate.
         rollouts_in_band: (bands,) rollouts generated, by success rate.
-        trained_groups, trained_rollouts: numbers that updates trained on.
-        gradient_groups, gradient_rollouts: the trained groups that have both correct and wrong rollouts, and their
+        trained_groups, trained_rollouts: numbers in the updates.
+        gradient_groups, gradient_rollouts: the trained groups with both correct and wrong rollouts, and their
             rollouts.
         discarded: rollouts discarded, by reason.
         curve: after each step, the numbers of rollouts generated and of groups with a gradient so far.
-        short_steps: steps that trained on fewer prompts than ``train_batch_size``.
-        stopped: error that ended the run before budget and steps were used up; None: no error.
+        short_steps: steps trained on fewer prompts than ``train_batch_size``.
+        stopped: error before budget and steps were used up; None: no error.
     """
 
     steps: int = 0
@@ -60,15 +60,15 @@ class Spending:
 def recipe_method(
     name: str, train_batch_size: int, n: int, seed: int, texts: bool
 ) -> tuple[Method, dict[str, Any]] | None:
-    """A recipe set up for the log's batch size and rollouts per prompt, with the settings that differ from its file.
+    """A recipe set up for the log's batch size and rollouts per prompt, with the settings changed for this.
 
     Args:
         name: of the recipe.
         train_batch_size: prompts per step.
         n: rollouts per prompt on average.
         seed: of the policy.
-        texts: whether the prompts' texts are known. Without them, each prompt's own history replaces an estimator that
-            reads texts.
+        texts: whether the prompts' texts are known. Without them, each prompt's own history replaces an
+            estimator over texts.
 
     Returns:
         None: logged rollouts are not enough to run the recipe.
@@ -86,7 +86,7 @@ class RecordedEngine:
     """Generates verdicts at the recorded success rates; see :data:`ASSUMPTION`.
 
     Args:
-        recorded: finds the recorded group that stands for a prompt at a step.
+        recorded: finds the recorded group of a prompt at a step.
         rates: (G,) success rate of each recorded group.
         rng: of the verdicts.
         spending: counts prompts and rollouts by success rate.
@@ -141,7 +141,7 @@ def spend(
 ) -> Spending:
     """Run a policy over the log's prompts, in the log's order, until the budget is spent or the log's steps are over.
 
-    The step that reaches the budget is the last. As in training, the policy and its estimator see the prompts they draw
+    The last step is the first to reach the budget. As in training, policy and estimator see the prompts they draw
     and the verdicts of finished rollouts, and nothing else. A method that draws more prompts per step than the log
     meets prompts earlier than the log did, and begins again at the end of the log.
 

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 @dataclass(frozen=True)
 class RolloutLog:
-    """One row per group, in the order of steps: the G groups of P prompts that the run trained on.
+    """One row per group, in the order of steps: the run trained on G groups of P prompts.
 
     Attributes:
         step: (G,) training step as verl counts it.
@@ -28,8 +28,8 @@ class RolloutLog:
         threshold: score above which a rollout is correct; None if every line has its own verdict (``acc``).
         skipped: number of unusable lines, by reason.
         examples: file and line of the first unusable line, by reason.
-        merged: number of lines that are further outputs of a rollout already counted.
-        repeated_steps: steps that occur in several files.
+        merged: number of further outputs of rollouts already counted.
+        repeated_steps: steps in more than one file.
     """
 
     step: np.ndarray
@@ -55,7 +55,7 @@ class RolloutLog:
     def visit(self) -> np.ndarray:
         """(G,) int64: 1 for a prompt's first group, 2 for its second, and so on.
 
-        A data loader that passes over the data once per epoch makes this the epoch, which the log does not hold.
+        With one pass over the data per epoch, this is the epoch, which the log does not hold.
         """
         order = np.argsort(self.prompt, kind="stable")
         prompts = self.prompt[order]

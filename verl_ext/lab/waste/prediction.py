@@ -67,7 +67,7 @@ def predict(
 
 
 def names(embeddings: bool) -> list[str]:
-    """Names of the estimators that can run; estimators that read texts need embeddings."""
+    """Names of the estimators able to run; estimators over texts need embeddings."""
     return [name for name in ESTIMATORS if embeddings or name not in BY_TEXT]
 
 
@@ -103,7 +103,7 @@ def seen_before(log: RolloutLog) -> np.ndarray:
 def history_error(log: RolloutLog, history: Prediction) -> tuple[np.ndarray, np.ndarray]:
     """Steps, and the mean error of a prompt's history over prompts with a history (Knapsack-RL, Figure 15).
 
-    The figure shows total variation distances; between two Bernoulli distributions, that distance is the absolute
+    The figure shows total variation distances; between two Bernoulli distributions, it is the absolute
     difference of their success rates.
     """
     seen = seen_before(log)

@@ -19,7 +19,7 @@ def fit_prior(correct: np.ndarray, rollouts: np.ndarray) -> tuple[float, float]:
     """(alpha, beta) of the Beta distribution of success rates under which the counts are most likely.
 
     The counts are beta-binomial: K of n with P ~ Beta(alpha, beta). A flat prior is wrong where most prompts are always
-    or never solved: it often reads 0 of 8 as a rate well above 0, and promises gradients that the log does not have.
+    or never solved: it often reads 0 of 8 as a rate well above 0, and promises gradients missing in the log.
 
     Args:
         correct, rollouts: (G,) counts of each group.

@@ -25,12 +25,12 @@ from verl_ext.prompts import prompt_id_of_group
 
 KEYS = ("input", "output", "gts", "score", "step")
 PADDING = re.compile(r"pad[0-9a-f]{32}")
-"""Group id of the rows that verl adds to a batch whose size is not divisible by the number of workers."""
+"""Group id of the rows added by verl to a batch whose size is not divisible by the number of workers."""
 REPORT_EVERY = 5000  # lines
 
 
 class _Unusable(ValueError):
-    """A line that cannot be used; the message is the reason."""
+    """An unusable line; the message is the reason."""
 
 
 def find_files(arguments: Iterable[Path]) -> list[Path]:

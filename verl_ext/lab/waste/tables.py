@@ -20,7 +20,7 @@ def tables(summary: dict[str, Any]) -> list[Table]:
 
 
 def notes(summary: dict[str, Any]) -> list[str]:
-    """Sentences that a reader of the tables needs."""
+    """Sentences for the reader of the tables."""
     log, budget, other = summary["log"], summary["budget"], summary["counterfactual"]
     verdicts = "Verdicts: the log's own (acc)."
     if log["correct_above"] is not None:
