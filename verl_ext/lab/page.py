@@ -35,7 +35,7 @@ th, td {{ text-align: right; padding: .25rem .7rem; border-bottom: 1px solid #ee
 th {{ vertical-align: bottom; white-space: normal; min-width: 3.5rem; max-width: 9rem; }}
 .text {{ text-align: left; }}
 th:first-child, td:first-child {{ padding-left: 0; }}
-.scroll + .notes {{ margin: -.5rem 0 1.5rem; }}
+.below {{ margin: -.5rem 0 1.5rem; }}
 .plots {{ display: grid; gap: 1.5rem; grid-template-columns: repeat(auto-fit, minmax(min(30rem, 100%), 1fr)); }}
 figure {{ margin: 0; max-width: 46rem; }}
 figure h3 {{ font-size: 1rem; margin: .5rem 0; }}

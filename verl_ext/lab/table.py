@@ -49,7 +49,7 @@ class Table:
         numeric = self._numeric()
         head = "".join(map(_head, self.header, numeric))
         rows = "\n".join(f"<tr>{''.join(map(_cell, row, numeric))}</tr>" for row in self.rows)
-        below = f'\n<p class="notes">{escape(self.caption)}</p>' if self.caption else ""
+        below = f'\n<p class="notes below">{escape(self.caption)}</p>' if self.caption else ""
         return (
             f'<div class="scroll"><table>\n<caption>{escape(self.title)}</caption>\n<thead><tr>{head}</tr></thead>\n'
             f"<tbody>\n{rows}\n</tbody>\n</table></div>{below}"
