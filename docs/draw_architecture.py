@@ -37,6 +37,7 @@ FLOORS = [
             470,
         )
     ],
+    [Room("evaluation", ("verl_ext.evaluation*",), "samples, pass@k", 470)],
     [
         Room("lab", ("verl_ext.lab*",), "simulate, waste, report", 110),
         Room("hardware", ("verl_ext.hardware*",), "memory of a model", 790),
@@ -51,7 +52,7 @@ FLOORS = [
     ],
     [Room("driver", ("verl_ext.driver*",), "runs verl's trainers", 470)],
     [
-        Room("data, evaluation", ("verl_ext.data*", "verl_ext.evaluation*"), "prompts, verifiers, benchmarks", 760),
+        Room("data", ("verl_ext.data*",), "prompts, verifiers", 760),
         Room("sandbox", ("verl_ext.sandbox*",), "where an agent's code runs", 300),
     ],
     [
@@ -77,7 +78,7 @@ FLOORS = [
         )
     ],
 ]
-NUMPY_FLOOR = 5  # from this floor down, numpy and scipy are enough
+NUMPY_FLOOR = 6  # from this floor down, numpy and scipy are enough
 ONLY_FROM = {"driver": {"launch"}}
 HEAVY = {"verl", "ray", "torch", "vllm", "transformers", "transfer_queue", "hydra", "omegaconf"}
 TARGET = re.compile(r"((?:verl_ext|recipe)(?:\.\w+)+):\w+")  # "module:function", as the command line names them

@@ -23,7 +23,7 @@ class Command(NamedTuple):
 GENERATED = {
     "reasoning_gym": Command("verl_ext.data.reasoning_gym:main", "Puzzles with verifiers."),
     "sql_tasks": Command("verl_ext.data.sql_tasks:main", "Tasks for an agent with a database."),
-    "curate": Command("verl_ext.data.curate:main", "The problems of a data set that a model rarely solves."),
+    "curate": Command("verl_ext.evaluation.curate:main", "The problems of a data set that a model rarely solves."),
 }
 COMMANDS = {
     "train": Command("verl_ext.launch:main", "Train a model: verl-ext train RECIPE key=value ..."),

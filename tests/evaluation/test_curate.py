@@ -8,7 +8,7 @@ import pytest
 from pyarrow import Table, parquet
 from typer.testing import CliRunner
 
-from verl_ext.data import curate
+from verl_ext.evaluation import curate
 from verl_ext.evaluation.samples import row_ids
 
 typer = pytest.importorskip("typer")
