@@ -87,8 +87,8 @@ def _explanation(summary: dict[str, Any], level: str) -> str:
 def _spread(method: dict[str, Any], field: str, form: Callable[[float | None], str]) -> str:
     if method[field] is None:
         return NOTHING
-    least, largest = method[f"{field}_range"]
-    return form(method[field]) if least == largest else f"{form(method[field])} ({form(least)} to {form(largest)})"
+    least, largest = map(form, method[f"{field}_range"])
+    return least if least == largest else f"{form(method[field])} ({least} to {largest})"
 
 
 def _duration(seconds: float | None) -> str:
