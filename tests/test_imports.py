@@ -66,7 +66,7 @@ def test_a_package_for_use_outside_of_verl_loads_nothing_heavy(package):
 
 # grpo is the baseline, which asks for nothing special: evaluation runs its trainer.
 METHODS = sorted({path.parent.name for path in ROOT.glob("recipe/*/policy.py")} - {"grpo"})
-# knapsack is also an allocator in verl_ext.allocation, and dynamic_sampling an option of OneWave: these words may occur.
+# knapsack is also an allocator, and dynamic_sampling an option of OneWave: these words may occur.
 ALSO_WORDS = {"knapsack", "dynamic_sampling"}
 
 
