@@ -46,10 +46,10 @@ def folder(tmp_path, monkeypatch):
     """The working directory: data, a checkpoint, and a recipe that stands in for verl."""
     write_rows(tmp_path / "bench.parquet", [row("one"), row("two"), row("one")])
     (tmp_path / "run/global_step_3/actor").mkdir(parents=True)
-    (tmp_path / "stand_in").mkdir()
-    (tmp_path / "stand_in/__main__.py").write_text(RECIPE)
+    (tmp_path / "recipe/stand_in").mkdir(parents=True)
+    (tmp_path / "recipe/stand_in/__main__.py").write_text(RECIPE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr("verl_ext.evaluation.generate.MODULE", "stand_in")
+    monkeypatch.setattr("verl_ext.evaluation.generate.RECIPE", "stand_in")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -188,8 +188,8 @@ def test_verls_own_preflight_accepts_the_run(folder):
 def test_signals_end_the_run_of_verl_too(folder):
     """As Slurm and a closed terminal send them; the run then ends its own workers."""
     code = "import time, pathlib\npathlib.Path('started').touch()\ntime.sleep(600)\n"
-    (folder / "stand_in/__main__.py").write_text(code)
-    user = "from pathlib import Path; from verl_ext.evaluation import generate; generate.MODULE = 'stand_in'; "
+    (folder / "recipe/stand_in/__main__.py").write_text(code)
+    user = "from pathlib import Path; from verl_ext.evaluation import generate; generate.RECIPE = 'stand_in'; "
     user += "generate.generate(generate.Evaluation((Path('bench.parquet'),), None, ()), Path('out'), 1, 1)"
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         process = subprocess.Popen([sys.executable, "-c", user], stderr=subprocess.PIPE, text=True)

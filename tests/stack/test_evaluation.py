@@ -55,7 +55,7 @@ def surprise(folder, lines):
     for line in lines:
         prompt = tokenizer(line["input"], return_tensors="pt").input_ids
         output = tokenizer(line["output"], return_tensors="pt").input_ids
-        if output.numel():
+        if output.numel() and "�" not in line["output"]:  # such bytes would be other tokens
             ids = torch.cat([prompt, output], dim=1).long()
             logits = model(ids).logits[0, prompt.shape[1] - 1 : -1]
             losses.append(torch.nn.functional.cross_entropy(logits, output[0]).item())
@@ -84,7 +84,7 @@ def test_a_checkpoint_in_shards_is_sampled_and_scored(task, tmp_path):
         assert line["score"] == compute_score(row["data_source"], line["output"], truth, row["extra_info"])["score"]
     assert len({line["output"] for line in lines}) > 8  # sampled, and not one response for each prompt
     solved = sum(line["score"] for line in lines) / len(lines)
-    assert surprise(task.folder / "model", lines) < surprise(model, lines) / 2  # the shards were loaded
+    assert surprise(task.folder / "model", lines) < surprise(model, lines) - 1  # the shards were loaded
 
     results = json.loads((out / "results.json").read_text())
     assert results["step"] == 3 and set(results["data_sources"]) == {row["data_source"] for row in rows}

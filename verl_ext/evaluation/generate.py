@@ -21,8 +21,9 @@ from verl_ext import checks
 from verl_ext.data.schema import sha256
 from verl_ext.errors import RunError
 from verl_ext.files import write_text
+from verl_ext.lab.page import check_folder
 
-MODULE = "recipe.grpo"  # validation asks no policy, so any recipe would do
+RECIPE = "grpo"  # verl's own allocation; a validation asks no policy anyway
 SEEDS_PER_RUN = 1000  # verl gives engine r of a run the seed rollout.seed + r
 # The user's overrides follow these, and Hydra takes the last.
 DEFAULTS = (
@@ -45,8 +46,8 @@ SET_HERE = {
     "actor_rollout_ref.rollout.val_kwargs.n": "--n",
     "actor_rollout_ref.rollout.val_kwargs.do_sample": "val_kwargs.temperature=0",
     "actor_rollout_ref.rollout.seed": "--seed",
-    "trainer.val_only": "recipe.grpo for training",
-    "trainer.val_before_train": "recipe.grpo for training",
+    "trainer.val_only": "verl-ext train for a training",
+    "trainer.val_before_train": "verl-ext train for a training",
 }
 
 
@@ -111,7 +112,7 @@ class Evaluation:
             weights = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={_quoted(self.checkpoint)}"]
             weights += ["actor_rollout_ref.actor.checkpoint.load_contents=[model]"]
         return [
-            *(sys.executable, "-m", MODULE, *DEFAULTS, *self.overrides, *VALIDATE_ONLY, *weights),
+            *(sys.executable, "-m", f"recipe.{RECIPE}", *DEFAULTS, *self.overrides, *VALIDATE_ONLY, *weights),
             *(f"data.train_files={files}", f"data.val_files={files}", f"trainer.validation_data_dir={_quoted(folder)}"),
             f"actor_rollout_ref.rollout.val_kwargs.n={n}",
             f"actor_rollout_ref.rollout.seed={self.seed + run * SEEDS_PER_RUN}",
@@ -128,13 +129,13 @@ def generate(evaluation: Evaluation, out: Path, n: int, per_run: int) -> None:
         per_run: at most this many in one run of verl; a kill loses no more.
 
     Raises:
-        InvalidValue: the files in ``out`` are of another evaluation, another process writes there, or it is no folder.
+        ValueError: ``out`` is no writable folder, another process writes there, or its files are of another evaluation.
         VerlFailed: a run failed; the files of the earlier runs stay.
     """
     from filelock import FileLock, Timeout
 
+    check_folder(out).mkdir(parents=True, exist_ok=True)
     try:
-        out.mkdir(parents=True, exist_ok=True)
         with FileLock(out / ".lock", timeout=0):
             _bind(evaluation.settings, out)
             while (done := count_samples(out)) < n:
@@ -148,8 +149,6 @@ def generate(evaluation: Evaluation, out: Path, n: int, per_run: int) -> None:
                 shutil.rmtree(unfinished)
     except Timeout as error:
         raise checks.InvalidValue("out", str(out), "another evaluation writes there, wait for its end") from error
-    except OSError as error:
-        raise checks.InvalidValue("out", str(out), f"use a writable folder ({error.strerror})") from error
 
 
 def count_samples(out: Path) -> int:
