@@ -7,7 +7,7 @@ from support.agent_loops import END, make_tokenizer, sql_call
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 from verl.experimental.agent_loop.tool_parser import ToolParser
 
-from verl_ext.driver.outcome import has_unanswered_call, note_outcome
+from verl_ext.driver.agent_loop import has_unanswered_call, note_ending
 
 CALL = sql_call("SELECT 1")
 
@@ -32,7 +32,7 @@ def output_of(tokenizer, *pieces: tuple[str, int]) -> AgentLoopOutput:
 @pytest.mark.parametrize("truncated", [True, False])
 def test_what_was_generated_is_known_even_where_the_mask_no_longer_says_it(tokenizer, truncated, compact_filtering):
     output = output_of(tokenizer, ("abc", 1), ("observed", 0), ("de", 1))
-    note_outcome(output, truncated=truncated, diverged=False, compact_filtering=compact_filtering)
+    note_ending(output, truncated=truncated, diverged=False, compact_filtering=compact_filtering)
     assert output.extra_fields == {"generated_tokens": 5, "truncated": truncated, "diverged": False}
     assert sum(output.response_mask) == (0 if truncated and compact_filtering else 5)
     assert len(output.response_mask) == len(output.response_ids)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from support.agent_loops import END, ScriptedEngine, make_loop, make_tokenizer, sql_call
 
-from verl_ext.driver.prefixes import REPLAY, Replay, ReplayClient, mask_replayed
+from verl_ext.driver.prefixes import PLAYBACK, PrefixClient, PrefixPlayback, mask_prefix
 from verl_ext.driver.tools.sqlite import SqliteTool
 from verl_ext.trajectory import Trajectory
 
@@ -27,21 +27,21 @@ def tool():
 
 
 def run(loop_name, tokenizer, turns, prefix=None, tools=(), script=SCRIPT, question="+4 *2", overrides=()):
-    """One rollout: what the loop returned after masking, the engine, the replay."""
+    """One rollout: what the loop returned after masking, the engine, the playback."""
     engine = ScriptedEngine(tokenizer, turns)
-    replay = None if prefix is None else Replay(prefix)
+    playback = None if prefix is None else PrefixPlayback(prefix)
 
     async def rollout():
-        loop = make_loop(loop_name, ReplayClient(engine, LENGTH), tokenizer, tools, *overrides)
-        REPLAY.set(replay)
+        loop = make_loop(loop_name, PrefixClient(engine, LENGTH), tokenizer, tools, *overrides)
+        PLAYBACK.set(playback)
         kwargs = {"sql": {"create_kwargs": {"script": script}}}
         messages = [{"role": "user", "content": question}]
         output = await loop.run({"temperature": 1.0}, raw_prompt=messages, tools_kwargs=kwargs)
-        if replay is not None:
-            mask_replayed(output, replay, version=9)
+        if playback is not None:
+            mask_prefix(output, playback, version=9)
         return output
 
-    return asyncio.run(rollout()), engine, replay
+    return asyncio.run(rollout()), engine, playback
 
 
 def recorded(output) -> Trajectory:
@@ -74,7 +74,7 @@ def test_an_agent_replays_its_first_interaction_through_the_tool(tokenizer, tool
     prefix = recorded(first).prefix(0.5)
     assert len(prefix) == observations[0].stop
 
-    again, engine, replay = run(
+    again, engine, playback = run(
         "tool_agent", tokenizer, [sql_call("UPDATE r SET a=a-1 RETURNING a"), "10"], prefix, [tool]
     )
     cut = len(prefix)
@@ -83,7 +83,7 @@ def test_an_agent_replays_its_first_interaction_through_the_tool(tokenizer, tool
     assert "<tool_response>10</tool_response>" in tokenizer.decode(again.response_ids[cut:])
     assert len(engine.calls) == 2 and engine.calls[0]["prompt_ids"] == first.prompt_ids + prefix.tokens.tolist()
     new_turns = [sql_call("UPDATE r SET a=a-1 RETURNING a") + END, "10" + END]
-    assert not replay.diverged
+    assert not playback.diverged
     assert sum(again.response_mask) == sum(len(tokenizer.encode(turn)) for turn in new_turns)  # nothing else is billed
     generated = [span for span in recorded(first).spans if span.generated]
     assert prefix.generated.sum() == generated[0].stop - generated[0].start
@@ -120,8 +120,8 @@ def test_a_random_answer_is_caught_as_divergence(tokenizer, tool):
     turns = [sql_call("SELECT abs(random())"), sql_call("SELECT a FROM r")]
     first, _, _ = run("tool_agent", tokenizer, [*turns, "7"], tools=[tool])
     prefix = recorded(first).prefix(0.95)
-    again, engine, replay = run("tool_agent", tokenizer, ["never asked"], prefix, [tool])
-    assert replay.diverged and engine.calls == []
+    again, engine, playback = run("tool_agent", tokenizer, ["never asked"], prefix, [tool])
+    assert playback.diverged and engine.calls == []
     assert sum(again.response_mask) == 0  # nothing of it could be trained on
     assert again.extra_fields["min_global_steps"] == 9
 
@@ -129,8 +129,8 @@ def test_a_random_answer_is_caught_as_divergence(tokenizer, tool):
 def test_another_start_is_caught_as_divergence(tokenizer, tool):
     first, _, _ = run("tool_agent", tokenizer, [*STEPS, "22"], tools=[tool])
     prefix = recorded(first).prefix(0.5)
-    _, engine, replay = run("tool_agent", tokenizer, ["x"], prefix, [tool], script=SCRIPT.replace("7", "8"))
-    assert replay.diverged and engine.calls == []
+    _, engine, playback = run("tool_agent", tokenizer, ["x"], prefix, [tool], script=SCRIPT.replace("7", "8"))
+    assert playback.diverged and engine.calls == []
 
 
 def test_a_replay_that_a_limit_ends_early_is_no_replay(tokenizer, tool):
@@ -138,8 +138,8 @@ def test_a_replay_that_a_limit_ends_early_is_no_replay(tokenizer, tool):
     prefix = recorded(first).prefix(0.95)
     assert sum(not span.generated for span in prefix.spans) == 2
     limit = ("actor_rollout_ref.rollout.multi_turn.max_assistant_turns=1",)
-    output, engine, replay = run("tool_agent", tokenizer, ["x"], prefix, [tool], overrides=limit)
-    assert replay.diverged and engine.calls == [] and sum(output.response_mask) == 0
+    output, engine, playback = run("tool_agent", tokenizer, ["x"], prefix, [tool], overrides=limit)
+    assert playback.diverged and engine.calls == [] and sum(output.response_mask) == 0
 
 
 def test_without_a_prefix_nothing_changes(tokenizer):
@@ -155,8 +155,8 @@ def test_rollouts_that_run_at_once_do_not_mix(tokenizer):
     engine = ScriptedEngine(tokenizer, ["a", "b", "c"])
 
     async def rollout(prefix):
-        loop = make_loop("single_turn_agent", ReplayClient(engine, LENGTH), tokenizer)
-        REPLAY.set(None if prefix is None else Replay(prefix))
+        loop = make_loop("single_turn_agent", PrefixClient(engine, LENGTH), tokenizer)
+        PLAYBACK.set(None if prefix is None else PrefixPlayback(prefix))
         return await loop.run({}, raw_prompt=[{"role": "user", "content": "+4 *2"}], tools_kwargs={})
 
     async def all_at_once():

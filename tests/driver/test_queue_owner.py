@@ -9,7 +9,8 @@ import sys
 import pytest
 import ray
 
-from verl_ext.driver.queue_owner import QueueTaken, await_queue
+from verl_ext.driver.cluster import await_queue
+from verl_ext.errors import RunError
 
 RUN = """
 import sys, time
@@ -42,7 +43,7 @@ def test_a_queue_belongs_to_one_run_and_goes_with_it(pytestconfig):
     try:
         await_queue(seconds=0)
         assert any("has the queue" in line for line in first.stdout)
-        with pytest.raises(QueueTaken, match="another run on this Ray cluster .* or on a cluster of its own"):
+        with pytest.raises(RunError, match="another run on this Ray cluster .* or on a cluster of its own"):
             await_queue(seconds=1)
         first.kill()
         first.wait()

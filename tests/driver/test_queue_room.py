@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from support.configs import RECIPES, changed, compose
 
+from verl_ext.driver.cluster import check_queue_full
 from verl_ext.driver.preflight.combinations import QUEUE_SIZE as SIZE
 from verl_ext.driver.preflight.combinations import check_queue_size
 from verl_ext.driver.preflight.faults import Faults
-from verl_ext.driver.queue_room import QueueFull, check_queue_full
+from verl_ext.errors import RunError
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +54,6 @@ def test_every_recipe_fits_as_it_is(recipe):
 def test_a_full_queue_is_told_from_other_errors(config):
     check_queue_full(RuntimeError("of another kind"), config)
     error = RuntimeError("Error in put operation: Storage capacity exceeded: 20 existing + 4 new > 20")
-    with pytest.raises(QueueFull, match=f"^TransferQueue is full with {SIZE}=100000 rows: raise it") as full:
+    with pytest.raises(RunError, match=f"^TransferQueue is full with {SIZE}=100000 rows: raise it") as full:
         check_queue_full(error, config)
     assert full.value.__cause__ is error

@@ -17,8 +17,8 @@ from recipe.grpo.policy import Uniform
 from recipe.pilot_commit.policy import PilotCommit
 from verl_ext.controller import RolloutController
 from verl_ext.driver.checkpoint import load_state, save_state
-from verl_ext.driver.replay_buffer import GroupReplayBuffer, RolloutStall
-from verl_ext.errors import EveryRolloutFailed
+from verl_ext.driver.replay_buffer import GroupReplayBuffer
+from verl_ext.errors import EveryRolloutFailed, RunError
 
 CAPACITY = 200  # rows
 
@@ -177,7 +177,7 @@ def test_all_failed_is_said_at_once(make):
 def test_an_engine_that_says_nothing_is_not_waited_for_for_ever(make):
     buffer = make(Uniform(train_batch_size=2, n=2), QueueWriter(silent=True), stall_timeout=0.3)
     begin(buffer)
-    with pytest.raises(RolloutStall, match="4 are outstanding.*rollout_driver.stall_timeout"):
+    with pytest.raises(RunError, match="4 are outstanding.*rollout_driver.stall_timeout"):
         buffer.sample(1, "train", 2)
 
 
@@ -253,7 +253,7 @@ def test_a_validation_that_brings_nothing_is_not_waited_for_for_ever(make, room)
     buffer = make(Uniform(train_batch_size=2, n=2), QueueWriter(), stall_timeout=0.3)
     validate(["a", "b"], "running")
     validate(["c"], "finished", ["c_0_0"])
-    with pytest.raises(RolloutStall, match=r"^validation at step 3: no rollout .* 2 prompts are outstanding"):
+    with pytest.raises(RunError, match=r"^validation at step 3: no rollout .* 2 prompts are outstanding"):
         buffer.sample(3, "val", 3)
 
 

@@ -11,7 +11,8 @@ import time
 import pytest
 
 from verl_ext.driver.trainer import PolicyTrainerColocateAsync, PolicyTrainerSeparateAsync, PolicyTrainerSync
-from verl_ext.driver.weight_sync import WeightsBlocked, WeightTurns, turn
+from verl_ext.driver.weight_sync import WeightTurns, turn
+from verl_ext.errors import RunError
 
 HOLD = """
 import sys, time
@@ -28,7 +29,7 @@ def test_a_turn_is_waited_for_and_ends_with_its_run(tmp_path):
     try:
         assert other.stdout.readline() == "mine\n"
         with (
-            pytest.raises(WeightsBlocked, match=r"for 0 s \(it holds .*\.lock\)"),
+            pytest.raises(RunError, match=r"for 0 s \(it holds .*\.lock\)"),
             turn(tmp_path, 0.1),
         ):
             pass

@@ -21,7 +21,7 @@ from verl.utils import hf_tokenizer  # noqa: E402
 
 from verl_ext.data import sql_tasks  # noqa: E402
 from verl_ext.data.levels import write_splits  # noqa: E402
-from verl_ext.driver.prefixes import ReplayClient  # noqa: E402
+from verl_ext.driver.prefixes import PrefixClient  # noqa: E402
 
 FOLDER = Path(__file__).parents[2] / "examples" / "quickstart"
 sys.path.insert(0, str(FOLDER))  # as for a script: warm_start.py is beside it
@@ -64,7 +64,7 @@ def roll_out(task, turns, tokenizer, tools):
 
     async def run():
         loop: AgentLoopBase = make_loop(
-            row["agent_name"], ReplayClient(ScriptedEngine(tokenizer, turns), 1024), tokenizer, tools
+            row["agent_name"], PrefixClient(ScriptedEngine(tokenizer, turns), 1024), tokenizer, tools
         )
         kwargs = row["extra_info"]["tools_kwargs"]
         return await loop.run({}, raw_prompt=row["prompt"], tools_kwargs=kwargs, extra_info=row["extra_info"])

@@ -1,4 +1,4 @@
-"""verl's agent loops, with several waves under one group, and prefixes in front of them."""
+"""verl's agent loops, for several waves of rollouts per group, with prefixes in front of them."""
 
 from __future__ import annotations
 
@@ -13,28 +13,30 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorke
 from verl.utils import tensordict_utils as tu
 
 from verl_ext.allocation.balance import partition, random_dispatch
-from verl_ext.driver.outcome import has_unanswered_call, note_outcome
-from verl_ext.driver.prefixes import REPLAY, Replay, ReplayClient, mask_replayed
+from verl_ext.driver.prefixes import PLAYBACK, PrefixClient, PrefixPlayback, mask_prefix
 from verl_ext.prompts import prompt_id, prompt_id_of_group
 from verl_ext.trajectory import Trajectory
 
-ROLLOUTS = "__rollout_n__"  # verl's own key for the number of rollouts of a prompt
+# Fields of a prompt's row.
+ROLLOUTS = "__rollout_n__"  # verl's own: the number of rollouts
 SESSION_OFFSET = "session_offset"
-PREFIX = "replayed_prefix"  # of every rollout of a prompt: a trajectory's state, {} for none
+PREFIX = "rollout_prefix"  # state of the trajectory that every rollout starts from; {} for none
+# Extra fields of a trajectory's row.
+GENERATED, TRUNCATED, DIVERGED = "generated_tokens", "truncated", "diverged"
 
 
 class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
     """Runs verl's agent loops for the waves of a group.
 
-    - verl numbers the sessions of every submission from 0, so a second one under the same uid would overwrite the
-      first: those of a later wave are numbered behind the earlier ones.
-    - A prefix is replayed by the client that the loop asks, and masked in what the loop returns.
-    - What the masks no longer tell, the number of generated tokens for instance, is noted beside the trajectory.
+    - verl numbers the sessions of every submission from 0, so a second wave of a group would overwrite the first.
+      Sessions of a later wave are numbered behind the earlier ones.
+    - An LLM client that replays the prefix answers the loop; the tokens of the prefix are masked in the loop's output.
+    - Facts that the masks do not hold, such as the number of generated tokens, are stored beside the trajectory.
     """
 
     def __init__(self, *args, **kwargs):  # without a signature of its own, Ray's wrapping fails
         super().__init__(*args, **kwargs)
-        self.llm_client = ReplayClient(self.llm_client, self.rollout_config.response_length)
+        self.llm_client = PrefixClient(self.llm_client, self.rollout_config.response_length)
         self._timeout = self.config.rollout_driver.agent_timeout
         self._compact_filtering = self.config.rollout_driver.compact_filtering
         self._tool_parser = ToolParser.get_tool_parser(self.rollout_config.multi_turn.format, self.tokenizer)
@@ -46,25 +48,25 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
         *,
         session_id: int,
         session_offset: int = 0,
-        replayed_prefix: Mapping | None = None,
+        rollout_prefix: Mapping | None = None,
         **kwargs,
     ):
-        if replayed_prefix:
-            REPLAY.set(Replay(Trajectory.from_state_dict(replayed_prefix)))
+        if rollout_prefix:
+            PLAYBACK.set(PrefixPlayback(Trajectory.from_state_dict(rollout_prefix)))
         run = super()._run_agent_loop(
             sampling_params, trajectory, session_id=session_id + int(session_offset), **kwargs
         )
         return await asyncio.wait_for(run, None if trajectory["validate"] else self._timeout)
 
     async def _agent_loop_postprocess(self, output, validate, **kwargs):
-        replay = REPLAY.get()
+        playback = PLAYBACK.get()
         for each in [] if validate else output if isinstance(output, list) else [output]:
-            if replay is not None:
-                mask_replayed(each, replay, version=int(kwargs["global_steps"]) - 1)
-            note_outcome(
+            if playback is not None:
+                mask_prefix(each, playback, version=int(kwargs["global_steps"]) - 1)
+            note_ending(
                 each,
                 truncated=await self._is_truncated(each),
-                diverged=replay is not None and replay.diverged,
+                diverged=playback is not None and playback.diverged,
                 compact_filtering=self._compact_filtering,
             )
         return await super()._agent_loop_postprocess(output, validate, **kwargs)
@@ -84,11 +86,31 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
         return bool(self.tools) and await has_unanswered_call(output, self._tool_parser)
 
 
-class WaveManager(AgentLoopManagerTQ):
-    """Dispatches to :class:`WaveWorker`, so that each has about as many rollouts to run (Knapsack-RL Appendix C).
+def note_ending(output: AgentLoopOutput, *, truncated: bool, diverged: bool, compact_filtering: bool) -> None:
+    """Store the number of generated tokens, and how the trajectory ended, in ``output.extra_fields``.
 
-    verl gives chunk i of the prompts to worker i, which is even in prompts only. A worker is a client: which engine
-    generates a response is up to verl's load balancer, one response at a time.
+    With ``compact_filtering`` a truncated trajectory leaves the loss: its whole mask becomes 0. Its reward still counts
+    in the group's baseline.
+    """
+    output.extra_fields |= {GENERATED: sum(output.response_mask), TRUNCATED: truncated, DIVERGED: diverged}
+    if truncated and compact_filtering:
+        output.response_mask = [0] * len(output.response_mask)
+
+
+async def has_unanswered_call(output: AgentLoopOutput, parser: ToolParser) -> bool:
+    """Whether the last turn calls a tool: then a limit on the number of turns ended the trajectory, not the policy."""
+    if not output.response_mask or not output.response_mask[-1]:
+        return False
+    # A trajectory starts with a generated token; a prefix masks it, which does not matter for the last turn.
+    last_turn = Trajectory(output.response_ids, [True, *output.response_mask[1:]]).spans[-1]
+    return bool((await parser.extract_tool_calls(output.response_ids[last_turn.start :], []))[1])
+
+
+class WaveManager(AgentLoopManagerTQ):
+    """Dispatches prompts to :class:`WaveWorker`, with about equal numbers of rollouts (Knapsack-RL, Appendix C).
+
+    verl gives chunk i of the prompts to worker i, so workers get equal numbers of prompts only. A worker is a client of
+    the engines: verl's load balancer chooses an engine for each response.
     """
 
     def __init__(self, *args, **kwargs):
@@ -99,14 +121,14 @@ class WaveManager(AgentLoopManagerTQ):
     def generate_sequences(self, prompts) -> None:
         workers = self.agent_loop_workers
         self._submissions += 1
-        if ROLLOUTS not in prompts or len(workers) == 1:  # validation: the same for every prompt
+        if ROLLOUTS not in prompts or len(workers) == 1:  # in validation every prompt has as many rollouts
             super().generate_sequences(prompts)
             return
         if self.config.rollout_driver.dispatch == "random":
             owner = random_dispatch(len(prompts), len(workers), seed=self._submissions)
         else:
             owner = partition(prompts[ROLLOUTS].numpy(), len(workers))
-        # The fullest share is worker 0's: another worker each time, or small submissions would all go to the first.
+        # Share 0 is the largest. It goes to another worker each time, or worker 0 would get all small submissions.
         owner = (owner + self._submissions) % len(workers)
         try:
             for number, worker in enumerate(workers):

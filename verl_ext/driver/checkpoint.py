@@ -1,4 +1,4 @@
-"""Policy state on disk: written whole or not at all, and recognised when it is not ours."""
+"""The policy's part of a checkpoint: written whole or not at all, and checked when it is read."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import json
 import shutil
 from pathlib import Path
 
+from verl_ext.errors import RunError
 from verl_ext.files import write_text
 
 FILE_NAME = "rollout_policy.json"
 TRACKER = "latest_checkpointed_iteration.txt"  # verl's: the step of the last complete checkpoint
-WEIGHTS = "actor"  # verl's trainer.max_actor_ckpt_to_keep removes this of older checkpoints, and nothing else
-LAST_OF_VERL = "data.pt"  # in every checkpoint that verl has finished, behind the weights
+WEIGHTS = "actor"  # the only folder of older checkpoints that verl's trainer.max_actor_ckpt_to_keep removes
+LAST_OF_VERL = "data.pt"  # verl writes this file last, after the weights
 STEP_FOLDER = "global_step_"
 VERSION = 1
 MAKE_ROOM = (
@@ -21,7 +22,7 @@ MAKE_ROOM = (
 )
 
 
-class BadCheckpoint(RuntimeError):
+class BadCheckpoint(RunError):
     """A checkpoint that cannot be used, or not be written. The message names the path and what to do."""
 
 
@@ -44,7 +45,7 @@ def save_state(folder: str | Path, state: dict) -> Path:
 
 
 def unwritten(folder: Path, error: Exception) -> BadCheckpoint:
-    """What to raise when verl fails to write its part of the checkpoint in ``folder``."""
+    """The error to raise when verl fails to write its part of the checkpoint in ``folder``."""
     cause = str(getattr(error, "cause", error)).strip().splitlines() or [type(error).__name__]
     free = shutil.disk_usage(folder).free / 2**20
     return BadCheckpoint(f"{folder} cannot be written ({cause[0]}; {free:,.0f} MiB are free there); {MAKE_ROOM}")
@@ -65,11 +66,11 @@ def load_state(folder: str | Path) -> dict:
 
 
 def folder_to_resume(run: str | Path) -> Path | None:
-    """The checkpoint that verl's ``trainer.resume_mode=auto`` goes on from; None: there is none, so it starts anew.
+    """The checkpoint from which verl's ``trainer.resume_mode=auto`` goes on; None if the run starts anew.
 
     Raises:
-        BadCheckpoint: verl's note of the last checkpoint is damaged, or names one that is not there; verl would fail,
-            or start anew without a word.
+        BadCheckpoint: verl's note of the last checkpoint is damaged, or names a missing checkpoint; verl would fail, or
+            start anew without a warning.
     """
     run = Path(run)
     tracker = run / TRACKER

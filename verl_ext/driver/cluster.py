@@ -1,28 +1,44 @@
-"""Joining a Ray cluster that is there already."""
+"""The Ray cluster of a run, notes that its processes share, and its one TransferQueue."""
 
 from __future__ import annotations
 
 import os
+import time
 
+import ray
 from omegaconf import DictConfig, OmegaConf, open_dict
+from ray.experimental import internal_kv
+from ray.util import list_named_actors
 
-# What ray.init says about a cluster it starts, and refuses about one that it joins.
+from verl_ext.driver.preflight.combinations import QUEUE_SIZE
+from verl_ext.errors import RunError
+
+# Options of ray.init that describe a new cluster. Ray refuses them when it joins an existing one.
 OF_A_NEW_CLUSTER = ("num_cpus", "num_gpus", "resources", "labels", "object_store_memory")
-HANDED_ON = ("VERL_", "WANDB_MODE", "WANDB_BASE_URL")
-# Set in what `ray job submit` runs: the job's own runtime environment holds its variables, and Ray refuses them twice.
+HANDED_ON = ("VERL_", "WANDB_MODE", "WANDB_BASE_URL")  # prefixes of environment variables
+# `ray job submit` sets this variable: the job's runtime environment holds its variables, and Ray refuses them twice.
 SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+
+QUEUE_NAMESPACE = "transfer_queue"  # set by TransferQueue for its actors
+QUEUE = {"name": "TransferQueueController", "namespace": QUEUE_NAMESPACE}
+QUEUE_PATIENCE = 60.0  # seconds; Ray needs some to notice that a run has crashed and to remove its queue
+QUEUE_IS_FULL = "Storage capacity exceeded"  # in the error of TransferQueue's storage
 
 
 def join_cluster(config: DictConfig) -> None:
-    """Fit ``ray_kwargs.ray_init`` to the cluster that is named; if none is, and resources are, to one of the run's own.
+    """Fit ``ray_kwargs.ray_init`` to the cluster in use.
 
-    The named one's resources are the cluster's to say, so they are dropped. Its workers have the environment of their
-    node, not this process's: verl's own variables (VERL_FILE_LOGGER_PATH, ...) and which wandb to use, but no key, are
-    handed on. So they are where neither a cluster is named nor resources are: Ray then joins what it finds on the
-    machine.
+    =====================================  ===============================================================
+    configuration                          effect
+    =====================================  ===============================================================
+    a cluster is named                     the run joins it; resources in ``ray_init`` are dropped
+    no cluster is named, resources are     Ray starts a local cluster with these resources
+    neither                                Ray joins a cluster that runs on this machine, or starts one
+    =====================================  ===============================================================
 
-    A cluster is named by ``ray_kwargs.ray_init.address`` (+ray_kwargs.ray_init.address=auto) or, as ``ray job submit``
-    does, by RAY_ADDRESS in the environment.
+    A cluster is named by ``ray_kwargs.ray_init.address`` (``+ray_kwargs.ray_init.address=auto``) or by the environment
+    variable RAY_ADDRESS, which ``ray job submit`` sets. Workers of a joined cluster have the environment of their node,
+    so the variables in :data:`HANDED_ON` are passed to them: verl's own, and wandb's mode and address, but no key.
     """
     start = config.ray_kwargs.ray_init
     with open_dict(start):
@@ -30,8 +46,56 @@ def join_cluster(config: DictConfig) -> None:
             for key in OF_A_NEW_CLUSTER:
                 start.pop(key, None)
         elif any(start.get(key) is not None for key in OF_A_NEW_CLUSTER):
-            start.address = "local"  # or Ray finds one that was started on this machine, and refuses the resources
+            start.address = "local"  # otherwise Ray joins a cluster on this machine, and refuses the resources
             return
         if SUBMITTED not in os.environ:
             variables = {name: value for name, value in os.environ.items() if name.startswith(HANDED_ON)}
             start.runtime_env = OmegaConf.merge({"env_vars": variables}, start.get("runtime_env") or {})
+
+
+# ---- notes: short texts that every process of a Ray job can read, kept by the cluster's head ----
+
+
+def write_note(name: str, text: str) -> None:
+    """Store ``text`` under ``name``, in place of an earlier note."""
+    internal_kv._internal_kv_put(_note_key(name), text.encode())
+
+
+def read_note(name: str) -> str | None:
+    """The note stored last under ``name``; None if there is none."""
+    text = internal_kv._internal_kv_get(_note_key(name))
+    return None if text is None else text.decode()
+
+
+def _note_key(name: str) -> bytes:
+    return f"verl_ext/{ray.get_runtime_context().get_job_id()}/{name}".encode()
+
+
+# ---- TransferQueue: one per Ray cluster, for one run at a time ----
+
+
+def await_queue(seconds: float = QUEUE_PATIENCE) -> None:
+    """Wait until no other run on this Ray cluster has a queue: a run joins a queue that exists, and clears it.
+
+    Two runs that look within the same second both find no queue, and share one.
+
+    Raises:
+        RunError: a queue still exists after ``seconds``.
+    """
+    deadline = time.monotonic() + seconds
+    while QUEUE in list_named_actors(all_namespaces=True):
+        if time.monotonic() >= deadline:
+            raise RunError(
+                "another run on this Ray cluster has its TransferQueue, which two runs cannot share: start this run "
+                "when the other has ended, or on a cluster of its own (+ray_kwargs.ray_init.address=local starts one)"
+            )
+        time.sleep(1)
+
+
+def check_queue_full(error: Exception, config: DictConfig) -> None:
+    """Raise RunError from ``error`` if the cause is a full TransferQueue."""
+    if QUEUE_IS_FULL in str(error):
+        raise RunError(
+            f"TransferQueue is full with {QUEUE_SIZE}={OmegaConf.select(config, QUEUE_SIZE)} rows: raise it, or use "
+            "null for no limit, and start the same command again; it goes on from the last checkpoint"
+        ) from error

@@ -1,23 +1,21 @@
-"""What we rely on in verl, checked once, with a sentence that names the version expected."""
+"""Checks that the installed verl has the functions and constants that the driver builds on."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
 
+from verl_ext.errors import RunError
+
 VERL_VERSION = "0.9.1"
 
 
-class IncompatibleVerl(RuntimeError):
-    """The installed verl is not the one this package was written for."""
-
-
 def check_verl() -> None:
-    """Raise IncompatibleVerl unless the installed verl has what the driver builds on."""
+    """Raise RunError unless the installed verl has what the driver builds on."""
     import verl
 
     if verl.__version__ != VERL_VERSION:
-        raise IncompatibleVerl(
+        raise RunError(
             f"verl {verl.__version__} is installed, this package is written for verl {VERL_VERSION}: "
             f"pip install verl=={VERL_VERSION}"
         )
@@ -28,22 +26,22 @@ def check_verl() -> None:
 
 
 def check_signature(function: Callable, parameters: tuple[str, ...]) -> None:
-    """Raise IncompatibleVerl unless ``function`` still takes ``parameters``, in this order."""
+    """Raise RunError unless ``function`` still takes ``parameters``, in this order."""
     # Ray adds a parameter of its own to the methods of an actor.
     found = tuple(name for name in inspect.signature(function).parameters if not name.startswith("_ray_"))
     if found != parameters:
-        raise IncompatibleVerl(
+        raise RunError(
             f"{function.__module__}.{function.__qualname__} takes {found}, expected {parameters} "
             f"as in verl {VERL_VERSION}: pip install verl=={VERL_VERSION}"
         )
 
 
 def check_constants(function: Callable, constants: tuple[str, ...]) -> None:
-    """Raise IncompatibleVerl unless the source of ``function`` still contains the key names we write and read."""
+    """Raise RunError unless the source of ``function`` still contains the key names we write and read."""
     source = inspect.getsource(function)
     for constant in constants:
         if constant not in source:
-            raise IncompatibleVerl(
+            raise RunError(
                 f"{function.__module__}.{function.__qualname__} no longer contains {constant!r} "
                 f"as in verl {VERL_VERSION}: pip install verl=={VERL_VERSION}"
             )

@@ -1,8 +1,8 @@
-"""Replaying a prefix through verl's own agent loops, which know nothing of it.
+"""Replays a prefix through verl's own agent loops, unchanged.
 
-An agent loop asks an LLM client for one turn at a time. While a prefix lasts, :class:`ReplayClient` answers with the
-turns that were recorded, so that the loop parses them and runs its tools as it always does: the environment's state is
-reconstructed by execution. Then it asks the engine.
+An agent loop asks an LLM client for one turn at a time. While a prefix lasts, :class:`PrefixClient` answers with the
+recorded turns. The loop parses them and runs its tools as always, which rebuilds the environment's state. After the
+prefix, the client asks the engine.
 
 Source: *Rollout Pass-Rate Control*, §2.3.
 """
@@ -19,28 +19,28 @@ from verl.workers.rollout.replica import TokenOutput
 from verl_ext.trajectory import Span, Trajectory
 
 
-class Replay:
-    """One rollout's way through its prefix.
+class PrefixPlayback:
+    """Position of one rollout within its prefix.
 
     Attributes:
-        prefix: what is replayed.
-        diverged: an observation was not the recorded one.
+        prefix: the trajectory to replay.
+        diverged: an observation differed from the recorded one.
     """
 
     def __init__(self, prefix: Trajectory):
         self.prefix, self.diverged = prefix, False
         self._tokens = prefix.tokens.tolist()
         self._turns = {span.start: span for span in prefix.spans if span.generated}
-        self._prompt: list[int] | None = None  # of the first call; later calls carry the response behind it
-        self._replayed = 0  # tokens of the prefix that the loop has accepted, observations included
+        self._prompt: list[int] | None = None  # of the first call; later calls append the response so far
+        self._accepted = 0  # tokens of the prefix that the loop has accepted, observations included
 
     @property
     def is_over(self) -> bool:
-        """Everything was replayed, and the environment answered as recorded."""
-        return self._replayed == len(self._tokens)
+        """Whether the whole prefix was replayed, and the environment answered as recorded."""
+        return self._accepted == len(self._tokens)
 
     def next_turn(self, prompt_ids: Sequence[int]) -> Span | None:
-        """The recorded turn that answers this call, or None where it is the policy's turn, or things have diverged."""
+        """The recorded turn that answers this call; None after the prefix, or if the environment has diverged."""
         if self._prompt is None:
             self._prompt = list(prompt_ids)
         start = len(prompt_ids) - len(self._prompt)
@@ -49,19 +49,19 @@ class Replay:
         if not as_recorded or (turn is None and start < len(self._tokens)):
             self.diverged = True
             return None
-        self._replayed = start if turn is None else turn.stop
+        self._accepted = start if turn is None else turn.stop
         return turn
 
 
-REPLAY: ContextVar[Replay | None] = ContextVar("replay", default=None)  # every rollout is an asyncio task of its own
+PLAYBACK: ContextVar[PrefixPlayback | None] = ContextVar("playback", default=None)  # each rollout is its own task
 
 
-class ReplayClient:
+class PrefixClient:
     """An LLM client that answers from the current rollout's prefix first.
 
     Args:
-        client: verl's.
-        response_length: tokens of a response at most, replayed ones included.
+        client: verl's own client of the engines.
+        response_length: most tokens of a response, the prefix included.
     """
 
     def __init__(self, client: Any, response_length: int):
@@ -73,21 +73,21 @@ class ReplayClient:
     async def generate(
         self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **kwargs: Any
     ) -> TokenOutput:
-        replay = REPLAY.get()
+        playback = PLAYBACK.get()
         turn = None
-        if replay is not None and not replay.is_over:
-            turn = replay.next_turn(prompt_ids)
-            if replay.diverged:  # any short answer that is no tool call ends the loop
-                return _recorded(replay.prefix.tokens[:1].tolist())
+        if playback is not None and not playback.is_over:
+            turn = playback.next_turn(prompt_ids)
+            if playback.diverged:  # any short answer that is no tool call ends the loop
+                return _recorded(playback.prefix.tokens[:1].tolist())
         if turn is None:
             return await self._client.generate(
                 request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **kwargs
             )
-        recorded = replay.prefix.tokens[turn.start : turn.stop].tolist()
+        recorded = playback.prefix.tokens[turn.start : turn.stop].tolist()
         room = self._response_length - turn.stop
-        if turn.stop < len(replay.prefix) or room < 1:
+        if turn.stop < len(playback.prefix) or room < 1:
             return _recorded(recorded)
-        # The prefix ends within this turn: the policy goes on where it does.
+        # The prefix ends within this turn, so the policy continues the turn.
         output = await self._client.generate(
             request_id,
             prompt_ids=[*prompt_ids, *recorded],
@@ -100,21 +100,22 @@ class ReplayClient:
 
 
 def _recorded(tokens: list[int]) -> TokenOutput:
-    """Without extra fields: the loop takes those of the first answer that has any, which must be the policy's."""
+    """A recorded turn as an answer, without extra fields: the loop keeps the first extra fields it gets, and they must
+    be the policy's."""
     return TokenOutput(token_ids=tokens, log_probs=[0.0] * len(tokens), stop_reason="completed")
 
 
-def mask_replayed(output: AgentLoopOutput, replay: Replay, version: int) -> None:
-    """Take what was replayed out of the loss; of a replay that diverged, or did not get to its end, everything.
+def mask_prefix(output: AgentLoopOutput, playback: PrefixPlayback, version: int) -> None:
+    """Mask the prefix in the loss; mask the whole response if the replay diverged or did not finish.
 
     Args:
-        output: of the agent loop; changed in place.
-        replay: this rollout's.
-        version: policy version to record where the policy was never asked.
+        output: the agent loop's output; changed in place.
+        playback: the rollout's position in its prefix.
+        version: policy version to record if the policy generated no token.
     """
-    if not replay.is_over:
-        replay.diverged = True
-    masked = len(output.response_mask) if replay.diverged else min(len(replay.prefix), len(output.response_mask))
+    if not playback.is_over:
+        playback.diverged = True
+    masked = len(output.response_mask) if playback.diverged else min(len(playback.prefix), len(output.response_mask))
     output.response_mask = [0] * masked + list(output.response_mask[masked:])
     for name in ("min_global_steps", "max_global_steps"):
         output.extra_fields.setdefault(name, version)

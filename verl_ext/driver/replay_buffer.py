@@ -1,4 +1,4 @@
-"""Waits for rollouts and hands them to the policy, which says what to train on."""
+"""Waits for rollouts and hands them to the policy, which chooses the groups to train on."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import transfer_queue as tq
@@ -15,24 +16,36 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from verl_ext.controller import RolloutController
-from verl_ext.driver.outcome import DIVERGED, GENERATED, TRUNCATED
-from verl_ext.errors import EveryRolloutFailed
+from verl_ext.driver.agent_loop import DIVERGED, GENERATED, TRUNCATED
+from verl_ext.errors import EveryRolloutFailed, RunError
 from verl_ext.policy import Group, Rollout
 from verl_ext.trajectory import Trajectory
 
 logger = logging.getLogger(__name__)
 
 PARTITION = "train"
-POLL_SHARE = 4  # sleep at least this many times as long as a look takes, so that looking stays cheap
+POLL_SHARE = 4  # sleep at least this many times as long as reading the queue takes, so that reading stays cheap
 
 
-class RolloutStall(RuntimeError):
-    """No rollout has finished for longer than rollout_driver.stall_timeout."""
+class RowKey(NamedTuple):
+    """verl's key of a row in TransferQueue: ``<group>_<session>_<output>`` for a trajectory, ``<group>`` for a prompt.
+
+    A session is one rollout of the group; an agent loop may return several outputs for it. Both are -1 for a prompt.
+    """
+
+    group: str
+    session: int = -1
+    output: int = -1
+
+    @classmethod
+    def parse(cls, key: str) -> RowKey:
+        group, *numbers = key.split("_")
+        return cls(group, *map(int, numbers))
 
 
 @dataclass(frozen=True)
 class _Row:
-    """One trajectory in the queue; as it stands, one that never came."""
+    """One trajectory row in TransferQueue. The defaults describe a missing row."""
 
     reward: float = math.nan
     tokens: int = 0
@@ -43,13 +56,13 @@ class _Row:
 
 
 class GroupReplayBuffer(ReplayBuffer):
-    """verl's replay buffer, sampling what the policy takes. Validation is verl's own, within bounds of time.
+    """verl's replay buffer, sampling the groups that the policy takes. Validation is verl's own, with a time limit.
 
     Args:
-        poll_interval: seconds between two looks at TransferQueue.
-        stall_timeout: seconds without a finished rollout after which :class:`RolloutStall` is raised.
-        drain: wait until nothing is being generated before returning, because the engines will sleep. The last step
-            always does.
+        poll_interval: seconds between two reads of TransferQueue.
+        stall_timeout: seconds without a finished rollout after which the run ends with RunError.
+        drain: return only when no rollout is being generated, because the engines will sleep. The last step always
+            waits.
         kwargs: as for verl's ``ReplayBuffer``.
     """
 
@@ -65,7 +78,7 @@ class GroupReplayBuffer(ReplayBuffer):
         self._step, self._ended, self._last_progress = global_steps, (0, 0), time.monotonic()
         if partition_id != PARTITION:
             return self._stored(*super().sample(global_steps, partition_id, batch_size))
-        # What the last step leaves in generation would never be counted.
+        # Rollouts still in generation after the last step would never be counted.
         drain = self.drain or global_steps >= self.controller.policy.total_steps
         groups: list[Group] = []
         last_debug = time.time()
@@ -84,7 +97,7 @@ class GroupReplayBuffer(ReplayBuffer):
             last_debug = self._wait_for_next_poll(PARTITION, last_debug)
 
     def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
-        """Part of every loop that waits for rollouts, here and in verl, and so the place for the stall clock."""
+        """Check the stall clock: every loop that waits for rollouts, here and in verl, calls this method."""
         terminal = len(self.finished_keys[partition_id]) + len(self.failure_keys[partition_id])
         ended = len(self.partitions[partition_id]), terminal  # a rollout that fails leaves no row
         if ended != self._ended:
@@ -92,7 +105,7 @@ class GroupReplayBuffer(ReplayBuffer):
         elif time.monotonic() - self._last_progress > self.stall_timeout:
             prompts = len(self.pending_keys[partition_id]) + len(self.running_keys[partition_id])
             training = partition_id == PARTITION
-            raise RolloutStall(
+            raise RunError(
                 f"{'' if training else 'validation at '}step {self._step}: no rollout has finished for "
                 f"{self.stall_timeout:.0f} s while {self.controller.outstanding if training else f'{prompts} prompts'} "
                 "are outstanding; see the logs of the rollout engines and reward workers, or raise "
@@ -101,7 +114,7 @@ class GroupReplayBuffer(ReplayBuffer):
         return super()._wait_for_next_poll(partition_id, last_debug_time)
 
     def _stored(self, batch: KVBatchMeta, metrics: dict) -> tuple[KVBatchMeta, dict]:
-        """The batch without the rows that TransferQueue has not stored; verl would ask for their fields."""
+        """The batch without rows that TransferQueue has not stored: verl would ask for their fields."""
         stored = {key: tag for key, tag in zip(batch.keys, batch.tags, strict=True) if tag}
         self._drop_unstored(batch.partition_id, [key for key in batch.keys if key not in stored])
         if not stored:
@@ -112,7 +125,7 @@ class GroupReplayBuffer(ReplayBuffer):
         return KVBatchMeta(partition_id=batch.partition_id, keys=list(stored), tags=list(stored.values())), metrics
 
     def finished_waves(self) -> list[tuple[str, list[Rollout]]]:
-        """(group id, its new rollouts) of every wave that has ended since the last look."""
+        """(group id, its new rollouts) of every wave that has ended since the last call."""
         terminal = self.finished_keys[PARTITION] | self.failure_keys[PARTITION]
         ended = {uid: group for uid, group in self.controller.live.items() if group.outstanding and uid in terminal}
         if not ended:
@@ -120,10 +133,10 @@ class GroupReplayBuffer(ReplayBuffer):
         sessions: dict[str, dict[int, list[str]]] = {uid: defaultdict(list) for uid in ended}
         unstored = []
         for key, tag in self.partitions[PARTITION].items():
-            uid, session, _ = key.split("_")
-            if uid in ended and int(session) >= len(ended[uid].rollouts):
+            row = RowKey.parse(key)
+            if row.group in ended and row.session >= len(ended[row.group].rollouts):
                 if tag:
-                    sessions[uid][int(session)].append(key)
+                    sessions[row.group][row.session].append(key)
                 else:
                     unstored.append(key)
         self._drop_unstored(PARTITION, unstored)
@@ -132,7 +145,7 @@ class GroupReplayBuffer(ReplayBuffer):
         return [(uid, self._rollouts(group, sessions[uid], rows)) for uid, group in ended.items()]
 
     def _read_rows(self, keys: list[str]) -> dict[str, _Row]:
-        """What is known of each trajectory."""
+        """The stored data of each trajectory."""
         if not keys:
             return {}
         fields = ["rm_scores", "extra_fields"]
@@ -158,12 +171,13 @@ class GroupReplayBuffer(ReplayBuffer):
         }
 
     def _rollouts(self, group: Group, sessions: dict[int, list[str]], rows: dict[str, _Row]) -> list[Rollout]:
-        """One rollout per session of the wave; one without rows, with a non-finite reward or that diverged, failed."""
+        """One rollout per session of the wave. A session without rows, with a reward that is not finite, or with a
+        diverged prefix is a failed rollout."""
         rollouts = []
         first = len(group.rollouts)
         prefix_tokens = 0 if group.prefix is None else int(group.prefix.generated.sum())
         for session in range(first, first + group.outstanding):
-            keys = sorted(sessions.get(session, []), key=lambda key: int(key.split("_")[2]))
+            keys = sorted(sessions.get(session, []), key=lambda key: RowKey.parse(key).output)
             tags = [self.partitions[PARTITION][key] for key in keys]
             version = min(
                 (tag["min_global_steps"] for tag in tags if tag["min_global_steps"] is not None), default=None
@@ -171,7 +185,7 @@ class GroupReplayBuffer(ReplayBuffer):
             version = self.controller.step - 1 if version is None else int(version)
             last = rows[keys[-1]] if keys else _Row()
             failed = not math.isfinite(last.reward) or last.diverged
-            if failed and keys:  # it must not reach the update
+            if failed and keys:  # failed rows must not reach the update
                 self._drop(PARTITION, keys)
             rollouts.append(
                 Rollout(
@@ -190,25 +204,25 @@ class GroupReplayBuffer(ReplayBuffer):
         return rollouts
 
     def _drop_unstored(self, partition_id: str, keys: list[str]) -> None:
-        """Forget rows whose put failed or was cancelled: TransferQueue registers the key first and the tags last."""
+        """Drop rows whose put failed or was cancelled: TransferQueue registers the key first and the tags last."""
         if keys:
             logger.warning(
                 "step %d: %d rollouts are not in TransferQueue, so they have failed; the log of the agent-loop workers "
                 "says why (a full queue: raise transfer_queue.backend.SimpleStorage.total_storage_size)",
                 self._step,
-                len({key.rsplit("_", 1)[0] for key in keys}),
+                len({RowKey.parse(key)[:2] for key in keys}),
             )
             self._drop(partition_id, keys)
 
     def _drop(self, partition_id: str, keys: list[str]) -> None:
-        """Remove rows from the queue and from what is known of it."""
+        """Remove rows from TransferQueue and from its local copy."""
         tq.kv_clear(keys=keys, partition_id=partition_id)
         for key in keys:
             self.partitions[partition_id].pop(key, None)
 
 
 def _components(extra_fields: dict) -> dict[str, float]:
-    """The finite numbers that the reward function reports, beside the score or, as verl has it, with it."""
+    """The finite numbers that the reward function reports, the score among them."""
     reported = extra_fields.get("reward_extra_info", {})
     numbers = (bool, int, float, np.bool_, np.number)
     values = {name: float(value) for name, value in reported.items() if isinstance(value, numbers)}
@@ -216,6 +230,6 @@ def _components(extra_fields: dict) -> dict[str, float]:
 
 
 def _verdict(components: dict[str, float]) -> bool | None:
-    """The verifier's verdict, where the reward function reports one as ``acc``."""
+    """The verifier's verdict, if the reward function reports it as ``acc``."""
     accuracy = components.get("acc")
     return bool(accuracy) if accuracy in (0.0, 1.0) else None

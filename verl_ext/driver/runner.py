@@ -12,36 +12,14 @@ from omegaconf import DictConfig
 from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
 
 from verl_ext.driver.agent_loop import WaveManager
-from verl_ext.driver.checkpoint import BadCheckpoint
-from verl_ext.driver.cluster import join_cluster
+from verl_ext.driver.cluster import await_queue, join_cluster
 from verl_ext.driver.compat import check_verl
-from verl_ext.driver.nodes import NodeLost
-from verl_ext.driver.queue_owner import QueueTaken, await_queue
-from verl_ext.driver.queue_room import QueueFull
-from verl_ext.driver.replay_buffer import RolloutStall
+from verl_ext.driver.liveness import Watch
 from verl_ext.driver.stop import EXIT_STOPPED, Stopped, stop_on_signal
 from verl_ext.driver.trainer import TRAINER_MODES
-from verl_ext.driver.watch import Watch
-from verl_ext.driver.weight_sync import WeightsBlocked
-from verl_ext.driver.workers import WorkerLost
-from verl_ext.errors import BadConfig, BadReward, CannotFillBatch, EveryRolloutFailed
+from verl_ext.errors import RunError
 
 logger = logging.getLogger(__name__)
-
-# What ends a run is one sentence, not a traceback.
-SENTENCES = (
-    BadConfig,
-    BadCheckpoint,
-    BadReward,
-    CannotFillBatch,
-    EveryRolloutFailed,
-    RolloutStall,
-    QueueTaken,
-    QueueFull,
-    NodeLost,
-    WorkerLost,
-    WeightsBlocked,
-)
 
 
 class PolicyTaskRunner(TaskRunnerV1.__ray_actor_class__):
@@ -69,13 +47,14 @@ class PolicyTaskRunner(TaskRunnerV1.__ray_actor_class__):
 
 
 def train(config: DictConfig) -> None:
-    """Start Ray, or join the cluster there is, and train to the end, or until asked to stop: see :mod:`.stop`.
+    """Start Ray, or join a cluster, and train until the end, or until asked to stop: see :mod:`.stop`.
 
-    Exits with 2 on a configuration that its data cannot fill, with 1 on what a run cannot go on from.
+    A :class:`~verl_ext.errors.RunError` is printed as one sentence and exits with its own code: 2 for a configuration
+    that does not fit its data, 1 for the others.
     """
-    check_verl()
-    join_cluster(config)
     try:
+        check_verl()
+        join_cluster(config)
         with stop_on_signal(), Watch() as watch:
             try:
                 run_ppo(config, task_runner_class=ray.remote(num_cpus=1)(PolicyTaskRunner))
@@ -84,12 +63,11 @@ def train(config: DictConfig) -> None:
                 raise
     except Stopped as stopped:
         _configure_logging()
-        logger.info("%s", stopped.args[0])  # what the task has raised
+        logger.info("%s", stopped.args[0])  # the error that the Ray task raised
         raise SystemExit(EXIT_STOPPED) from None
-    except SENTENCES as error:
-        sentence = getattr(error, "cause", error)  # Ray's errors hold the one that the task has raised
-        sys.stderr.write(f"error: {sentence}\n")
-        raise SystemExit(2 if isinstance(error, BadConfig) else 1) from None
+    except RunError as error:  # Ray derives its error from the class of the task's error, and keeps that as the cause
+        sys.stderr.write(f"error: {getattr(error, 'cause', error)}\n")
+        raise SystemExit(error.exit_code) from None
 
 
 def _choose_metrics_file(config: DictConfig) -> None:
@@ -108,7 +86,7 @@ def _choose_metrics_file(config: DictConfig) -> None:
 
 
 def _configure_logging() -> None:
-    """Our step lines and warnings, beside verl's log and in the same place."""
+    """Write our step lines and warnings to stderr, where verl logs too."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
     for name in ("verl_ext", "recipe"):

@@ -1,10 +1,10 @@
-"""verl's trainers, asking a rollout policy what to generate and what to train on."""
+"""verl's trainers, with a rollout policy that decides what to generate and which groups to train on."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import hydra
@@ -24,17 +24,14 @@ from verl.utils.dataset.rl_dataset import collate_fn
 
 from verl_ext.controller import RolloutController
 from verl_ext.driver.agent_loop import PREFIX, ROLLOUTS, SESSION_OFFSET, WaveManager
-from verl_ext.driver.checkpoint import load_state, save_state, unwritten
-from verl_ext.driver.nodes import note_nodes
+from verl_ext.driver.checkpoint import BadCheckpoint, load_state, save_state, unwritten
+from verl_ext.driver.cluster import check_queue_full
+from verl_ext.driver.liveness import check_workers, forget_workers, note_nodes, note_workers
 from verl_ext.driver.prompt_data import PromptDataset, PromptTexts, endless_rows, prompt_loader
-from verl_ext.driver.queue_room import check_queue_full
-from verl_ext.driver.replay_buffer import PARTITION, GroupReplayBuffer
-from verl_ext.driver.step_line import step_line
-from verl_ext.driver.stop import stop_requested
-from verl_ext.driver.stoppable import StoppableTrainer
+from verl_ext.driver.replay_buffer import PARTITION, GroupReplayBuffer, RowKey
+from verl_ext.driver.stop import StoppableTrainer, stop_requested
 from verl_ext.driver.weight_sync import WeightTurns
 from verl_ext.driver.weights import advantage_factors, are_of_one_size, mini_batch_of_rows
-from verl_ext.driver.workers import check_workers, forget_workers, note_workers
 from verl_ext.errors import BadConfig
 from verl_ext.policy import Group, Prompt, RolloutPolicy
 from verl_ext.record import RecordingController
@@ -47,13 +44,13 @@ TRAINER_MODES = {mode: f"policy_{mode}" for mode in ("sync", "colocate_async", "
 
 
 class PolicyTrainer(StoppableTrainer, WeightTurns):
-    """What all modes share; comes before verl's trainer in the method resolution order.
+    """Base class of the trainers of all modes; comes before verl's trainer in the method resolution order.
 
-    verl's ``fit`` and ``step`` run unchanged. The policy is asked in :meth:`prepare_step` and, through the replay
-    buffer, while verl waits for rollouts. It is also the controller's :class:`~verl_ext.controller.Engine`.
+    verl's ``fit`` and ``step`` run unchanged. :meth:`prepare_step` asks the policy, and so does the replay buffer while
+    verl waits for rollouts. The trainer is also the controller's :class:`~verl_ext.controller.Engine`.
     """
 
-    drain: bool  # nothing may be in generation when the engines go to sleep
+    drain: bool  # whether every rollout must have finished before the update
 
     def __init__(self, config):
         self.policy: RolloutPolicy = hydra.utils.instantiate(config.rollout_policy)
@@ -78,8 +75,8 @@ class PolicyTrainer(StoppableTrainer, WeightTurns):
     def _init_dataloader(self) -> None:
         try:
             super()._init_dataloader()
-        except ValueError:
-            if hasattr(self, "val_dataset"):  # both are read, and a loader refuses the one without rows
+        except ValueError:  # a data loader refuses an empty data set, so both sizes are checked first
+            if hasattr(self, "val_dataset"):
                 self._check_prompts()
             raise
         self._check_prompts()
@@ -116,7 +113,7 @@ class PolicyTrainer(StoppableTrainer, WeightTurns):
         super().on_init_end()
 
     def _pools(self) -> list[RayResourcePool]:
-        """On which nodes the run has its workers."""
+        """The pools of devices that the run uses."""
         return list(self.resource_pool_manager.resource_pool_dict.values())
 
     def fit(self, agent_loop_manager: WaveManager) -> None:
@@ -124,7 +121,7 @@ class PolicyTrainer(StoppableTrainer, WeightTurns):
         try:
             super().fit(agent_loop_manager)
         except Exception as error:
-            check_workers()  # whatever it is, a lost worker has led to it
+            check_workers()  # a lost worker is the cause of any other error, so it is reported instead
             check_queue_full(error, self.config)
             raise
         forget_workers()
@@ -132,7 +129,7 @@ class PolicyTrainer(StoppableTrainer, WeightTurns):
     # ---- what the controller calls ----
 
     def submit(self, wave: list[tuple[Group, int]]) -> None:
-        """Start generating, all in one submission: each prompt carries its own number of rollouts."""
+        """Start generating the wave in one submission: each prompt carries its own number of rollouts."""
         groups = [group for group, _ in wave]
         fields = collate_fn([self.train_dataset[group.prompt.row] for group in groups])
         fields["uid"] = np.array([group.id for group in groups], dtype=object)
@@ -151,7 +148,7 @@ class PolicyTrainer(StoppableTrainer, WeightTurns):
     # ---- the step ----
 
     def on_train_begin(self) -> None:
-        """No warm-up batches: the policy says what is generated."""
+        """Submit no warm-up batches: the policy decides what is generated."""
         self._end_within_budget(done=self.global_steps - 1)
         if self.global_steps > self.total_training_steps:
             logger.warning(
@@ -168,14 +165,14 @@ class PolicyTrainer(StoppableTrainer, WeightTurns):
         return {}
 
     def on_sample_end(self) -> None:
-        """The step's books are closed: the next may begin before this one is trained on."""
+        """Read the step's metrics now: the next step may begin before this step's batch is trained."""
         super().on_sample_end()
         self._metrics = self.controller.metrics()
         self._end_within_budget(done=self.global_steps)
 
     @property
     def updates_per_step(self) -> int:
-        """Optimizer steps per training step and epoch of the batch, whatever the number of rows."""
+        """Optimizer steps per training step and PPO epoch, for any number of rows."""
         return self.config.data.train_batch_size // self.config.actor_rollout_ref.actor.ppo_mini_batch_size
 
     def _get_required_batch_multiple(self, dp_size: int) -> int:
@@ -185,7 +182,7 @@ class PolicyTrainer(StoppableTrainer, WeightTurns):
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         batch = super()._compute_advantage(batch, metrics)
         rows = zip(batch.keys, batch.tags, strict=True)
-        groups = [None if tag.get("is_padding", False) else key.split("_")[0] for key, tag in rows]
+        groups = [None if tag.get("is_padding", False) else RowKey.parse(key).group for key, tag in rows]
         clip = self.config.rollout_driver.advantage_clip
         if clip is None and are_of_one_size(groups):
             return batch
@@ -207,7 +204,10 @@ class PolicyTrainer(StoppableTrainer, WeightTurns):
         return batch
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        """verl takes mini-batches of ppo_mini_batch_size · rollout.n rows: say it in rows, so their number is fixed."""
+        """Set the mini-batch size in rows, so that the number of optimizer steps is fixed.
+
+        verl takes mini-batches of ppo_mini_batch_size · rollout.n rows, and groups differ in size.
+        """
         actor, rollout = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout
         configured = actor.ppo_mini_batch_size, rollout.n
         actor.ppo_mini_batch_size, rollout.n = len(batch) // self.updates_per_step, 1
@@ -225,7 +225,8 @@ class PolicyTrainer(StoppableTrainer, WeightTurns):
         logger.info(step_line(global_steps, self.policy.total_steps, metrics, budget))
 
     def _end_within_budget(self, done: int) -> None:
-        """Make step ``done`` + 1 the last if rollout_driver.rollout_budget is nearer to its end than to another's."""
+        """Make step ``done`` + 1 the last if it is expected to end nearer to rollout_driver.rollout_budget than the
+        step after it."""
         budget, ledger = self.config.rollout_driver.rollout_budget, self.controller.ledger
         expected = ledger.total["rollouts/sampled"] + 1.5 * ledger.step["rollouts/sampled"]
         if budget is not None and 0 < done and expected > budget and done + 1 < self.total_training_steps:
@@ -235,12 +236,17 @@ class PolicyTrainer(StoppableTrainer, WeightTurns):
     # ---- checkpoints ----
 
     def _save_checkpoint(self) -> None:
-        # Before verl's own, which ends by naming this checkpoint the latest: a kill in between leaves the one before.
+        # The policy's state goes first: verl's part ends by naming this checkpoint the latest, so a kill in between
+        # leaves the checkpoint before as the latest.
         folder = self._checkpoint_folder()
         save_state(folder, self.controller.state_dict())
         try:
             super()._save_checkpoint()
-        except (ray.exceptions.RayTaskError, OSError, RuntimeError) as error:  # of a worker; here; torch's, here
+        except (
+            ray.exceptions.RayTaskError,
+            OSError,
+            RuntimeError,
+        ) as error:  # in a worker, here, by torch
             raise unwritten(folder, error) from error
 
     def _load_checkpoint(self) -> None:
@@ -255,24 +261,24 @@ class PolicyTrainer(StoppableTrainer, WeightTurns):
         return Path(trainer.default_local_dir) / f"global_step_{self.global_steps}"
 
     def _reissue_inflight_prompts(self, partition_id: str = PARTITION) -> int:
-        """Bring the restored queue in line with the restored groups, and generate unfinished waves anew.
+        """Remove rows of no restored group, and generate unfinished waves anew.
 
-        The queue also holds rows that were trained before they were cleared, and parts of unfinished waves.
+        The restored queue also holds rows that were trained and not yet cleared, and parts of unfinished waves.
         """
         rows = (tq.kv_list(partition_id) or {}).get(partition_id, {})
         live = self.controller.live
         finished: dict[str, int] = dict.fromkeys(live, 0)
         foreign = []
         for key, tag in rows.items():
-            uid = key.split("_")[0]
-            unfinished = uid in live and not tag.get("is_prompt") and int(key.split("_")[1]) >= len(live[uid].rollouts)
+            uid, session, _ = RowKey.parse(key)
+            unfinished = uid in live and not tag.get("is_prompt") and session >= len(live[uid].rollouts)
             if uid not in live or unfinished:
                 foreign.append(key)
             elif not tag.get("is_prompt"):
                 finished[uid] += 1
         lost = [uid for uid, count in finished.items() if count < len(live[uid].usable)]
         if lost:
-            raise RuntimeError(
+            raise BadCheckpoint(
                 f"the restored queue misses rollouts of {len(lost)} groups (first: {lost[0]}); "
                 "resume from an earlier checkpoint with trainer.resume_mode=resume_path"
             )
@@ -283,14 +289,14 @@ class PolicyTrainer(StoppableTrainer, WeightTurns):
 
 @register_trainer(TRAINER_MODES["sync"])
 class PolicyTrainerSync(PolicyTrainer, PPOTrainerSync):
-    """Engines sleep during the update, so everything in generation is awaited first."""
+    """Engines sleep during the update, so every rollout in generation must finish first."""
 
     drain = True
 
 
 @register_trainer(TRAINER_MODES["colocate_async"])
 class PolicyTrainerColocateAsync(PolicyTrainer, PPOTrainerColocateAsync):
-    """What is in generation when the batch is complete is interrupted and goes on under the next weights."""
+    """Rollouts in generation when the batch is complete are interrupted, and continue with the next weights."""
 
     drain = False
 
@@ -299,21 +305,21 @@ class PolicyTrainerColocateAsync(PolicyTrainer, PPOTrainerColocateAsync):
 class PolicyTrainerSeparateAsync(PolicyTrainer, PPOTrainerSeparateAsync):
     """Engines on devices of their own generate while the actor is trained.
 
-    So the next step begins as soon as this one's batch is taken, and what it asks for first is one version old when it
-    is trained on. Before a checkpoint it does not: the state that is saved is one between two steps, and the engines
-    finish what they have.
+    The next step begins as soon as this step's batch is taken, so its first rollouts are one version old when they are
+    trained. Before a checkpoint the next step waits: the saved state lies between two steps, and the engines finish
+    their rollouts.
     """
 
     drain = False
 
     def __init__(self, config):
-        with open_dict(config):  # verl asserts this; here a step is always one batch, followed by one weight sync
+        with open_dict(config):  # verl asserts this value; a step here is one batch, followed by one weight sync
             updates = config.data.train_batch_size // config.actor_rollout_ref.actor.ppo_mini_batch_size
             config.trainer.v1.separate_async.parameter_sync_step = updates
         super().__init__(config)
 
     def _setup(self) -> None:
-        # With actor_rollout_ref.hybrid_engine=false verl 0.9.1 logs, at INFO, with an argument that only print knows.
+        # With actor_rollout_ref.hybrid_engine=false verl 0.9.1 passes an argument of print to logger.info, which fails.
         verls = logging.getLogger(PPOTrainerSeparateAsync.__module__)
         level = verls.level
         verls.setLevel(logging.WARNING)
@@ -323,7 +329,7 @@ class PolicyTrainerSeparateAsync(PolicyTrainer, PPOTrainerSeparateAsync):
             verls.setLevel(level)
 
     def _pools(self) -> list[RayResourcePool]:
-        engines = self.standalone_server_manager.get_replicas()  # each has a pool that only it knows
+        engines = self.standalone_server_manager.get_replicas()  # each engine has its own pool
         return [*super()._pools(), *(engine.resource_pool for engine in engines)]
 
     def prepare_step(self) -> dict:
@@ -335,11 +341,36 @@ class PolicyTrainerSeparateAsync(PolicyTrainer, PPOTrainerSeparateAsync):
             self.controller.begin_step(self.global_steps + 1)
 
     def _is_to_stop(self) -> bool:
-        # Asked after the next step has begun: that one is the last.
+        # If the next step has begun before the request, the next step is the last.
         return self.controller.step == self.global_steps and super()._is_to_stop()
 
     def _saves_checkpoint(self) -> bool:
-        """Whether verl saves one after this step; it also does after the last."""
+        """Whether verl saves a checkpoint after this step; it always does after the last."""
         save_freq = self.config.trainer.save_freq
         is_last = self.global_steps >= self.total_training_steps
         return is_last or (save_freq > 0 and self.global_steps % save_freq == 0)
+
+
+def step_line(step: int, total_steps: int, metrics: Mapping[str, float], rollout_budget: int | None = None) -> str:
+    """For instance ``step 12/60 | reward 0.41 | 8 prompts, 87% with signal | 768 rollouts (9,216 so far) | ...``.
+
+    With a rollout budget the run's end is counted in rollouts: ``step 12 | ... (9,216 of 15,360) | ...``.
+    """
+    sampled = f"{metrics['rollouts/sampled_total']:,.0f}"
+    parts = [
+        f"step {step}" if rollout_budget else f"step {step}/{total_steps}",
+        f"reward {metrics['rollouts/reward_mean']:.3f}",
+        f"{metrics['groups/in_batch']:.0f} prompts, {metrics['groups/effective_ratio']:.0%} with signal",
+        f"{metrics['rollouts/sampled']:,.0f} rollouts "
+        + (f"({sampled} of {rollout_budget:,})" if rollout_budget else f"({sampled} so far)"),
+        f"{metrics['rollouts/buffered']:,.0f} buffered",
+        f"delay {metrics['off_policy/delay_max']:.0f}",
+    ]
+    if metrics["rollouts/failed"]:
+        parts.append(f"{metrics['rollouts/failed']:,.0f} FAILED")
+    accuracy = [value for name, value in metrics.items() if name.startswith("val-core/") and "/mean@" in name]
+    if accuracy:
+        parts.append(f"validation {sum(accuracy) / len(accuracy):.3f}")
+    if "timing_s/step" in metrics:
+        parts.append(f"{metrics['timing_s/step']:.1f} s (generation {metrics.get('timing_s/gen', 0.0):.1f} s)")
+    return " | ".join(parts)

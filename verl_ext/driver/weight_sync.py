@@ -1,8 +1,8 @@
 """Runs on one machine hand weights to their engines one at a time.
 
-verl's actor binds, and its engine connects to, ``/tmp/rl-colocate-zmq-<Ray job>-replica-<n>-rank-<n>.sock``, after
-removing what is there. The first job of every Ray is 01000000, so two runs on one machine, each with a Ray of its own,
-have the same name: at the same moment, an engine would wait for ever, or load the other run's weights.
+verl's actor replaces the socket ``/tmp/rl-colocate-zmq-<Ray job>-replica-<n>-rank-<n>.sock``; its engine connects to
+it. The first job of every Ray cluster is 01000000, so two runs on one machine with their own Ray clusters use the same
+socket. At the same moment, an engine would wait forever, or load the other run's weights.
 """
 
 from __future__ import annotations
@@ -15,31 +15,29 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
+from verl_ext.errors import RunError
+
 PATIENCE = 1800.0  # seconds
 SOCKETS = Path("/tmp")  # verl's, whatever TMPDIR says
 
 
-class WeightsBlocked(RuntimeError):
-    """Another run on this machine has not come to the end of its turn. The message names the lock."""
-
-
 @contextlib.contextmanager
 def turn(folder: Path | None = None, seconds: float = PATIENCE) -> Iterator[None]:
-    """No other run of this user on this machine is in its turn; a run that dies ends its turn.
+    """Context that one run of this user on this machine can enter at a time; a run that dies leaves it.
 
     Args:
-        folder: of the lock; that of the sockets unless given.
-        seconds: to wait at most.
+        folder: folder of the lock file; by default the folder of the sockets.
+        seconds: longest wait.
 
     Raises:
-        WeightsBlocked: another was in its turn all the time.
+        RunError: another run was inside for ``seconds``. The message names the lock file.
     """
     path = (folder or SOCKETS) / f"verl_ext_weights_{os.getuid()}.lock"
     lock = FileLock(path)
     try:
         lock.acquire(timeout=seconds)
     except Timeout:
-        raise WeightsBlocked(
+        raise RunError(
             f"another run on this machine has been handing weights to its engines for {seconds:.0f} s (it holds "
             f"{path}): see whether it hangs, and start this one again when it has ended"
         ) from None

@@ -1,4 +1,4 @@
-"""What a prompt counts in the loss when groups differ in size."""
+"""Weights of prompts in the loss when groups differ in size."""
 
 from __future__ import annotations
 

@@ -31,11 +31,11 @@ TYPES: dict[str, type[BaseModel]] = {
 
 
 class Container(DockerDeployment):
-    """swe-rex's container, which is stopped for certain.
+    """swe-rex's container, with a certain end.
 
-    - It ends by itself after ``lifetime`` seconds, for when the process that should stop it was killed.
-    - It is killed without asking its server first: if that is gone or hangs, swe-rex never comes to the killing.
-    - If it does not come up, that is an error; swe-rex reads its output to the end, and waits for ever.
+    - The container ends by itself after ``lifetime`` seconds, in case the process that should stop it was killed.
+    - ``stop`` kills the container without asking its server first: swe-rex would wait for a server that hangs.
+    - A container that does not come up is an error; swe-rex would read its output forever.
 
     Args:
         lifetime: seconds.
@@ -68,7 +68,7 @@ def deployment_config(deployment: Mapping[str, Any]) -> BaseModel:
     """swe-rex's own configuration of this deployment.
 
     Args:
-        deployment: its ``type``, and what swe-rex knows of that type.
+        deployment: its ``type``, and swe-rex's settings for this type.
 
     Raises:
         ValueError: another type, or a setting that swe-rex does not accept.

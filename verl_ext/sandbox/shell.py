@@ -1,9 +1,9 @@
 """Sandboxes for agents: a swe-rex deployment with one bash shell in it, stopped when its trajectory is over.
 
-verl creates and releases a tool around every single call, and tells nobody when a trajectory ends. What ends with it is
-its ``agent_data``, so a sandbox belongs to that object (:func:`sandbox_of`). It is stopped when its owner is gone, when
-no call has come for a while, or when the process exits, whichever comes first. A process that is killed stops nothing:
-against that, deployments have a longest life of their own (:mod:`~verl_ext.sandbox.deployments`).
+verl creates and releases a tool around every call, and does not announce the end of a trajectory. The trajectory's
+``agent_data`` object ends with it, so a sandbox belongs to that object (:func:`sandbox_of`). A sandbox stops when its
+owner is gone, when no call has come for a while, or when the process exits, whichever comes first. A killed process
+stops no sandbox, so deployments also have a longest life (:mod:`~verl_ext.sandbox.deployments`).
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ from swerex.runtime.abstract import (
 
 from verl_ext.sandbox.deployments import SharedServer
 
-THREAD = "sandbox"  # of all sandboxes: swe-rex makes loggers of each thread's name, and forgets none
+THREAD = "sandbox"  # name of every sandbox's thread: swe-rex keeps loggers for each name forever
 PROBES, PROBE_TIMEOUT = 5, 5.0  # seconds
 STARTS = 3  # two containers that start at once may be given the same port
 SHELL_TIMEOUT, SETUP_TIMEOUT, INTERRUPT_TIMEOUT, EXIT_TIMEOUT = 30.0, 240.0, 1.0, 30.0  # seconds
-PROMPT = re.compile("SHELLPS1PREFIX|UNIQUESTRING29234")  # swe-rex's own, which it may leave in what it has read
+PROMPT = re.compile("SHELLPS1PREFIX|UNIQUESTRING29234")  # swe-rex's own prompts, which it may leave in the output
 NEW_SHELL = "the shell has ended, and a new one was started"
 
 log = logging.getLogger(__name__)
 for _name in ("deploy", "runtime", "session"):  # without a handler, swe-rex adds one that prints every debug line
     logging.getLogger(f"rex-{_name}-{THREAD}").addHandler(logging.NullHandler())
-    logging.getLogger(f"rex-{_name}-{THREAD}").setLevel(logging.CRITICAL)  # whatever is an error is raised as well
+    logging.getLogger(f"rex-{_name}-{THREAD}").setLevel(logging.CRITICAL)  # errors are raised as well
 
 
 class SandboxFailure(BaseException):
-    """A sandbox that does not do what the model asks of it: the rollout has failed, and not the model.
+    """The sandbox does not work: the rollout has failed, through no fault of the model.
 
-    Not an ``Exception``: those, verl shows to the model as what the tool answers, and trains on what comes of it.
+    This is no ``Exception``: verl shows an ``Exception`` to the model as the tool's answer, and trains on the result.
     """
 
 
 class Outcome(NamedTuple):
-    """What a command printed, and its exit code, or what happened where it has none."""
+    """The output of a command, and its exit code; without an exit code, the reason."""
 
     output: str
     exit_code: int | None
@@ -97,9 +97,9 @@ class Sandbox:
         self._thread.start()
 
     async def run(self, command: str, timeout: float) -> Outcome:
-        """Run it in the shell, whose state it may change; after ``timeout`` seconds it is interrupted.
+        """Run the command in the shell, whose state it may change; interrupt it after ``timeout`` seconds.
 
-        What a command that was interrupted has printed by then depends on the machine's load, and is left out.
+        The output of an interrupted command is left out: it depends on the machine's load.
 
         Raises:
             SandboxFailure: there is no sandbox, or it does not answer.
@@ -107,7 +107,7 @@ class Sandbox:
         return await self._call(self._run, command, timeout)
 
     async def execute(self, command: str, timeout: float) -> Outcome:
-        """Run it in a bash of its own, out of reach of what was defined in the shell; killed after ``timeout`` seconds.
+        """Run the command in a new bash without the shell's definitions; kill it after ``timeout`` seconds.
 
         Raises:
             SandboxFailure: there is no sandbox, or it does not answer.
@@ -115,11 +115,11 @@ class Sandbox:
         return await self._call(self._execute, command, timeout)
 
     def close(self) -> None:
-        """Stop it once the command that is running has ended; returns at once. May be called from a finalizer."""
+        """Stop the sandbox once the running command has ended; returns at once. A finalizer may call this method."""
         self._jobs.put(None)
 
     def join(self, timeout: float) -> None:
-        """Wait until it is stopped, for ``timeout`` seconds at most."""
+        """Wait until the sandbox has stopped, for ``timeout`` seconds at most."""
         self._thread.join(timeout)
 
     # ---- the thread ----
@@ -158,7 +158,7 @@ class Sandbox:
             try:
                 future.set_result(loop.run_until_complete(operation(*arguments)))
             except BaseException as error:
-                # A new one: the owner's frames get into its traceback, and this thread must not hold on to those.
+                # A new error: the owner's frames get into its traceback, and this thread must not keep them alive.
                 future.set_exception(
                     SandboxFailure(*(error.args if isinstance(error, SandboxFailure) else [repr(error)]))
                 )
@@ -166,7 +166,7 @@ class Sandbox:
         return True
 
     def _refuse_the_rest(self) -> None:
-        """Two threads may do this at once: what one does not get, the other does."""
+        """Fail all queued jobs. Safe if two threads do this at once: each job is taken by one of them."""
         while True:
             try:
                 job = self._jobs.get_nowait()
@@ -215,9 +215,10 @@ class Sandbox:
         return failure if await self._is_in_step() else f"{failure}; {await self._new_shell()}"
 
     async def _is_in_step(self) -> bool:
-        """swe-rex reads up to the next prompt, and does not wait long for one: on a busy machine it may miss the last.
+        """Whether swe-rex has read the last command's prompt. On a busy machine it may stop waiting before the prompt.
 
-        Then the next command would find it, and end before it has begun. One that comes to an exit code has read all.
+        The next command would then find the old prompt and end at once. A probe that returns an exit code has read all
+        earlier output.
         """
         probe = BashAction(command="true", session=self._shell, timeout=PROBE_TIMEOUT, check="silent")
         for _ in range(PROBES):
@@ -287,11 +288,11 @@ _RUNNING: set[Sandbox] = set()
 
 
 def sandbox_of(owner: Any, plan: Callable[[], Plan]) -> Sandbox:
-    """The owner's sandbox; a new one where it has none, which is stopped when the owner is garbage.
+    """The owner's sandbox. A new sandbox is started if the owner has none, and stopped when the owner is collected.
 
     Args:
         owner: hashed by identity, and never referred to from the sandbox.
-        plan: of a new one.
+        plan: makes the plan of a new sandbox.
     """
     if owner not in _SANDBOXES:
         sandbox = _SANDBOXES[owner] = Sandbox(plan())

@@ -10,7 +10,7 @@ from support.agent_loops import ScriptedEngine, make_loop, make_tokenizer
 from support.shells import LOCAL, Agent, run, wait_for
 
 from verl_ext.data.swe_reward import VERDICT
-from verl_ext.driver.prefixes import REPLAY, Replay, ReplayClient, mask_replayed
+from verl_ext.driver.prefixes import PLAYBACK, PrefixClient, PrefixPlayback, mask_prefix
 from verl_ext.trajectory import Trajectory
 
 pytest.importorskip("swerex")
@@ -170,19 +170,19 @@ def turn(name: str, **arguments: str) -> str:
 def rollout(tools: list, tests: str, turns: list[str], prefix: Trajectory | None = None):
     """What verl's loop returns, and how its replay went."""
     tokenizer = make_tokenizer()
-    replay = None if prefix is None else Replay(prefix)
+    playback = None if prefix is None else PrefixPlayback(prefix)
 
     async def main():
-        client = ReplayClient(ScriptedEngine(tokenizer, turns), LENGTH)
+        client = PrefixClient(ScriptedEngine(tokenizer, turns), LENGTH)
         loop = make_loop("tool_agent", client, tokenizer, tools, *LOOP)
-        REPLAY.set(replay)
+        PLAYBACK.set(playback)
         messages = [{"role": "user", "content": "make answer 42"}]
         output = await loop.run({}, raw_prompt=messages, tools_kwargs=judged_by(tests))
-        if replay is not None:
-            mask_replayed(output, replay, version=1)
+        if playback is not None:
+            mask_prefix(output, playback, version=1)
         return output
 
-    return run(main()), replay
+    return run(main()), playback
 
 
 def test_a_prefix_is_replayed_in_a_sandbox_of_its_own(folder):
@@ -199,10 +199,10 @@ def test_a_prefix_is_replayed_in_a_sandbox_of_its_own(folder):
 
     (folder / "answer").unlink()
     prefix = Trajectory(first.response_ids, first.response_mask).prefix(0.4)
-    again, replay = rollout(
+    again, playback = rollout(
         tools, tests, [turn("bash", command="echo $half > ../answer"), turn("submit"), "done"], prefix
     )
-    assert not replay.diverged and sum(again.response_mask[: len(prefix)]) == 0 < sum(again.response_mask)
+    assert not playback.diverged and sum(again.response_mask[: len(prefix)]) == 0 < sum(again.response_mask)
     assert again.extra_fields[VERDICT] is False
     assert (folder / "answer").read_text() == "21\n"  # the folder and the variable that the prefix had left
 
@@ -212,8 +212,8 @@ def test_an_environment_that_answers_differently_is_noticed(folder):
     steps = [turn("bash", command="date +%s%N"), turn("submit"), "done"]
     first, _ = rollout(tools, "true", steps)
     prefix = Trajectory(first.response_ids, first.response_mask).prefix(0.5)
-    again, replay = rollout(tools, "true", steps, prefix)
-    assert replay.diverged and not any(again.response_mask)
+    again, playback = rollout(tools, "true", steps, prefix)
+    assert playback.diverged and not any(again.response_mask)
 
 
 # ---- the configuration ----

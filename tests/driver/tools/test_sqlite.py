@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.agent_loops import ScriptedEngine, make_loop, make_tokenizer, sql_call
 from verl.tools.tool_registry import initialize_tools_from_config
 
-from verl_ext.driver.prefixes import ReplayClient
+from verl_ext.driver.prefixes import PrefixClient
 from verl_ext.driver.tools.sqlite import SqliteTool
 
 SCRIPT = "CREATE TABLE r(a INTEGER); INSERT INTO r VALUES(5);"
@@ -273,7 +273,7 @@ def test_verl_loads_and_calls_it(tmp_path):
 
     async def rollout(start):
         engine = ScriptedEngine(tokenizer, [sql_call("UPDATE r SET a=a+4 RETURNING a")] * 2 + ["done"])
-        loop = make_loop("tool_agent", ReplayClient(engine, 1024), tokenizer, tools)
+        loop = make_loop("tool_agent", PrefixClient(engine, 1024), tokenizer, tools)
         kwargs = {"sql": {"create_kwargs": {"script": f"CREATE TABLE r(a); INSERT INTO r VALUES({start});"}}}
         output = await loop.run({}, raw_prompt=[{"role": "user", "content": "+4 +4"}], tools_kwargs=kwargs)
         return tokenizer.decode(output.response_ids)

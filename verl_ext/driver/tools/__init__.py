@@ -1,1 +1,1 @@
-"""Tools that agents call, on verl's interface: what a trajectory does to its world lives and dies with it."""
+"""Tools for agents, on verl's interface. Each trajectory has its own shell or database, which ends with it."""

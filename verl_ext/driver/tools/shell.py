@@ -45,7 +45,7 @@ ENVIRONMENT = {
     "TQDM_DISABLE": "1",
     "PYTHONHASHSEED": "0",  # the order of sets
 }
-REPLACEMENTS = (  # of what differs from run to run, so that a replayed trajectory sees what it saw
+REPLACEMENTS = (  # of output that differs from run to run, so that a replayed prefix gets equal observations
     (r"\bin \d+\.\d+s( \(\d+:\d\d:\d\d\))?", "in 0.00s"),  # pytest, unittest
     (r"\b\d+m\d+\.\d{3}s\b", "0m0.000s"),  # time
     (r"\bat 0x[0-9a-f]{6,16}\b", "at 0x0"),  # <object at 0x7f...>

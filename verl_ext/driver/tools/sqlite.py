@@ -132,7 +132,7 @@ class SqliteTool(BaseTool):
         pages = max(1, self._limits["max_database_bytes"] // PAGE_BYTES)
         for schema in ("main", "temp"):
             database.execute(f"PRAGMA {schema}.max_page_count={pages}")
-        if hasattr(database, "setlimit"):  # steps alone bound neither what one step takes nor what it keeps
+        if hasattr(database, "setlimit"):  # a limit on steps bounds neither the time nor the memory of one step
             database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, self._limits["max_value_bytes"])
             database.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, LIKE_PATTERN_BYTES)
         database.set_authorizer(_authorize)

@@ -11,10 +11,17 @@ import ray
 from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group
 
-from verl_ext.driver import watch, workers
-from verl_ext.driver.nodes import NodeLost, check_nodes, note_nodes
-from verl_ext.driver.watch import Watch
-from verl_ext.driver.workers import WorkerLost, check_workers, forget_workers, note_workers
+from verl_ext.driver import liveness
+from verl_ext.driver.liveness import (
+    NodeLost,
+    Watch,
+    WorkerLost,
+    check_nodes,
+    check_workers,
+    forget_workers,
+    note_nodes,
+    note_workers,
+)
 
 
 @pytest.fixture
@@ -32,7 +39,7 @@ def run_of_an_hour() -> None:
 
 
 def test_only_nodes_of_the_run_matter_and_losing_one_ends_the_wait_for_it(cluster, monkeypatch):
-    monkeypatch.setattr(watch, "INTERVAL", 0.2)
+    monkeypatch.setattr(liveness, "INTERVAL", 0.2)
     ours = cluster.add_node(num_cpus=1, resources={"ours": 1}, node_name="ours")
     other = cluster.add_node(num_cpus=1, node_name="other")
     check_nodes()  # none is noted yet
@@ -83,8 +90,8 @@ def named_worker(name: str, kind=Worker) -> ray.actor.ActorHandle:
 
 
 def test_losing_a_worker_ends_the_wait_for_another(cluster, monkeypatch):
-    monkeypatch.setattr(watch, "INTERVAL", 0.2)
-    monkeypatch.setattr(watch, "NOTICE", 1.0)
+    monkeypatch.setattr(liveness, "INTERVAL", 0.2)
+    monkeypatch.setattr(liveness, "NOTICE", 1.0)
     check_workers()  # none is noted yet
     waiting, dying = named_worker("agent_loop_worker_0"), named_worker("reward_loop_worker_0")
     note_workers()
@@ -110,8 +117,8 @@ def test_workers_may_go_at_the_end(cluster):
 
 
 def test_losing_an_engine_ends_the_wait_though_its_server_lives(cluster, monkeypatch):
-    monkeypatch.setattr(watch, "INTERVAL", 0.2)
-    monkeypatch.setattr(watch, "NOTICE", 1.0)
+    monkeypatch.setattr(liveness, "INTERVAL", 0.2)
+    monkeypatch.setattr(liveness, "NOTICE", 1.0)
     waiting, plain = named_worker("WorkerDict_0"), named_worker("sglang_server_0_0")
     whole, dying = (named_worker(f"vllm_server_{number}_0", Server) for number in range(2))
     note_workers()
@@ -123,7 +130,7 @@ def test_losing_an_engine_ends_the_wait_though_its_server_lives(cluster, monkeyp
 
 
 def test_a_server_that_does_not_answer_is_not_lost(cluster, monkeypatch):
-    monkeypatch.setattr(workers, "ANSWER", 0.2)
+    monkeypatch.setattr(liveness, "ANSWER", 0.2)
     busy = named_worker("vllm_server_0_0")
     busy.hang.remote()
     note_workers()

@@ -1,0 +1,177 @@
+"""Is the run alive? verl cannot go on without one of its nodes or workers, and may wait for it forever."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import threading
+import time
+from collections.abc import Iterable
+
+import ray
+from ray.util import list_named_actors
+from ray.util.placement_group import PlacementGroup, placement_group_table
+
+from verl_ext.driver.cluster import QUEUE_NAMESPACE, read_note, write_note
+from verl_ext.errors import RunError
+
+INTERVAL = 5.0  # seconds between two checks
+NOTICE = 30.0  # seconds that Ray may take to notice a lost node, after a worker on it is lost
+ANSWER = 5.0  # seconds; a server that takes longer to answer is busy, not lost
+SERVER = "server_"  # in the names of verl's rollout servers: vllm_server_0_0, sglang_server_reward_1_0
+SHOWN = 3  # names in an error
+
+
+class NodeLost(RunError):
+    """A node of the run has left the Ray cluster."""
+
+
+class WorkerLost(RunError):
+    """A worker of the run, or the engine of a rollout server, has died."""
+
+
+# ---- nodes ----
+
+
+def note_nodes(groups: Iterable[PlacementGroup]) -> None:
+    """Record the nodes on which the run has its workers. Other nodes of the cluster may come and go."""
+    ids = {node for group in groups for node in placement_group_table(group)["bundles_to_node_id"].values()}
+    write_note("nodes", json.dumps(sorted(ids)))
+
+
+def check_nodes() -> None:
+    """Raise NodeLost if one of the recorded nodes is gone."""
+    ids = json.loads(read_note("nodes") or "[]")
+    gone = [node for node in ray.nodes() if node["NodeID"] in ids and not node["Alive"]]
+    if gone:
+        names = ", ".join(sorted(f"{node['NodeName']} ({node['NodeID'][:8]})" for node in gone))
+        raise NodeLost(
+            f"the run has lost {len(gone)} of its {len(ids)} nodes: {names}; start the same command again on a whole "
+            "cluster, and it goes on from the last checkpoint"
+        )
+
+
+def await_lost_node(seconds: float, enough: threading.Event) -> NodeLost | None:
+    """The lost node, if Ray notices one within ``seconds`` and before ``enough`` is set."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            check_nodes()
+        except NodeLost as lost:
+            return lost
+        if time.monotonic() >= deadline or enough.wait(1):
+            return None
+
+
+# ---- workers: verl's actors, engines and TransferQueue's actors ----
+
+
+def note_workers() -> None:
+    """Record the names of the run's actors. :func:`check_workers` reports any that disappear before
+    :func:`forget_workers`."""
+    write_note("workers", json.dumps(sorted(_alive())))
+
+
+def forget_workers() -> None:
+    """The run has ended: its workers may stop."""
+    write_note("workers", "[]")
+
+
+def check_workers() -> None:
+    """Raise WorkerLost if a recorded worker, or the engine of a rollout server, is gone.
+
+    Nothing restarts a lost worker, and verl may wait for it: when it sends new weights to an engine, without a
+    time-out.
+    """
+    names = json.loads(read_note("workers") or "[]")
+    if not names:
+        return
+    gone = sorted(set(names) - _alive()) or [f"{name} (its engine)" for name in _without_engine(names)]
+    if gone:
+        more = f" and {len(gone) - SHOWN} more" if len(gone) > SHOWN else ""
+        raise WorkerLost(
+            f"the run has lost {len(gone)} of its {len(names)} workers: {', '.join(gone[:SHOWN])}{more}; a worker that "
+            "dies without an error of its own was often killed for memory; start the same command again, and it goes "
+            "on from the last checkpoint"
+        )
+
+
+def _alive() -> set[str]:
+    """Names of the run's living actors; verl names every actor it starts."""
+    namespaces = ray.get_runtime_context().namespace, QUEUE_NAMESPACE
+    return {actor["name"] for actor in list_named_actors(all_namespaces=True) if actor["namespace"] in namespaces}
+
+
+def _without_engine(names: list[str]) -> list[str]:
+    """Rollout servers that report a dead engine. vLLM's engine is another process, and its server outlives it."""
+    asked = {}
+    for name in names:
+        with contextlib.suppress(ValueError):  # in another namespace, or gone by now
+            if SERVER in name:
+                asked[ray.get_actor(name).__ray_call__.remote(_has_lost_its_engine)] = name
+    answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER) if asked else ([], [])
+    lost = []
+    for answer in answered:
+        with contextlib.suppress(ray.exceptions.RayError):  # the next check sees a server that dies meanwhile
+            if ray.get(answer):
+                lost.append(asked[answer])
+    return sorted(lost)
+
+
+def _has_lost_its_engine(server: object) -> bool:
+    """Runs in the server's process, and reads the flag behind vLLM's ``/health``."""
+    return bool(getattr(getattr(server, "engine", None), "errored", False))
+
+
+# ---- the watch ----
+
+
+class Watch:
+    """Context in which a loss raises NodeLost or WorkerLost in the main thread, which waits for the run.
+
+    The run may not notice a loss: TransferQueue, for example, waits without a time-out for a part that has died. A
+    thread checks nodes and workers, and interrupts the main thread's call to Ray with SIGUSR2.
+    """
+
+    def __init__(self):
+        self._left = threading.Event()
+        self._lost: NodeLost | WorkerLost | None = None
+        self._thread = threading.Thread(target=self._look, name="watch", daemon=True)
+
+    def __enter__(self) -> Watch:
+        self._before = signal.signal(signal.SIGUSR2, self._interrupt)
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_) -> None:
+        self._left.set()
+        self._thread.join(timeout=10)
+        signal.signal(signal.SIGUSR2, self._before)
+        if kind is KeyboardInterrupt and self._lost is not None:
+            raise self._lost from None
+
+    def explain(self, error: Exception) -> None:
+        """Raise NodeLost from ``error`` if a lost node is its cause."""
+        self._left.set()  # from now on the run stops its own workers
+        patient = isinstance(error, (ray.exceptions.RayActorError, WorkerLost))
+        if (lost := await_lost_node(NOTICE if patient else 0, threading.Event())) is not None:
+            raise lost from error
+
+    def _look(self) -> None:
+        while not self._left.wait(INTERVAL):
+            if ray.is_initialized() and (lost := self._loss()):
+                self._lost = lost
+                signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR2)
+                return
+
+    def _loss(self) -> NodeLost | WorkerLost | None:
+        try:
+            check_workers()
+        except WorkerLost as lost:
+            return await_lost_node(NOTICE, self._left) or (None if self._left.is_set() else lost)
+        return await_lost_node(0, self._left)
+
+    def _interrupt(self, *_) -> None:
+        if self._lost is not None and not self._left.is_set():
+            raise KeyboardInterrupt  # the only exception that a waiting ray.get lets through
