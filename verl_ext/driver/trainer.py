@@ -29,7 +29,8 @@ from verl_ext.driver.cluster import check_queue_full
 from verl_ext.driver.liveness import check_workers, forget_workers, note_nodes, note_workers
 from verl_ext.driver.prompt_data import PromptDataset, PromptTexts, endless_rows, prompt_loader
 from verl_ext.driver.replay_buffer import PARTITION, GroupReplayBuffer, RowKey
-from verl_ext.driver.stop import StoppableTrainer, stop_requested
+from verl_ext.driver.stop import stop_requested
+from verl_ext.driver.stoppable import StoppableTrainer
 from verl_ext.driver.weight_sync import WeightTurns
 from verl_ext.driver.weights import advantage_factors, are_of_one_size, mini_batch_of_rows
 from verl_ext.errors import BadConfig
