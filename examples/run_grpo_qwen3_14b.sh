@@ -1,16 +1,3 @@
 #!/usr/bin/env bash
-# GRPO, Qwen3-14B-Base on Polaris-53K: 64 rollouts for each of 128 prompts, 8,192 a step. N=16, the limited budget:
-# 2,048 a step.
-# Arguments are passed on and win: `bash examples/run_grpo_qwen3_14b.sh --cfg job` shows the whole configuration.
-# Written by examples/write_scripts.py from settings.yaml: change that.
-set -euo pipefail
-MODEL_NAME=qwen3_14b
-MODEL_SIZE=14b
-MODEL_PATH=${MODEL_PATH:-Qwen/Qwen3-14B-Base}
-AMPLE=64
-DATA=polaris_53k
-RESPONSE=4096
-STEPS=500
-source "$(dirname "${BASH_SOURCE[0]}")/pilot_commit_math.sh"
-
-train grpo "${GRPO[@]}" "$@"
+# GRPO, a baseline of Pilot-Commit, Qwen3-14B-Base on Polaris-53K: recipe/grpo/config/experiment/pilot_commit_qwen3_14b.yaml
+exec bash "$(dirname "$0")/train.sh" grpo pilot_commit_qwen3_14b "$@"

@@ -1,23 +1,3 @@
 #!/usr/bin/env bash
-# Pilot-Commit, Qwen2.5-Math-1.5B on DeepMath-103K: 32 rollouts for 3 x 128 prompts, 96 more for 128 that survive,
-# 24,576 a step. N=16, the limited budget: 8 and 8, 4,096 a step.
-# Arguments are passed on and win: `bash examples/run_pilot_commit_qwen2_5_math_1_5b.sh --cfg job` shows the whole
-# configuration.
-# Written by examples/write_scripts.py from settings.yaml: change that.
-set -euo pipefail
-MODEL_NAME=qwen2_5_math_1_5b
-MODEL_SIZE=1_5b
-MODEL_PATH=${MODEL_PATH:-Qwen/Qwen2.5-Math-1.5B}
-AMPLE=128
-DATA=deepmath_103k
-RESPONSE=8192
-STEPS=1000
-source "$(dirname "${BASH_SOURCE[0]}")/pilot_commit_math.sh"
-SETTINGS+=(
-  # The model declares 4,096 positions, fewer than the paper's responses are long, and the paper does not say how it
-  # went beyond: raised here for training and for vLLM.
-  +actor_rollout_ref.model.override_config.max_position_embeddings=9216
-  +actor_rollout_ref.rollout.engine_kwargs.vllm.hf_overrides.max_position_embeddings=9216
-)
-
-train pilot_commit "${PILOT_COMMIT[@]}" "$@"
+# Pilot-Commit, Qwen2.5-Math-1.5B on DeepMath-103K: recipe/pilot_commit/config/experiment/qwen2_5_math_1_5b.yaml
+exec bash "$(dirname "$0")/train.sh" pilot_commit qwen2_5_math_1_5b "$@"

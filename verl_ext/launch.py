@@ -12,9 +12,11 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from verl_ext import extras
+from verl_ext.resolvers import recipe_folder, register_resolvers
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 DEFAULT_HARDWARE = "cpu"
 GPUS = ("h200", "a800", "b200")
 GPU_GROUPS = ("model_size", "actor_engine")  # config groups of the GPU profiles
-GROUPS = ("hardware", "model_engine", *GPU_GROUPS)
+GROUPS = ("experiment", "hardware", "model_engine", *GPU_GROUPS)
 SIMILAR = 0.6
 THRESHOLDS = (100_000, 20, 20)  # CPython's default: (700, 10, 10)
 FULL_ERROR = "HYDRA_FULL_ERROR"  # "1": hydra raises its errors instead of printing several lines and exiting with 1
@@ -30,10 +32,11 @@ FULL_ERROR = "HYDRA_FULL_ERROR"  # "1": hydra raises its errors instead of print
 
 def main(recipe: str) -> None:
     """Run ``python -m recipe.<recipe>`` with the overrides in ``sys.argv``; a mistake in them exits with 2."""
-    arguments = sys.argv[1:]
-    hardware = chosen(arguments, "hardware", DEFAULT_HARDWARE)
+    arguments, flags = arranged(sys.argv[1:])
+    of_experiment = experiment_hardware(recipe, arguments)
+    hardware = chosen(arguments, "hardware", of_experiment or DEFAULT_HARDWARE)
     try:
-        if {"--help", "-h"} & set(arguments):
+        if {"--help", "-h"} & set(flags):
             return _print_help(recipe)
         extras.require("gpu" if hardware in GPUS else "cpu", "hydra", "verl")
     except extras.MissingExtra as error:
@@ -44,7 +47,7 @@ def main(recipe: str) -> None:
 
     register_resolvers()
     export_environment(hardware)
-    sys.argv[1:1] = implied(arguments)  # hydra takes overrides only before its flags
+    sys.argv[1:] = [*arguments, *implied(arguments, of_experiment), *flags]
     run = hydra.main(config_path=f"pkg://recipe.{recipe}.config", config_name=recipe, version_base=None)(_train)
     if FULL_ERROR in os.environ:  # the user asks for tracebacks
         return run()
@@ -66,12 +69,58 @@ def chosen(arguments: Sequence[str], group: str, default: str) -> str:
     return next((a.split("=", 1)[1] for a in reversed(arguments) if a.startswith(f"{group}=")), default)
 
 
-def implied(arguments: Sequence[str]) -> list[str]:
-    """Overrides that follow from others: a GPU profile sets the keys that verl's ``model_engine`` does not reach."""
-    on_gpus = chosen(arguments, "hardware", DEFAULT_HARDWARE) in GPUS
+def arranged(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split ``arguments`` into overrides and hydra's flags with their values, which hydra takes only in this order.
+
+    hydra refuses a config group that is chosen twice. Here the last choice wins, as it does for keys.
+    """
+    overrides = [a for a in arguments if a.startswith("~") or ("=" in a and not a.startswith("-"))]
+    flags = [a for a in arguments if a not in overrides]
+    groups = {key: a for a in overrides if "." not in (key := a.partition("=")[0])}
+    return [*groups.values(), *(a for a in overrides if "." in a.partition("=")[0])], flags
+
+
+def experiment_hardware(recipe: str, arguments: Sequence[str]) -> str | None:
+    """The hardware profile that the chosen experiment overrides, itself or in a file that it includes."""
+
+    def overridden(config: str) -> str | None:
+        file = Path(recipe_folder()) / f"{config}.yaml"
+        defaults = OmegaConf.load(file).get("defaults", []) if file.is_file() else []
+        for entry in defaults:
+            if "override /hardware" in entry:
+                return entry["override /hardware"]
+        included = [entry for entry in defaults if isinstance(entry, str)]
+        folder = config.rpartition("/")[0]
+        paths = [entry[1:] if entry.startswith("/") else f"{folder}/{entry}" for entry in included]
+        return next(filter(None, map(overridden, paths)), None)
+
+    experiment = chosen(arguments, "experiment", "null")
+    if experiment == "null":
+        return None
+    from omegaconf import OmegaConf
+
+    return overridden(f"{recipe}/config/experiment/{experiment}")
+
+
+def implied(arguments: Sequence[str], of_experiment: str | None = None) -> list[str]:
+    """Overrides that follow from others.
+
+    A GPU profile sets the keys that verl's ``model_engine`` does not reach. Other profiles have no model sizes, so the
+    size that an experiment chooses is dropped.
+
+    Args:
+        arguments: overrides of the user.
+        of_experiment: the hardware profile of their experiment, see :func:`experiment_hardware`.
+    """
+    on_gpus = chosen(arguments, "hardware", of_experiment or DEFAULT_HARDWARE) in GPUS
     engine = chosen(arguments, "model_engine", "dp")
-    said = any(argument.startswith("actor_engine=") for argument in arguments)
-    return [f"actor_engine={engine}"] if on_gpus and engine != "dp" and not said else []
+    given = {argument.partition("=")[0] for argument in arguments}
+    if on_gpus:
+        return [f"actor_engine={engine}"] if engine != "dp" and "actor_engine" not in given else []
+    if not of_experiment:
+        return []
+    # The group is added, so that the experiment's choice finds a group to override, and left empty.
+    return ["+model_size=[]", *(["model_size=[]"] if "model_size" not in given else [])]
 
 
 def export_environment(hardware: str) -> None:
@@ -94,19 +143,6 @@ def collect_rarely() -> None:
     freed at once, as always.
     """
     gc.set_threshold(*THRESHOLDS)
-
-
-def register_resolvers() -> None:
-    """``${add:a,b}``: the sum, or null where a term is not a number, so that the term is refused under its own name."""
-    from omegaconf import OmegaConf
-
-    OmegaConf.register_new_resolver("add", _add, replace=True)
-
-
-def _add(*terms: object) -> float | None:
-    from verl_ext.checks import is_number
-
-    return sum(terms) if all(map(is_number, terms)) else None
 
 
 def _print_help(recipe: str) -> None:

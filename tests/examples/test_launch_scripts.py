@@ -1,4 +1,8 @@
-"""The launch scripts, dry: what they compose is what the Pilot-Commit paper says (section 4)."""
+"""Every launch script with every choice that a paper has composes, is valid, and fits its own GPUs.
+
+The scripts run with a stand-in for Python that prints its arguments, which are composed and validated here: a dry run
+of each would cost seconds. Some real dry runs show that both ways give the same configuration.
+"""
 
 from __future__ import annotations
 
@@ -8,114 +12,138 @@ from functools import cache
 import pytest
 import yaml
 from omegaconf import DictConfig, OmegaConf
-from support import configs, launch_scripts
-from support.launch_scripts import argument_printer, run_script
+from support import configs
+from support.configs import write_rows
+from support.launch_scripts import EXAMPLES, ROOT, SCRIPTS, asked, composed, resolved, run_script
 
-from verl_ext.hardware import GPU_MEMORY
+from verl_ext.data.catalog import CATALOG
+from verl_ext.driver.preflight.validate import validate
+from verl_ext.hardware import GPU_MEMORY, SHAPES, Megatron, Settings, megatron_use, use
+from verl_ext.hardware.memory import TRAINING_SHARE, USABLE
+from verl_ext.launch import experiment_hardware
 
-RECIPES = ("grpo", "dynamic_sampling", "pilot_commit")
-LONGEST = {"1_5b": 1024 + 8192, "4b": 1024 + 4096, "8b": 1024 + 4096, "14b": 1024 + 4096}
-# model of the scripts: its name, size of the profile, rollouts of a prompt, response, steps
-MODELS = {
-    "qwen2_5_math_1_5b": ("Qwen/Qwen2.5-Math-1.5B", "1_5b", 128, 8192, 1000),
-    "qwen3_4b": ("Qwen/Qwen3-4B-Base", "4b", 64, 4096, 500),
-    "qwen3_8b": ("Qwen/Qwen3-8B-Base", "8b", 64, 4096, 500),
-    "qwen3_14b": ("Qwen/Qwen3-14B-Base", "14b", 64, 4096, 500),
+CHOICES = {
+    "pilot_commit": [{}, {"N": "16"}],
+    "grpo": [{}, {"N": "16"}],
+    "dapo": [{}, {"N": "16"}],
+    "hora": [{}, {"RECIPE": "grpo"}, {"ESTIMATOR": "rloo"}, {"ESTIMATOR": "rloo", "RECIPE": "grpo"}],
+    "vip": [
+        {"N": n, "ESTIMATOR": estimator, "RECIPE": recipe}
+        for n in ("8", "16")
+        for estimator in ("rloo", "dr_grpo")
+        for recipe in ("vip", "grpo")
+    ],
+    "knapsack": [{"N": n, "RECIPE": recipe} for n in ("4", "8", "16") for recipe in ("knapsack", "grpo")]
+    + [{"ESTIMATOR": "reinforce_plus_plus"}, {"ESTIMATOR": "reinforce_plus_plus", "RECIPE": "grpo"}],
+    "prefix_sampling": [{}, {"BASELINE": "1"}],
 }
+ALL = [
+    pytest.param(script, choice, id="-".join([script, *choice.values()]))
+    for script in SCRIPTS
+    for method, choices in CHOICES.items()
+    if script.startswith(f"{method}_")
+    for choice in choices
+]
+LONGEST = {"1_5b": 1024 + 8192, "4b": 1024 + 4096, "8b": 1024 + 4096, "14b": 1024 + 4096}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def stand_in(tmp_path_factory) -> None:
-    dry_run.python = argument_printer(tmp_path_factory.mktemp("bin"))
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory) -> str:
+    return str(write_rows(tmp_path_factory.mktemp("data") / "rows.parquet", 512))
 
 
-@cache
-def dry_run(recipe: str, *arguments: str, model: str = "qwen3_8b", **environment: str) -> dict:
-    asked, overrides = launch_scripts.asked(f"{recipe}_{model}", dry_run.python, *arguments, **environment)
-    assert asked == recipe
-    return OmegaConf.to_container(configs.compose(recipe, *overrides), resolve=True)
+# ---- all of them ----
 
 
-@cache
-def compose(*overrides: str) -> DictConfig:
-    config = configs.compose("grpo", *overrides)
-    OmegaConf.resolve(config)
-    return config
+@pytest.mark.parametrize(("script", "choice"), ALL)
+def test_it_is_valid_and_fits(script, choice, rows):
+    config = composed(script, TRAIN_FILES=rows, VAL_FILES=rows, **choice)
+    validate(config)
+
+    model, rollout, actor = (config.actor_rollout_ref[name] for name in ("model", "rollout", "actor"))
+    shape, memory = SHAPES[model.path], GPU_MEMORY[config.hardware_name]
+    gpus = config.trainer.nnodes * config.trainer.n_gpus_per_node
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    chosen = Settings(
+        rollout.tensor_model_parallel_size,
+        rollout.gpu_memory_utilization,
+        actor.ppo_max_token_len_per_gpu,
+        rollout.log_prob_max_token_len_per_gpu,
+        actor.fsdp_config.ulysses_sequence_parallel_size,
+        actor.fsdp_config.param_offload,
+    )
+    held = use(shape, memory, gpus, longest, chosen)
+    assert held.fullest <= USABLE * memory and held.sequences >= 8
+    assert longest <= chosen.ppo_max_token_len_per_gpu * chosen.sequence_parallel
+    assert longest <= chosen.log_prob_max_token_len_per_gpu * chosen.sequence_parallel
+    positions = model.override_config.get("max_position_embeddings", shape.positions)
+    assert longest <= positions
+    if positions != shape.positions:
+        assert rollout.engine_kwargs.vllm.hf_overrides == {"max_position_embeddings": positions}
+    assert gpus % chosen.tensor_parallel == gpus % chosen.sequence_parallel == 0
+    assert config.data.train_batch_size * rollout.n % gpus == 0
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_settings_are_those_of_the_paper(recipe, model):
-    config = dry_run(recipe, model=model)
-    path, size, n, response, steps = MODELS[model]
-    actor, rollout = config["actor_rollout_ref"]["actor"], config["actor_rollout_ref"]["rollout"]
-    assert config["data"]["train_batch_size"] == 128
-    assert actor["ppo_mini_batch_size"] == 32
-    assert actor["optim"]["lr"] == 1e-6
-    assert actor["optim"]["lr_warmup_steps"] == 10
-    assert (actor["clip_ratio_low"], actor["clip_ratio_high"]) == (0.2, 0.28)
-    assert actor["use_kl_loss"] is False and config["algorithm"]["use_kl_in_reward"] is False
-    assert actor["loss_agg_mode"] == "seq-mean-token-mean"
-    assert rollout["n"] == n
-    assert rollout["response_length"] == response
-    assert (rollout["temperature"], rollout["top_p"]) == (1.0, 1.0)
-    assert (rollout["val_kwargs"]["temperature"], rollout["val_kwargs"]["n"]) == (0.7, 32)
-    assert rollout["val_kwargs"]["do_sample"] is True
-    assert config["trainer"]["test_freq"] == 5
-    assert config["trainer"]["total_training_steps"] == steps
-    assert (config["trainer"]["nnodes"], config["trainer"]["n_gpus_per_node"]) == (8, 8)
-    assert config["actor_rollout_ref"]["model"]["path"] == path
-    assert (config["hardware_name"], config["model_size"]) == ("h200", size)
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_it_is_valid_and_fits_with_megatron(script, rows):
+    small = ("hora_qwen2_5_1_5b", "hora_qwen2_5_3b")  # the paper's 3 GPUs are no multiple of TP 2
+    gpus = {"GPUS_PER_NODE": "4"} if script in small else {}
+    config = composed(script, "model_engine=megatron", TRAIN_FILES=rows, VAL_FILES=rows, **gpus)
+    validate(config)
+
+    model, rollout, actor = (config.actor_rollout_ref[name] for name in ("model", "rollout", "actor"))
+    memory, gpus = GPU_MEMORY[config.hardware_name], config.trainer.nnodes * config.trainer.n_gpus_per_node
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    context = actor.megatron.context_parallel_size
+    chosen = Settings(
+        rollout.tensor_model_parallel_size,
+        rollout.gpu_memory_utilization,
+        actor.ppo_max_token_len_per_gpu,
+        rollout.log_prob_max_token_len_per_gpu,
+        context,
+        actor.megatron.param_offload,
+    )
+    sizes = Megatron(actor.megatron.tensor_model_parallel_size, context, actor.megatron.param_offload)
+    held = megatron_use(SHAPES[model.path], memory, gpus, longest, chosen, sizes)
+    assert held.fullest <= USABLE * memory
+    assert held.training_state + max(held.update, held.log_probs) <= TRAINING_SHARE * memory
+    assert longest <= context * min(chosen.ppo_max_token_len_per_gpu, chosen.log_prob_max_token_len_per_gpu)
+    assert gpus % (sizes.tensor_parallel * context) == 0
+    assert SHAPES[model.path].key_value_heads % sizes.tensor_parallel == 0
+    if script.startswith("hora_"):
+        assert (actor.optim.lr_decay_style, actor.optim.clip_grad) == ("linear", 1.0)  # the paper's
 
 
-def test_pilot_commit_splits_64_rollouts_as_the_paper_does():
-    policy = dry_run("pilot_commit")["rollout_policy"]
-    expected = {
-        "n_pilot": 16,
-        "n_commit": 48,
-        "s": 3,
-        "p_lower": 0.125,
-        "p_upper": 0.75,
-        "p_solve": 1.0,
-        "max_delay": 4,
+def test_every_run_has_checkpoints_of_its_own():
+    runs = {}
+    for script, choice in (case.values for case in ALL):
+        config = resolved(script, **choice)
+        folder = config["trainer"]["default_local_dir"]
+        assert runs.setdefault(folder, config) == config
+    assert len(runs) == len(ALL)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_it_is_three_lines_that_name_the_file_of_its_settings(script):
+    path = EXAMPLES / f"run_{script}.sh"
+    recipe, (experiment, *_) = asked(script)
+    file = f"recipe/{recipe}/config/experiment/{experiment.removeprefix('experiment=')}.yaml"
+    shebang, comment, command = path.read_text().splitlines()
+    assert shebang == "#!/usr/bin/env bash" and comment.endswith(f": {file}") and command.startswith("exec ")
+    assert path.stat().st_mode & 0o111, f"{path.name} is not executable"
+    # The launcher reads the hardware profile from the file, before hydra composes.
+    assert experiment_hardware(recipe, [experiment]) == resolved(script)["hardware_name"]
+
+
+def test_every_experiment_is_that_of_a_script_or_its_baseline():
+    started = {
+        (recipe, overrides[0]) for recipe, overrides in (asked(s, **c) for s, c in (case.values for case in ALL))
     }
-    assert {name: policy[name] for name in expected} == expected
-    assert policy["train_batch_size"] == 128
+    files = [file for file in ROOT.glob("recipe/*/config/experiment/*.yaml") if not file.stem.startswith("_")]
+    assert started == {(file.parts[-4], f"experiment={file.stem}") for file in files}
 
 
-@pytest.mark.parametrize(
-    ("model", "n", "split"),
-    [("qwen2_5_math_1_5b", None, (32, 96)), ("qwen3_14b", None, (16, 48)), ("qwen3_4b", "16", (8, 8))],
-)
-def test_pilot_commit_splits_other_budgets_as_the_paper_does(model, n, split):
-    config = dry_run("pilot_commit", model=model, **({"N": n} if n else {}))
-    assert (config["rollout_policy"]["n_pilot"], config["rollout_policy"]["n_commit"]) == split
-    assert config["actor_rollout_ref"]["rollout"]["n"] == sum(split)
-    assert config["trainer"]["experiment_name"] == f"pilot_commit_{model}" + (f"_n{n}" if n else "")
-
-
-def test_a_budget_that_the_paper_does_not_have_is_refused():
-    result = run_script("grpo_qwen3_8b", "false", N="32")
-    assert (result.returncode, result.stderr) == (2, "error: N=32 is not valid; use 128, 64 or 16, the paper's\n")
-
-
-def test_dapo_samples_as_many_prompts_as_pilot_commit():
-    assert dry_run("dynamic_sampling")["rollout_policy"]["s"] == dry_run("pilot_commit")["rollout_policy"]["s"]
-
-
-def test_the_three_differ_in_the_method_and_in_names_only():
-    def shared(recipe: str) -> dict:
-        config = dict(dry_run(recipe))
-        config.pop("rollout_policy")
-        own = ("experiment_name", "default_local_dir")
-        config["trainer"] = {key: value for key, value in config["trainer"].items() if key not in own}
-        return yaml.safe_load(yaml.safe_dump(config).replace(f"{recipe}_qwen3_8b", "NAME"))
-
-    assert shared("grpo") == shared("dynamic_sampling") == shared("pilot_commit")
-
-
-def test_each_method_keeps_its_own_checkpoints():
-    assert len({dry_run(recipe)["trainer"]["default_local_dir"] for recipe in RECIPES}) == len(RECIPES)
+# ---- choices of the user ----
 
 
 def test_arguments_win_on_either_side_of_the_flags():
@@ -130,6 +158,8 @@ def test_arguments_win_on_either_side_of_the_flags():
         "model_size=14b",
         "rollout_policy.n_pilot=8",
         "trainer.logger=[console]",
+        HARDWARE="a800",
+        NNODES="4",
     )
     assert result.returncode == 0, result.stderr
     config = yaml.safe_load(result.stdout)
@@ -137,26 +167,106 @@ def test_arguments_win_on_either_side_of_the_flags():
     assert config["trainer"]["logger"] == ["console"]
     assert (config["hardware_name"], config["model_size"]) == ("b200", "14b")
     assert config["actor_rollout_ref"]["rollout"]["n"] == 8 + 48
+    assert config["trainer"]["experiment_name"] == "pilot_commit_qwen3_8b_n56"
 
 
-def test_the_environment_is_honoured_from_any_folder(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("script", "choice"),
+    [
+        ("vip_qwen2_5_math_7b", {"RECIPE": "grpo"}),
+        ("prefix_sampling_qwen3_32b_swe", {}),
+        ("dapo_qwen3_8b", {"N": "16"}),
+    ],
+)
+def test_a_real_dry_run_shows_the_same(script, choice):
+    result = run_script(script, sys.executable, "--cfg", "job", "--resolve", DATA_DIR="/data", **choice)
+    assert result.returncode == 0, result.stderr
+    expected = resolved(script, **choice)
+    assert yaml.safe_load(result.stdout) | {"recipe": expected["recipe"]} == expected
+
+
+def test_the_environment_is_honoured_from_any_folder(tmp_path):
     environment = {
         "NNODES": "1",
         "GPUS_PER_NODE": "4",
         "HARDWARE": "a800",
         "MODEL_PATH": "/models/own",
+        "MODEL_SIZE": "14b",
         "TRAIN_FILES": "[/data/one.parquet,/data/two.parquet]",
         "VAL_FILES": "/data/val.parquet",
         "CHECKPOINT_DIR": "/checkpoints",
     }
-    monkeypatch.setattr(launch_scripts, "FOLDER", tmp_path)
-    config = dry_run("grpo", **environment)
+    config = resolved("grpo_qwen3_8b", folder=tmp_path, **environment)
     assert (config["trainer"]["nnodes"], config["trainer"]["n_gpus_per_node"]) == (1, 4)
-    assert config["hardware_name"] == "a800"
+    assert (config["hardware_name"], config["model_size"]) == ("a800", "14b")
     assert config["actor_rollout_ref"]["model"]["path"] == "/models/own"
     assert config["data"]["train_files"] == ["/data/one.parquet", "/data/two.parquet"]
     assert config["data"]["val_files"] == "/data/val.parquet"
     assert config["trainer"]["default_local_dir"] == "/checkpoints/grpo_qwen3_8b"
+
+
+def test_data_and_checkpoints_are_where_the_environment_says(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/someone")
+    config = resolved("vip_llama3_2_3b", DATA_DIR="")
+    assert config["data"]["train_files"] == "/home/someone/data/dapo_math_17k.parquet"
+    assert config["trainer"]["default_local_dir"] == "checkpoints/vip_llama3_2_3b_dapo_math_rloo_n8"
+    elsewhere = resolved("vip_llama3_2_3b", DATA_DIR="/shared", CHECKPOINT_DIR="/shared/runs")
+    assert elsewhere["data"]["val_files"] == ["/shared/aime24.parquet", "/shared/aime25.parquet"]
+    assert elsewhere["trainer"]["default_local_dir"] == "/shared/runs/vip_llama3_2_3b_dapo_math_rloo_n8"
+
+
+@pytest.mark.parametrize("script", ["pilot_commit_qwen3_8b", "hora_qwen2_5_3b", "prefix_sampling_qwen3_8b"])
+@pytest.mark.parametrize("hardware", ["cpu", "verl"])
+def test_profiles_without_model_sizes_take_scripts_too(script, hardware):
+    assert resolved(script, HARDWARE=hardware)["hardware_name"] == hardware
+
+
+def test_another_size_or_profile_replaces_that_of_the_script():
+    config = resolved("hora_qwen2_5_3b", "model_size=8b", "hardware=b200", "rollout_policy.G0=4")
+    assert (config["model_size"], config["hardware_name"]) == ("8b", "b200")
+    assert config["rollout_policy"]["G0"] == 4
+
+
+def test_tools_and_lengths_of_the_user(tmp_path):
+    tools = tmp_path / "tools.yaml"
+    tools.touch()
+    arguments = ("hardware=h200", "rollout_policy.sides=hard")
+    config = resolved("prefix_sampling_qwen3_14b_swe", *arguments, TOOLS=str(tools), NNODES="8")
+    assert (config["hardware_name"], config["rollout_policy"]["sides"]) == ("h200", "hard")
+    assert config["actor_rollout_ref"]["rollout"]["multi_turn"]["tool_config_path"] == str(tools)
+    assert config["trainer"]["nnodes"] == 8
+    assert resolved("knapsack_llama3_1_8b", LENGTH="8192")["data"]["max_response_length"] == 8192 - 1024
+
+
+@pytest.mark.parametrize(
+    ("script", "name", "value", "valid"),
+    [
+        ("grpo_qwen3_8b", "N", "32", "use 128, 64 or 16, the paper's"),
+        ("pilot_commit_qwen3_8b", "N", "32", "use 128, 64 or 16, the paper's"),
+        ("hora_qwen2_5_3b", "N", "16", "the paper has one budget; for another, pass actor_rollout_ref.rollout.n=16"),
+        ("hora_qwen2_5_3b", "RECIPE", "dapo", "use hora, or grpo for the baseline"),
+        ("vip_llama3_2_3b", "RECIPE", "dapo", "use vip, or grpo for the baseline"),
+        ("knapsack_llama3_1_8b", "RECIPE", "dapo", "use knapsack, or grpo for the baseline"),
+        ("hora_qwen2_5_3b", "ESTIMATOR", "gae", "use grpo or rloo"),
+        ("vip_llama3_2_3b", "ESTIMATOR", "gae", "use rloo or dr_grpo"),
+        ("knapsack_llama3_1_8b", "ESTIMATOR", "gae", "use grpo or reinforce_plus_plus"),
+        ("dapo_qwen3_8b", "ESTIMATOR", "rloo", "the paper has one; for another, pass algorithm.adv_estimator=rloo"),
+        ("dapo_qwen3_8b", "BASELINE", "1", "the baseline is another recipe, use RECIPE=grpo"),
+        ("vip_llama3_2_3b", "LENGTH", "4096", "pass data.max_response_length"),
+        ("prefix_sampling_qwen3_8b", "BASELINE", "yes", "use 1 for the matched baseline, or 0"),
+        ("prefix_sampling_qwen3_14b_swe", "BASELINE", "grpo", "use 1 for the matched baseline, or 0"),
+        ("prefix_sampling_qwen3_8b", "RECIPE", "grpo", "the baseline is this recipe without prefixes, use BASELINE=1"),
+        (
+            "prefix_sampling_qwen3_14b_swe",
+            "TOOLS",
+            "/nowhere.yaml",
+            "name a file of tools, like examples/swe_tools.yaml",
+        ),
+    ],
+)
+def test_a_value_that_is_not_known_is_refused_with_the_valid_ones(script, name, value, valid):
+    result = run_script(script, "false", **{name: value})
+    assert (result.returncode, result.stderr) == (2, f"error: {name}={value} is not valid; {valid}\n")
 
 
 def test_an_unknown_model_size_is_answered_with_those_there_are():
@@ -167,10 +277,38 @@ def test_an_unknown_model_size_is_answered_with_those_there_are():
     assert "Traceback" not in result.stderr
 
 
+# ---- rewards, data, hardware profiles ----
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_answers_are_judged_by_math_verify(script):
+    """By math_reward, by HORA's reward, which calls it, or, for agents, by the task's own tests."""
+    module = {"hora": "think_answer_reward", "swe": "swe_reward"}
+    expected = next((reward for word, reward in module.items() if word in script), "math_reward")
+    assert resolved(script)["reward"]["custom_reward_function"]["path"] == f"pkg://verl_ext.data.{expected}"
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_its_data_are_files_that_are_prepared_under_that_name(script):
+    data = resolved(script)["data"]
+    prepared = {f"/data/{data.file}{suffix}.parquet" for data in CATALOG.values() for suffix in ("", "_think_answer")}
+    prepared |= {"/data/r2e_gym/train.parquet", "/data/r2e_gym/validation.parquet"}
+    prepared |= {"/data/ace_reason_math_subset.parquet"}  # python -m verl_ext.data.curate
+    validation = data["val_files"]
+    assert {data["train_files"], *([validation] if isinstance(validation, str) else validation)} <= prepared
+
+
+@cache
+def profile(*overrides: str) -> DictConfig:
+    config = configs.compose("grpo", *overrides)
+    OmegaConf.resolve(config)
+    return config
+
+
 @pytest.mark.parametrize("size", LONGEST)
 @pytest.mark.parametrize("hardware", GPU_MEMORY)
 def test_profiles_compose_and_their_numbers_fit(hardware, size):
-    config = compose(f"hardware={hardware}", f"model_size={size}")
+    config = profile(f"hardware={hardware}", f"model_size={size}")
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     table = config.hardware_profile[size]
     assert (config.hardware_name, config.model_size) == (hardware, size)

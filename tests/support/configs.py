@@ -17,23 +17,24 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from verl_ext.data.schema import make_row, number_rows
-from verl_ext.launch import implied, register_resolvers
+from verl_ext.launch import arranged, experiment_hardware, implied, register_resolvers
 from verl_ext.recipes import recipes
 
 omegaconf.base.parse = cache(omegaconf.base.parse)  # half of a validation's time; the same few hundred texts each time
 RECIPES = tuple(recipes())
-GROUPS = ("hardware=", "model_size=", "model_engine=", "actor_engine=")
+GROUPS = ("experiment", "budget", "lr_schedule", "hardware", "model_size", "model_engine", "actor_engine")
 
 
 def compose(recipe: str, *overrides: str) -> DictConfig:
     """The config of ``python -m recipe.<recipe> <overrides>``.
 
-    hydra reads its files once for each choice of hardware, size and engine; the other overrides are applied to a copy,
-    by hydra's own hand. Some tests compare it with a real dry run.
+    hydra reads its files once for each choice of config groups, and applies the other overrides to a copy. Some tests compare it with a real dry run.
     """
-    given = [*overrides, *implied(list(overrides))]
-    config = copy.deepcopy(_files(recipe, tuple(override for override in given if override.startswith(GROUPS))))
-    others = OverridesParser.create().parse_overrides([other for other in given if not other.startswith(GROUPS)])
+    arguments, _ = arranged(overrides)
+    given = [*arguments, *implied(arguments, experiment_hardware(recipe, arguments))]
+    groups = tuple(override for override in given if override.partition("=")[0].lstrip("+") in GROUPS)
+    config = copy.deepcopy(_files(recipe, groups))
+    others = OverridesParser.create().parse_overrides([other for other in given if other not in groups])
     ConfigLoaderImpl._apply_overrides_to_config(others, config)
     return config
 

@@ -1,27 +1,38 @@
-"""Launch scripts, run dry: with a stand-in for Python that notes what it is asked to do.
+"""Launch scripts, run dry: with a stand-in for Python that prints the arguments it is given.
 
-A real dry run of one script takes as long as importing verl; so does that of all of them here.
+A real dry run of one script takes as long as importing verl; so do the dry runs of all of them here.
 """
 
 from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
+from functools import cache
 from pathlib import Path
+from unittest.mock import patch
+
+from omegaconf import DictConfig, OmegaConf
+
+from support import configs
 
 ROOT = Path(__file__).parents[2]
-FOLDER = ROOT  # where scripts are run
+EXAMPLES = ROOT / "examples"
+SCRIPTS = sorted(path.stem.removeprefix("run_") for path in EXAMPLES.glob("run_*.sh"))
 MACHINE = ("NNODES", "GPUS_PER_NODE", "HARDWARE", "MODEL_PATH", "MODEL_SIZE")
+READ_BY_EXPERIMENTS = ("DATA_DIR", "CHECKPOINT_DIR")
 CHOICES = ("RECIPE", "N", "ESTIMATOR", "LENGTH", "BASELINE", "TOOLS")
-OURS = (*MACHINE, "DATA_DIR", "TRAIN_FILES", "VAL_FILES", "CHECKPOINT_DIR", *CHOICES)
+OURS = (*MACHINE, *READ_BY_EXPERIMENTS, "TRAIN_FILES", "VAL_FILES", *CHOICES)
 
 
-def run_script(script: str, python: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
-    """``examples/run_<script>.sh`` with this Python, and nothing of the scripts' own from the environment."""
+def run_script(
+    script: str, python: str, *arguments: str, folder: Path = ROOT, **environment: str
+) -> subprocess.CompletedProcess:
+    """``examples/run_<script>.sh`` with this Python, in this folder, and with none of OURS but ``environment``."""
     inherited = {name: value for name, value in os.environ.items() if name not in OURS}
     return subprocess.run(
-        ["bash", str(ROOT / "examples" / f"run_{script}.sh"), *arguments],
-        cwd=FOLDER,
+        ["bash", str(EXAMPLES / f"run_{script}.sh"), *arguments],
+        cwd=folder,
         env=inherited | {"PYTHON": python, "CUDA_VISIBLE_DEVICES": ""} | environment,
         capture_output=True,
         text=True,
@@ -29,17 +40,38 @@ def run_script(script: str, python: str, *arguments: str, **environment: str) ->
     )
 
 
-def argument_printer(folder: Path) -> str:
-    """A program that prints its arguments, a line each."""
-    path = folder / "python"
+@cache
+def _argument_printer() -> str:
+    path = Path(tempfile.mkdtemp(prefix="launch_scripts_")) / "python"
     path.write_text("#!/usr/bin/env bash\nprintf '%s\\n' \"$@\"\n")
     path.chmod(0o755)
     return str(path)
 
 
-def asked(script: str, python: str, *arguments: str, **environment: str) -> tuple[str, list[str]]:
-    """The recipe that a script starts, and with which overrides."""
-    result = run_script(script, python, *arguments, **environment)
+@cache
+def asked(script: str, *arguments: str, folder: Path = ROOT, **environment: str) -> tuple[str, tuple[str, ...]]:
+    """The recipe that a script starts, and its overrides."""
+    result = run_script(script, _argument_printer(), *arguments, folder=folder, **environment)
     assert result.returncode == 0, result.stderr
     _, module, *overrides = result.stdout.splitlines()
-    return module.removeprefix("recipe."), overrides
+    return module.removeprefix("recipe."), tuple(overrides)
+
+
+def composed(script: str, *arguments: str, **environment: str) -> DictConfig:
+    """The config that a script starts its recipe with. DATA_DIR and CHECKPOINT_DIR are read when it is resolved."""
+    recipe, overrides = asked(script, *arguments, **environment)
+    return configs.compose(recipe, *overrides)
+
+
+@cache
+def resolved(script: str, *arguments: str, folder: Path = ROOT, **environment: str) -> dict:
+    """The config that a script starts its recipe with, as ``--cfg job --resolve`` shows it, and its ``recipe``.
+
+    DATA_DIR is /data unless the environment says otherwise.
+    """
+    environment = {"DATA_DIR": "/data"} | environment
+    recipe, overrides = asked(script, *arguments, folder=folder, **environment)
+    read = {name: environment[name] for name in READ_BY_EXPERIMENTS if name in environment}
+    inherited = {name: value for name, value in os.environ.items() if name not in OURS}
+    with patch.dict(os.environ, inherited | read, clear=True):
+        return OmegaConf.to_container(configs.compose(recipe, *overrides), resolve=True) | {"recipe": recipe}

@@ -1,0 +1,46 @@
+"""Functions that the recipes' configurations can call, as in ``${add:1,2}``: OmegaConf's resolvers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+
+def register_resolvers() -> None:
+    """Register every function of this module that a configuration can call; safe to repeat."""
+    from omegaconf import OmegaConf
+
+    for function in (add, data_file, named, recipe, recipe_folder):
+        OmegaConf.register_new_resolver(function.__name__, function, replace=True)
+
+
+def add(*terms: object) -> float | None:
+    """``${add:a,b}``: the sum, or null where a term is not a number, so that the term is refused under its own name."""
+    from verl_ext.checks import is_number
+
+    return sum(terms) if all(map(is_number, terms)) else None
+
+
+def data_file(name: str) -> str:
+    """``${data_file:name}``: ``$DATA_DIR/<name>.parquet``. DATA_DIR is ``~/data`` unless the environment sets it."""
+    return f"{os.environ.get('DATA_DIR') or Path.home() / 'data'}/{name}.parquet"
+
+
+def named(value: Any, names: Mapping[Any, str]) -> Any:
+    """``${named:value,{value:name}}``: the table's name for the value, or the value itself if the table lacks it."""
+    return names.get(value, value)
+
+
+def recipe(*, _root_: DictConfig) -> str:
+    """``${recipe:}``: the recipe of ``rollout_policy``, such as ``vip`` for ``recipe.vip.policy.Vip``."""
+    return _root_.rollout_policy._target_.removeprefix("recipe.").split(".")[0]
+
+
+def recipe_folder() -> str:
+    """``${recipe_folder:}``: the folder that holds the recipes, for hydra's search path."""
+    return str(Path(__file__).resolve().parents[1] / "recipe")
