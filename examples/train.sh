@@ -54,7 +54,7 @@ case $paper/${ESTIMATOR:-} in
 esac
 case $paper/${BASELINE:-0} in
   */0) ;;
-  prefix_sampling/1) settings+=(rollout_policy.replay=false) ;;
+  prefix_sampling/1) settings+=(rollout_policy.use_prefixes=false) ;;
   prefix_sampling/*) refuse BASELINE "use 1 for the matched baseline, or 0" ;;
   *) refuse BASELINE "the baseline is another recipe, use RECIPE=grpo" ;;
 esac

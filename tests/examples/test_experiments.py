@@ -265,7 +265,7 @@ def test_the_backbone_of_table_8(script):
     assert config["trainer"]["test_freq"] == 10
     policy = config["rollout_policy"]
     assert (policy["n"], policy["train_batch_size"]) == (8, config["data"]["train_batch_size"])
-    assert (policy["replay"], policy["adaptive"], policy["sides"], policy["target"]) == (True, True, "both", 0.5)
+    assert (policy["use_prefixes"], policy["adaptive"], policy["sides"], policy["target"]) == (True, True, "both", 0.5)
     assert policy["cooldown"] == 5
 
 
@@ -315,9 +315,9 @@ def test_the_tools_fit_the_settings():
 
 
 @pytest.mark.parametrize("script", PREFIX)
-def test_the_matched_baseline_differs_in_the_replay_and_in_names_only(script):
+def test_the_matched_baseline_differs_in_the_prefixes_and_in_names_only(script):
     method, baseline = resolved(script), resolved(script, BASELINE="1")
-    assert baseline["rollout_policy"] == method["rollout_policy"] | {"replay": False}
+    assert baseline["rollout_policy"] == method["rollout_policy"] | {"use_prefixes": False}
     for key in ("experiment_name", "default_local_dir"):
         assert method["trainer"][key] != baseline["trainer"][key]
     assert renamed(baseline, "NAME", "rollout_policy") == renamed(method, "NAME", "rollout_policy")

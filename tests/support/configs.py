@@ -28,7 +28,8 @@ GROUPS = ("experiment", "budget", "lr_schedule", "hardware", "model_size", "mode
 def compose(recipe: str, *overrides: str) -> DictConfig:
     """The config of ``python -m recipe.<recipe> <overrides>``.
 
-    hydra reads its files once for each choice of config groups, and applies the other overrides to a copy. Some tests compare it with a real dry run.
+    hydra reads its files once for each choice of config groups, and applies the other overrides to a copy. Some tests
+    compare the result with a real dry run.
     """
     arguments, _ = arranged(overrides)
     given = [*arguments, *implied(arguments, experiment_hardware(recipe, arguments))]
