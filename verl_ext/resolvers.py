@@ -19,7 +19,7 @@ def register_resolvers() -> None:
         OmegaConf.register_new_resolver(function.__name__, function, replace=True)
 
 
-def add(*terms: object) -> float | None:
+def add(*terms: Any) -> float | None:
     """``${add:a,b}``: the sum, or null where a term is not a number, so that the term is refused under its own name."""
     from verl_ext.checks import is_number
 
