@@ -37,7 +37,7 @@ def named(value: Any, names: Mapping[Any, str]) -> Any:
 
 
 def recipe(*, _root_: DictConfig) -> str:
-    """``${recipe:}``: the recipe of ``rollout_policy``, such as ``vip`` for ``recipe.vip.policy.Vip``."""
+    """``${recipe:}``: the recipe of ``rollout_policy``: ``<name>`` in its target ``recipe.<name>.policy.<class>``."""
     return _root_.rollout_policy._target_.removeprefix("recipe.").split(".")[0]
 
 
