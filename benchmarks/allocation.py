@@ -1,9 +1,10 @@
-"""What a decision costs: each rule against greedy with a heap, solvers and the limit; the GP against its (Q, Q) form.
+"""Cost of a decision: each rule against a greedy heap, general solvers and a lower bound; the Gaussian process against
+its (Q, Q) form.
 
     python benchmarks/allocation.py
 
-Times are medians of several calls in this process; ratios are what to compare between machines. The limit is what has
-to be done at least: read the rates once, sort them once. cvxpy is used where it is installed (pip install cvxpy).
+Times are medians of several calls in this process; compare ratios, not times, between machines. The lower bound is the
+work of any rule: read the rates once and sort them once. cvxpy is used if it is installed (pip install cvxpy).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def seconds(call: Callable[[], object], repeats: int) -> float:
 
 
 def one_at_a_time(gain: Callable[[int, int], float], n: int, lower: int, upper: int, budget: int) -> np.ndarray:
-    """Plain greedy with a heap."""
+    """Counts of a greedy loop that gives one rollout at a time, with a heap."""
     counts = [lower] * n
     heap = [(-gain(i, lower), i) for i in range(n)]
     heapq.heapify(heap)
@@ -58,7 +59,7 @@ def one_at_a_time(gain: Callable[[int, int], float], n: int, lower: int, upper: 
 
 
 def rules(n: int, average: int) -> dict[str, tuple[Callable[[], np.ndarray], Callable[[], np.ndarray]]]:
-    """Name -> (ours, greedy with a heap), on the same continuous rates and, for HORA, on 8 trials each."""
+    """Rule -> (our function, greedy heap), on the same continuous rates and, for HORA, on 8 trials each."""
     rng = np.random.default_rng(n)
     rates = rng.random(n)
     successes = rng.binomial(8, rates)
@@ -101,7 +102,7 @@ def rules(n: int, average: int) -> dict[str, tuple[Callable[[], np.ndarray], Cal
 
 
 def compare_rules(most: int) -> list[dict]:
-    """Each rule at each size."""
+    """A table of each rule at each size."""
     rows = []
     table = Table("prompts x rollouts", "rule", "ours", "heap", "heap / ours", "ours / (read + sort)", "equal counts")
     for n, average in SIZES:
@@ -125,7 +126,7 @@ def compare_rules(most: int) -> list[dict]:
 
 
 def compare_solvers(n: int = 512, average: int = 8) -> list[dict]:
-    """The relaxation of VIP (RLOO) by general solvers, and what exactness gains over rounding."""
+    """Time of VIP's relaxation (RLOO) in general solvers, and the gain of exact counts over rounded ones."""
     from scipy import optimize
 
     rates = np.random.default_rng(n).random(n)
@@ -173,11 +174,11 @@ def compare_solvers(n: int = 512, average: int = 8) -> list[dict]:
 
 
 def measure_process(kind: str, prompts: int, batch: int, width: int = 384, updates: int = 5) -> dict[str, float]:
-    """Time of predict and observe, and the memory they need, in the process that calls this."""
+    """Time and memory of predict and observe, in the calling process."""
     rng = np.random.default_rng(0)
     embeddings = rng.normal(size=(prompts, width)).astype(np.float32)
     embeddings /= np.linalg.norm(embeddings, axis=1, keepdims=True)
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     before = memory("VmRSS")
     start = time.perf_counter()
     if kind == "ours":
@@ -199,7 +200,7 @@ def measure_process(kind: str, prompts: int, batch: int, width: int = 384, updat
         if kind == "ours":
             process.predict(rows)
             process.observe(rows, rates)
-            mean = process.mean  # which waits until all of it has moved
+            mean = process.mean  # observe waits until the whole mean has moved
         else:
             1 / (1 + np.exp(-mean[rows]))
             latent = np.log(rates / (1 - rates))
@@ -213,13 +214,13 @@ def measure_process(kind: str, prompts: int, batch: int, width: int = 384, updat
 
 
 def memory(field: str) -> int:
-    """KiB, as Linux counts them for this process: VmRSS now, VmHWM at its peak."""
+    """Memory of this process in KiB, as Linux counts it: VmRSS is the present value, VmHWM the peak."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
 
 
 def compare_gaussian_processes(prompts: int, batch: int, kinds: tuple[str, ...]) -> list[dict]:
-    """Each form in a process of its own, for its peak memory."""
+    """A table of both forms, each in its own process, for its peak memory."""
     table = Table(f"GP, {prompts:,} prompts, batch {batch}", "prepare once", "predict + observe", "memory needed")
     rows = []
     for kind in kinds:

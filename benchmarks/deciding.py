@@ -1,12 +1,12 @@
-"""What deciding costs a training step of 512 prompts, for each recipe that predicts or estimates success rates.
+"""Waiting time of a training step of 512 prompts for decisions, for each recipe that predicts success rates.
 
     python benchmarks/deciding.py
 
-The policies are given rollouts that succeed with each prompt's own probability, as quickly as they ask for them. What
-is measured is what a training step waits for: ``start_step``, every ``on_group``, and ``take_batch``. Between two steps
-the benchmark sleeps, as long as ``--update`` says: shorter than any update of 512 prompts is. Beside the time on the
-clock stands the processor time of the thread that decides, which a busy machine does not change as much, and that of a
-thread that works on while the step is trained (the Gaussian process).
+The policies immediately receive the rollouts that they request; each prompt has its own success rate. The benchmark
+measures the calls for which a training step waits: ``start_step``, every ``on_group``, and ``take_batch``. Between two
+steps it sleeps for ``--update`` seconds, which is shorter than any update of 512 prompts. The table has wall time,
+processor time of the deciding thread (which depends less on other processes), and processor time of a thread that works
+during the update (the Gaussian process).
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from recipe.knapsack.policy import Knapsack
 from recipe.vip.policy import Vip
 from verl_ext.policy import Group, Prompt, Request, Rollout, RolloutPolicy
 
-WIDTH = 384  # of a MiniLM embedding
+WIDTH = 384  # dimensions of a MiniLM embedding
 
 
 def policies(batch: int, features: Path) -> dict[str, RolloutPolicy]:
-    """The recipes' defaults; VIP with given features, so that no model is needed."""
+    """Policies with the recipes' defaults; VIP reads features from a file, so no embedding model is needed."""
     return {
         "hora": Hora(train_batch_size=batch, G=32, G0=8, warm_up_component=None),
         "vip": Vip(train_batch_size=batch, n=8, estimator_options={"features": str(features)}),
@@ -43,13 +43,13 @@ def policies(batch: int, features: Path) -> dict[str, RolloutPolicy]:
 
 
 def clocks() -> np.ndarray:
-    """Seconds on the wall, of this thread, and of other threads of this process."""
+    """Wall time, processor time of this thread, and processor time of this process's other threads, in seconds."""
     thread = time.thread_time()
     return np.array([time.perf_counter(), thread, time.process_time() - thread])
 
 
 class Stopwatch:
-    """Seconds on the wall, and of this thread, spent in the calls that go through it."""
+    """Sums the wall time and this thread's processor time of the calls made through it, in seconds."""
 
     def __init__(self) -> None:
         self.seconds = np.zeros(2)
@@ -84,7 +84,7 @@ def measure(policy: RolloutPolicy, size: int, batch: int, steps: int, update: fl
     rates = rng.beta(0.5, 0.5, size)
     rows = [Prompt(f"prompt {row}", row) for row in range(size)]
     policy.start_run(None, [row.id for row in rows])
-    first_epoch = -(-size // batch) if isinstance(policy, Knapsack) else 2  # which is uniform
+    first_epoch = -(-size // batch) if isinstance(policy, Knapsack) else 2  # uniform
     times = []
     for step in track(range(1, first_epoch + steps + 1), type(policy).__name__, transient=True):
         if step == first_epoch + 1:
@@ -96,10 +96,10 @@ def measure(policy: RolloutPolicy, size: int, batch: int, steps: int, update: fl
 
 
 def main(
-    batch: Annotated[int, typer.Option(min=4, help="Prompts of a step.")] = 512,
-    size: Annotated[int, typer.Option(min=4, help="Prompts of the data; DAPO-Math has 17,000.")] = 17_000,
-    steps: Annotated[int, typer.Option(min=1, help="Steps that are measured.")] = 20,
-    update: Annotated[float, typer.Option(min=0.0, help="Seconds from one step's decisions to the next's.")] = 1.0,
+    batch: Annotated[int, typer.Option(min=4, help="Prompts per step.")] = 512,
+    size: Annotated[int, typer.Option(min=4, help="Prompts in the data; DAPO-Math has 17,000.")] = 17_000,
+    steps: Annotated[int, typer.Option(min=1, help="Number of measured steps.")] = 20,
+    update: Annotated[float, typer.Option(min=0.0, help="Seconds between the decisions of two steps.")] = 1.0,
 ) -> None:
     """Print the table."""
     console = Console()

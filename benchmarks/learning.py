@@ -1,12 +1,12 @@
-"""All recipes on the CPU task, at equal rollouts, over several seeds.
+"""Trains all recipes on the CPU task, at equal rollouts, over several seeds.
 
     python benchmarks/learning.py --task outputs/quickstart_small
 
-Runs that are finished are not run again, so it can be stopped and started at any time. Each run's metrics are
+Finished runs are skipped, so the benchmark can be stopped and restarted at any time. Each run's metrics are
 ``<name>_<seed>.jsonl`` in ``--out``; ``verl-ext report`` and ``benchmarks/decisions.py`` read them.
 
-``--name prefix_ada --name prefix_fix`` is a comparison of its own: Prefix Sampling with and without its controller,
-where both very easy and very hard prompts are many.
+``--name prefix_ada --name prefix_fix`` is a separate comparison: Prefix Sampling with and without its controller, on
+data with many very easy and many very hard prompts.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-PROMPTS, ROLLOUTS = 32, 8  # per step and per prompt: 256 rollouts a step, where a method has one wave
-TEMPERATURE = 1.5  # for training and validation: at 1 the model has little left to learn from so few rollouts
-TRAINING_PROMPTS = 256  # eight steps an epoch, so that what is remembered of a prompt can matter
+PROMPTS, ROLLOUTS = 32, 8  # per step and per prompt: 256 rollouts a step for methods with one wave
+TEMPERATURE = 1.5  # in training and validation; at 1 the model has little left to learn from so few rollouts
+TRAINING_PROMPTS = 256  # eight steps an epoch, so that remembered success rates can matter
 RECIPES = {
     "grpo": [f"actor_rollout_ref.rollout.n={ROLLOUTS}"],
-    "dynamic_sampling": [f"actor_rollout_ref.rollout.n={ROLLOUTS}", "trainer.test_freq=2"],  # more rollouts a step
+    "dynamic_sampling": [f"actor_rollout_ref.rollout.n={ROLLOUTS}", "trainer.test_freq=2"],  # further rollouts per step
     "pilot_commit": ["rollout_policy.n_pilot=4", "rollout_policy.n_commit=4", "trainer.test_freq=2"],
     "hora": [f"actor_rollout_ref.rollout.n={ROLLOUTS}", "rollout_policy.G0=4"],
     "vip": [f"actor_rollout_ref.rollout.n={ROLLOUTS}"],
@@ -77,14 +77,14 @@ def overrides(name: str, seed: int, rollouts: int, task: Path) -> list[str]:
 
 
 def train(name: str, seed: int, rollouts: int, task: Path, out: Path) -> None:
-    """One run, unless it was finished before with the same command line; exits with 1 if it fails."""
+    """Train one method on one seed; skip a run that finished with the same command line; exit with 1 on failure."""
     recipe = "prefix_sampling" if name in VARIANTS else name
     arguments = overrides(name, seed, rollouts, task)
     name = f"{name}_{seed}"
     metrics, log, done = (out / f"{name}{ending}" for ending in (".jsonl", ".log", ".done"))
     command_line = "\n".join(arguments)
     if done.is_file() and done.read_text() == command_line:
-        console.print(f"{name}: done before ({metrics})")
+        console.print(f"{name}: finished before ({metrics})")
         return
     done.unlink(missing_ok=True)
     start = time.monotonic()
@@ -93,14 +93,14 @@ def train(name: str, seed: int, rollouts: int, task: Path, out: Path) -> None:
     with console.status(f"{name} (log: {log})"), open(log, "w") as file:
         code = subprocess.call(command, stdout=file, stderr=subprocess.STDOUT, env=environment, timeout=3600)
     if code:
-        console.print(f"error: {name} ended with {code}; {log} says why. Start again to go on with it.")
+        console.print(f"error: {name} ended with {code}; {log} has the reason. Start again to continue.")
         raise typer.Exit(1)
     done.write_text(command_line)
     console.print(f"{name}: {time.monotonic() - start:.0f} s")
 
 
 def main(
-    task: Annotated[Path, typer.Option(help="Folder with model/ and data/, as the quickstart makes it.")],
+    task: Annotated[Path, typer.Option(help="Folder with model/ and data/, made by the quickstart.")],
     out: Annotated[Path, typer.Option(help="Folder for metrics and logs.")] = Path("outputs/benchmarks/learning"),
     name: Annotated[
         list[str] | None, typer.Option(help="A recipe or variant, repeatable. Default: all recipes.")

@@ -1,9 +1,9 @@
-"""What the driver costs at thousands of prompts a step, without a model: controller, ledger, policy and state.
+"""Cost of the driver at thousands of prompts a step, without a model: controller, ledger, policy and state.
 
     python benchmarks/load.py --prompts 1024 --prompts 2048 --prompts 4096
 
-Per rollout, so that whatever is quadratic shows as a column that grows. Times are of the processor; the engine's own
-are measured by themselves and taken off.
+Costs are per rollout, so a quadratic cost shows as a growing column. Times are processor times without the engine's
+own, which is measured separately.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from rich.table import Table
 from verl_ext.controller import RolloutController
 
 ROLLOUTS = 16  # per prompt
-AT_ONCE = 64  # waves that finish between two looks
+AT_ONCE = 64  # waves that finish between two checks for finished rollouts
 
 
 class TimedEngine(FastEngine):
-    """Knows how long it took itself."""
+    """Measures its own processor time, in seconds."""
 
     seconds = 0.0
 
@@ -42,7 +42,7 @@ class TimedEngine(FastEngine):
 
 
 def start(recipe: str, batch: int, folder: Path) -> RolloutController:
-    """A run over four batches of prompts with success rates of 0.1 to 0.5."""
+    """A run whose data is four batches of prompts, with success rates between 0.1 and 0.5."""
     rows = prompts(4 * batch)
     rates = np.random.default_rng(1).uniform(0.1, 0.5, len(rows)).tolist()
     policy = policies(folder, batch=batch, prompts=len(rows), rollouts=ROLLOUTS)[recipe]()
@@ -52,7 +52,7 @@ def start(recipe: str, batch: int, folder: Path) -> RolloutController:
 
 
 def microseconds_per_rollout(run: RolloutController, steps: int) -> float:
-    """Processor time of the driver: the median step."""
+    """Processor time of the driver per rollout in the median step, in microseconds."""
     values = []
     for step in range(2, steps + 2):
         before, started = run.engine.seconds, time.process_time()
@@ -64,7 +64,7 @@ def microseconds_per_rollout(run: RolloutController, steps: int) -> float:
 
 
 def bytes_per_rollout(run: RolloutController) -> float:
-    """What a step's rollouts occupy while all of them are in memory."""
+    """Memory per rollout while all rollouts of a step are in memory, in bytes."""
     run.begin_step(1)
     waves = list(run.engine.waiting)
     tracemalloc.start()
@@ -76,7 +76,7 @@ def bytes_per_rollout(run: RolloutController) -> float:
 
 
 def measure(recipe: str, batch: int, steps: int, folder: Path) -> list[str]:
-    """A row of the table."""
+    """The table row of one recipe and batch size."""
     memory = bytes_per_rollout(start(recipe, batch, folder))
     run = start(recipe, batch, folder)
     run_step(run, 1, at_once=AT_ONCE)
@@ -90,11 +90,11 @@ def measure(recipe: str, batch: int, steps: int, folder: Path) -> list[str]:
 
 
 def main(
-    recipes: Annotated[list[str] | None, typer.Argument(help="Which; grpo, pilot_commit, hora by default.")] = None,
-    prompts: Annotated[list[int] | None, typer.Option(min=8, help="Trained in a step; may be repeated.")] = None,
-    steps: Annotated[int, typer.Option(min=1)] = 3,
+    recipes: Annotated[list[str] | None, typer.Argument(help="Recipes; default: grpo, pilot_commit, hora.")] = None,
+    prompts: Annotated[list[int] | None, typer.Option(min=8, help="Prompts trained per step, repeatable.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Measured steps.")] = 3,
 ) -> None:
-    """Print the table."""
+    """Measure the driver's cost per rollout."""
     columns = (
         "recipe",
         "prompts",

@@ -1,10 +1,10 @@
-"""A step of thousands of prompts through real TransferQueue, agent loops and reward worker, with an engine that answers
-at once: what everything but the model costs.
+"""Cost of everything except the model: a step of thousands of prompts through real TransferQueue, agent loops and
+reward worker, with an engine that answers at once.
 
     python benchmarks/load_queue.py --model <folder> --prompts 1024 --prompts 4096
 
-Per rollout, so that whatever is quadratic shows as a column that grows. The driver is our process: policy, controller,
-and looking at TransferQueue. The agent loops, the reward worker and the queue itself are verl's and TransferQueue's.
+Costs are per rollout, so a quadratic cost shows as a growing column. The driver is our process: policy, controller and
+checks for finished rollouts. The agent loops and the reward worker are verl's, the queue is TransferQueue's.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from verl_ext.launch import export_environment
 
 
 def main(
-    model: Annotated[Path, typer.Option(help="A folder with a tokenizer and a config.json.")],
+    model: Annotated[Path, typer.Option(help="Folder with a tokenizer and a config.json.")],
     recipe: str = "grpo",
-    prompts: Annotated[list[int] | None, typer.Option(min=1, help="A step, repeatable.")] = None,
-    rollouts: Annotated[int, typer.Option(min=1, help="Of each prompt.")] = 16,
-    tokens: Annotated[int, typer.Option(min=1, help="Of every response.")] = 64,
+    prompts: Annotated[list[int] | None, typer.Option(min=1, help="Prompts per step, repeatable.")] = None,
+    rollouts: Annotated[int, typer.Option(min=1, help="Rollouts per prompt.")] = 16,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens per response.")] = 64,
 ) -> None:
-    """Print the table."""
+    """Measure processor time and memory of the second of two steps."""
     export_environment("cpu")  # before verl is imported
     from queue_trainer import DRIVER, PARTS, one_step
 

@@ -2,8 +2,8 @@
 
     python benchmarks/long_queue.py --model <folder> --steps 2000
 
-Nothing may grow, and no step may become slower, in any of the processes. benchmarks/long_run.py asks the same of each
-recipe's policy; here it is the trainer, its replay buffer and what is verl's and TransferQueue's.
+No process may grow, and no step may become slower. benchmarks/long_run.py measures each recipe's policy in the same
+way; this benchmark measures the trainer, its replay buffer, and the processes of verl and TransferQueue.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ HUNDRED = 100
 
 
 def main(
-    model: Annotated[Path, typer.Option(help="A folder with a tokenizer and a config.json.")],
+    model: Annotated[Path, typer.Option(help="Folder with a tokenizer and a config.json.")],
     recipe: str = "grpo",
-    steps: Annotated[int, typer.Option(min=2 * HUNDRED)] = 2000,
-    prompts: Annotated[int, typer.Option(min=1, help="Of a step.")] = 4,
-    rollouts: Annotated[int, typer.Option(min=2, help="Of each prompt.")] = 4,
-    tokens: Annotated[int, typer.Option(min=1, help="Of every response.")] = 64,
+    steps: Annotated[int, typer.Option(min=2 * HUNDRED, help="Training steps.")] = 2000,
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts per step.")] = 4,
+    rollouts: Annotated[int, typer.Option(min=2, help="Rollouts per prompt.")] = 4,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens per response.")] = 64,
 ) -> None:
-    """Print the table: each value in or after the first hundred steps, and the last."""
+    """Compare times and sizes of the first hundred steps with those of the last."""
     export_environment("cpu")  # before verl is imported
     from queue_trainer import DRIVER, PARTS, many_steps
 

@@ -2,9 +2,9 @@
 
     python benchmarks/long_run.py --steps 2000
 
-Nothing may grow, and no step may become slower: a hundred more steps are compared with the first hundred of a second
-run, one of each by turns, so that a machine whose speed changes slows both. Times are of the processor, so that other
-processes count little; they include the engine's.
+No size may grow, and no step may become slower. A hundred further steps are compared with the first hundred of a second
+run; the two runs take turns step by step, so that a change of the machine's speed affects both. Times are processor
+times, on which other processes have little effect; they include the engine's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HUNDRED = 100
 
 
 def measure(recipe: str, steps: int, folder: Path) -> list[str]:
-    """Sizes after the first hundred steps and after all; the state is also compared with the largest on the way."""
+    """Table row of one recipe: sizes after the first hundred steps and after all; of the state, also the largest."""
     make = policies(folder)[recipe]
     with LongRun(make(), steps + HUNDRED) as run, LongRun(make(), steps + HUNDRED) as second:
         sizes = [run.sizes_after(HUNDRED) for _ in range(steps // HUNDRED)]
@@ -47,15 +47,15 @@ def measure(recipe: str, steps: int, folder: Path) -> list[str]:
 
 
 def main(
-    recipes: Annotated[list[str] | None, typer.Argument(help="Which; all by default.")] = None,
-    steps: Annotated[int, typer.Option(min=2 * HUNDRED)] = 2000,
+    recipes: Annotated[list[str] | None, typer.Argument(help="Recipes; default: all.")] = None,
+    steps: Annotated[int, typer.Option(min=2 * HUNDRED, help="Training steps.")] = 2000,
 ) -> None:
-    """Print the table: each value in or after the first hundred steps, and the last."""
+    """Compare times and sizes of the first hundred steps with those of the last."""
     columns = ("recipe", "step, ms", "last, ms", "ratio", "memory, MiB", "state, kB", "live groups", "log", "files")
     table = Table(*columns, title=f"{steps} steps: first hundred → last")
     with tempfile.TemporaryDirectory() as folder:
         names = recipes or list(policies(Path(folder)))
-        # A process each, so that memory is the recipe's own.
+        # One process per recipe, to separate their memory.
         with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
             for row in pool.map(measure, names, [steps] * len(names), [Path(folder)] * len(names)):
                 table.add_row(*row)

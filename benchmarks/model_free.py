@@ -98,7 +98,7 @@ def run_step(
 
     Args:
         at_once: waves that finish between two looks of the controller; None: all.
-        engine: the engine below ``run.engine``, if that one wraps another.
+        engine: the innermost engine, if ``run.engine`` wraps another engine.
     """
     engine = run.engine if engine is None else engine
     engine.version = step - 1

@@ -47,7 +47,7 @@ GROUPS = (2, 12)
 LIFT = 0.8
 DRIFTS = {
     "none": np.zeros(STEPS),
-    "slow": LIFT * np.linspace(0, 1, STEPS).round(1),  # ten stairs, so that few expected rates need computing
+    "slow": LIFT * np.linspace(0, 1, STEPS).round(1),  # ten stairs, so that few expected rates are computed
     "jump": LIFT * (np.arange(STEPS) >= STEPS // 2),
 }
 GRID = {"ema_alpha": (0.02, 0.05, 0.1, 0.2), "dead_zone": (0.05, 0.075, 0.1), "step": (0.01, 0.02, 0.05)}
@@ -81,7 +81,7 @@ class Result:
 
 
 def scenarios(seeds: int) -> list[Scenario]:
-    """All scenarios; those that differ only in drift share their prompts."""
+    """All scenarios. Scenarios that differ only in drift share their prompts."""
     made = []
     for response, groups, seed in itertools.product(RESPONSES, GROUPS, range(seeds)):
         rng = np.random.default_rng(seed)
@@ -97,7 +97,7 @@ def expected(response: str, bucket: int, ratio: float, shift: float) -> float:
 
 
 def simulate(scenario: Scenario, **constants: float | bool) -> Result:
-    """Run one controller in one scenario."""
+    """Performance of one controller in one scenario."""
     control = PrefixControl(N, BUCKETS, **constants)
     shifts = DRIFTS[scenario.drift]
     ratios, observed = steer(control, scenario.children, shifts)

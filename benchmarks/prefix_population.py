@@ -1,4 +1,4 @@
-"""A model of re-rollouts from prefixes, on which a prefix controller can be tried."""
+"""A model of re-rollouts from prefixes, for tests of a prefix controller."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ QUANTILES = [NormalDist().inv_cdf((i + 0.5) / 15) for i in range(15)]
 
 @dataclass(frozen=True)
 class Children:
-    """Groups of n rollouts that start from a prefix whose ratio is not chosen yet.
+    """Groups of n rollouts that will start from a prefix; the prefix ratio is chosen later.
 
-    The random numbers are drawn beforehand, so that all controllers are compared on the same ones.
+    The random numbers are drawn beforehand, so all controllers meet the same random numbers.
 
     Attributes:
         logits: (...) logits of success without a prefix.
@@ -46,7 +46,7 @@ class Children:
 
 @dataclass(frozen=True)
 class Population:
-    """Prompts that differ in difficulty, and prefixes that move the logit of success.
+    """Prompts of different difficulty, and prefixes that move the logit of success.
 
     Rollouts of a prompt succeed independently with probability sigmoid(theta), theta ~ N(0, ``difficulty_spread``^2). A
     prompt is in bucket k when k of its n parent rollouts succeed, so theta given k is that prior times
@@ -66,7 +66,7 @@ class Population:
     difficulty_spread: float = 1.5
 
     def children(self, bucket: int, shape: tuple[int, ...], rng: np.random.Generator) -> Children:
-        """Children of random prompts of a bucket; ``shape`` is that of their logits."""
+        """Children of random prompts of a bucket; ``shape`` is the shape of their logits."""
         logits = rng.choice(LOGITS, shape, p=self._posterior(bucket))
         gains = self._gains(bucket, rng.normal(size=shape))
         return Children(logits, gains, rng.random((*shape, self.n)), self.effect)

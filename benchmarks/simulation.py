@@ -40,8 +40,8 @@ LEARNING = LearningModel(shared=0.04, noise=NOISE)
 ADAM = LearningModel(shared=0.01, noise=NOISE, optimizer="adam")
 DEEPMATH = World(
     "deepmath_1_5b", 85_000 // 8 // 8, steps=125, test_freq=1, learning=LEARNING
-)  # 1,000 steps of 128 prompts there
-POLARIS = World("polaris_8b", 53_000 // 8 // 4, steps=125, test_freq=1, learning=LEARNING)  # 500 steps
+)  # the paper: 1,000 steps of 128 prompts
+POLARIS = World("polaris_8b", 53_000 // 8 // 4, steps=125, test_freq=1, learning=LEARNING)  # the paper: 500 steps
 Seeds = Annotated[int, typer.Option(min=2, help="Runs of each method, with different seeds.")]
 console = Console(width=150)
 app = typer.Typer(add_completion=False)
@@ -65,7 +65,7 @@ def run(methods: Sequence[str], world: World, seeds: int, batch: int = BATCH) ->
 
 
 def ratio(one: MethodCost, other: MethodCost) -> str:
-    """Rollouts to the target of ``one`` over those of ``other``, seed by seed."""
+    """Rollouts to the target, method ``one`` over method ``other``, seed by seed."""
     pairs = list(zip(one.rollouts, other.rollouts, strict=True))
     if any(value is None for pair in pairs for value in pair):
         return "-"
@@ -101,8 +101,8 @@ def table1(seeds: Seeds = 3, optimizer: str = "sgd") -> None:
 @app.command()
 def table2(seeds: Seeds = 3) -> None:
     """Table 2: generation seconds per step, and the effect of barriers, binding and shards on them."""
-    # 64 engines. Slots and seconds per token are fitted to two numbers of the paper: GRPO's 106 s, and 174 s for DAPO's
-    # 16,384 further rollouts. They give 12 slots and 6.5 ms a token. Pilot-Commit's time is a prediction.
+    # 64 engines. Two numbers of the paper, GRPO's 106 s and 174 s for DAPO's 16,384 further rollouts, give 12 slots and
+    # 6.5 ms per token. Pilot-Commit's time is a prediction.
     scarce, ample = EngineSpeed(64, 12, 0.0065, 90.0, 1.3e-6), EngineSpeed(64, 96, 0.0147, 90.0, 1.3e-6)
     world = World("polaris_8b", 8_000, steps=5)
     methods = {
@@ -153,7 +153,7 @@ def table3(seeds: Seeds = 3) -> None:
     _, found = compare(runs)
     for cost, members, paper in zip(found, runs.values(), names.values(), strict=True):
         steps = [[record for step, record in member.records.items() if step] for member in members]
-        # Binding moves a step's first round into the step before, so any round counts as a second one, but for step 1.
+        # Binding moves a step's first round into the step before, so every round after step 1 counts as a second round.
         again = [float(np.mean([record["pilot_commit/rounds"] >= 1 for record in seed[1:]])) for seed in steps]
         evicted = [seed[-1]["data/evicted_total"] / DEEPMATH.prompts for seed in steps]
         cells = (spread(cost.rollouts_per_step, ",.0f", 8), spread(again, ".1f", 100, " %"))
@@ -202,7 +202,11 @@ def hora(seeds: Seeds = 3) -> None:
 @app.command()
 def conditions(seeds: Seeds = 3) -> None:
     """Compare every recipe with GRPO at n = 16, on populations and models that favour it or not."""
-    other_cost = ["dynamic_sampling n=16", pilot_commit(8, 8), "prefix_sampling n=16"]  # their steps cost more or less
+    other_cost = [
+        "dynamic_sampling n=16",
+        pilot_commit(8, 8),
+        "prefix_sampling n=16",
+    ]  # a step of these methods costs more or fewer rollouts
     same_cost = ["hora G=16 G0=4", "vip n=16", "knapsack n=16"]
     base, learning = replace(POLARIS, prompts=800), POLARIS.learning
     worlds = {

@@ -1,9 +1,9 @@
-"""What the driver costs: our step against verl's own, and a bound pilot+commit step against one wave.
+"""Cost of the driver: our step against verl's own, and a bound pilot+commit step against one wave.
 
     python benchmarks/step_time.py --task outputs/quickstart_small
 
 Both comparisons are ratios of medians over runs that alternate (A B A B), on the same model, data and number of
-rollouts, with a learning rate of 0 so that no run drifts away from the others. The first steps are left out.
+rollouts, with a learning rate of 0 so that all runs keep the same model. The first steps are left out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ console = Console()
 
 
 def shared(task: Path, steps: int) -> list[str]:
-    """Overrides that all runs have in common."""
+    """Overrides shared by all runs."""
     return [
         f"data.train_files={task}/data/train.parquet",
         f"data.val_files={task}/data/validation.parquet",
@@ -62,7 +62,7 @@ def ours(recipe: str, overrides: list[str]) -> list[str]:
 
 
 def verls(overrides: list[str], folder: Path) -> list[str]:
-    """verl's own entry point on the very config that our grpo composes."""
+    """verl's own entry point on the config of our grpo."""
     with hydra.initialize_config_module("recipe.grpo.config", version_base=None):
         config = hydra.compose("grpo", overrides=overrides)
     OmegaConf.save(config, folder / "verl_grpo.yaml")
@@ -84,7 +84,7 @@ def compare(title: str, key: str, ours: list[dict], other: list[dict], names: tu
 
 
 def main(
-    task: Annotated[Path, typer.Option(help="Folder with model/ and data/, as the quickstart makes it.")],
+    task: Annotated[Path, typer.Option(help="Folder with model/ and data/, made by the quickstart.")],
     out: Annotated[Path, typer.Option(help="Folder for logs and results.")] = Path("outputs/benchmarks"),
     steps: Annotated[int, typer.Option(min=WARM_UP + 2, help="Training steps of each run.")] = 15,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each kind.")] = 2,

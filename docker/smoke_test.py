@@ -1,7 +1,8 @@
-"""Does an installation hold together? ``python docker/smoke_test.py --hardware cpu`` (or h200, a800, b200), in seconds.
+"""Checks an installation in seconds: ``python docker/smoke_test.py --hardware cpu`` (or h200, a800, b200).
 
-Versions, imports, an allocation, a judged answer, and for every recipe a configuration that is composed and validated.
-Nothing is trained. With a GPU profile and no GPU in sight (as while an image is built), it says that none was tried.
+The checks cover versions, imports, an allocation, a judged answer, and the composed and validated configuration of
+every recipe. They train no model. With a GPU profile but without a GPU (as in the build of an image), the output says
+so.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ RECIPES = ("grpo", "dynamic_sampling", "pilot_commit", "hora", "vip", "knapsack"
 
 
 def main(hardware: Annotated[str, typer.Option(help="A hardware profile: cpu, h200, a800 or b200.")] = "cpu") -> None:
-    """Check an installation; exits with 1 and one sentence on the first thing that is wrong."""
+    """Check an installation; the first fault ends with one sentence and exit code 1."""
     sys.path.insert(0, str(ROOT))
     from verl_ext.launch import export_environment
 
