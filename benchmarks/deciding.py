@@ -79,7 +79,7 @@ def train_step(policy: RolloutPolicy, step: int, prompts: list[Prompt], rates: n
 
 
 def measure(policy: RolloutPolicy, size: int, batch: int, steps: int, update: float) -> tuple[np.ndarray, float]:
-    """(steps, 2) seconds as above and seconds of other threads per step; what comes before is not measured."""
+    """(steps, 2) seconds as above and seconds of other threads per step. Earlier steps are not measured."""
     rng = np.random.default_rng(0)
     rates = rng.beta(0.5, 0.5, size)
     rows = [Prompt(f"prompt {row}", row) for row in range(size)]

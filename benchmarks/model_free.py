@@ -1,5 +1,4 @@
-"""Runs of any recipe without a model, for benchmarks and tests: an engine, a training step, and the sizes that may not
-grow."""
+"""Runs of any recipe without a model, for benchmarks and tests: an engine, a training step, and bounded sizes."""
 
 from __future__ import annotations
 
@@ -34,9 +33,9 @@ OUTCOMES = [Trajectory([outcome] * LENGTH, [True] * LENGTH) for outcome in (0, 1
 class FastEngine:
     """Answers each rollout at once: correct with its prompt's success rate, failed with ``failure_rate``.
 
-    A trajectory is LENGTH equal tokens: 1 for a correct response, 0 for a wrong one. A prefix of a share x of it moves
-    the success rate r to r + x (token - r). All trajectories with the same outcome are one object, and waves finish in
-    the order of submission, so that the engine costs little beside the driver.
+    A trajectory is LENGTH equal tokens: 1 for a correct response, 0 for a wrong one. A prefix with a share x of its
+    tokens moves the success rate r to r + x (token - r). All trajectories with the same outcome are one object, and
+    waves finish in the order of submission, so the engine takes little time beside the driver.
     """
 
     def __init__(self, success_rates: Mapping[str, float], seed: int = 0, failure_rate: float = 0.0):
@@ -149,9 +148,9 @@ class Sizes:
 
 
 class LongRun:
-    """A run of ``steps`` steps; as a context manager it counts the log records of ``verl_ext`` and ``recipe``.
+    """A run of ``steps`` steps; as a context manager, counts the log records of ``verl_ext`` and ``recipe``.
 
-    Success rates lie between 0.1 and 0.5, so that every epoch has effective groups and few prompts are evicted. One
+    Success rates lie between 0.1 and 0.5, so every epoch has effective groups and few prompts are evicted. One
     rollout in fifty fails.
     """
 

@@ -8,14 +8,14 @@ prompts. Scenarios are all combinations of
 
 - prefixes with a small effect (median gain 3), a large effect (6), or an effect mostly at their end (6, curvature 2);
 - 2 or 12 groups per bucket and training step, all of which start from the same ratio;
-- no drift; logits that rise evenly by 0.8 over the run; logits that jump by 0.8 half way.
+- no drift; logits rising evenly by 0.8 over the run; logits jumping by 0.8 half way.
 
 A rise helps easy groups leave the target and hard groups reach it, so both directions occur. Reported, as means over
 scenarios, buckets and seeds:
 
 - error: |expected child pass rate at the ratio in use - 0.5| in the final third of the run, without sampling noise;
 - in zone: share of the final third in which the observed pass rate of the last 10 steps was within the dead zone of
-  0.5. A wide zone is easier to hit, so do not compare this between dead zones;
+  0.5. A wide zone is easier to hit, so do not compare this share between dead zones;
 - turns: how often a ratio changed its direction in 100 steps.
 
 The tables also show the standard deviation of the mean error over seeds, the mean error of the worst scenario, the
@@ -137,7 +137,7 @@ def summary(results: list[Result]) -> list[str]:
 
 
 def table(title: str, *columns: str) -> Table:
-    """An empty table: the given columns, then those of :func:`summary`."""
+    """An empty table: the given columns, then the columns of :func:`summary`."""
     errors = ("error", "± seeds", "worst", *DRIFTS, "whole run")
     return Table(*columns, *errors, "in zone", "turns", title=title)
 

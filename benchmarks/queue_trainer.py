@@ -83,7 +83,7 @@ class LoadedTrainer(PolicyTrainerSync):
 def make_config(
     recipe: str, model: Path, prompts: int, rollouts: int, tokens: int, steps: int, folder: Path
 ) -> DictConfig:
-    """Write twice as many prompts as a step takes; returns the config that trains on them."""
+    """Write twice the prompts of a step; returns the config for training on them."""
     rows = [
         {
             "data_source": "load",

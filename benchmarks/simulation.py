@@ -10,7 +10,7 @@
     python benchmarks/simulation.py speed
 
 The papers' runs are scaled down: an eighth of the batch (16 prompts), 125 steps instead of 500 or 1,000, and a number
-of prompts that keeps the number of epochs. The noise scale is an eighth too, because a batch's noise is inversely
+of prompts with the same number of epochs. The noise scale is an eighth too, because a batch's noise is inversely
 proportional to its size. The shared component is set so that GRPO with the larger n gains about one logit in the run.
 Numbers are means and standard deviations over seeds.
 """
@@ -88,7 +88,7 @@ def table1(seeds: Seeds = 3, optimizer: str = "sgd") -> None:
         runs = run([f"grpo n={n}"], world, seeds)
         curves = [member.records for member in next(iter(runs.values()))]
         start = curves[0][0][ACCURACY]
-        end = min(records[world.steps][ACCURACY] for records in curves)  # every GRPO seed reaches it
+        end = min(records[world.steps][ACCURACY] for records in curves)  # reached by every GRPO seed
         runs |= run([f"dynamic_sampling n={n}", pilot_commit(*split)], replace(world, until=end), seeds)
         for share in (0.5, 1.0):
             _, (grpo, dynamic_sampling, pilot) = compare(runs, start + share * (end - start))

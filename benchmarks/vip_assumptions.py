@@ -2,8 +2,8 @@
 
     python benchmarks/vip_assumptions.py FILE.jsonl
 
-VIP's variance formula assumes that rewards and gradient norms of a prompt are uncorrelated (Assumption 4.1(ii); B.1,
-B.2). Its allocation assumes that the variance of the norms is the same for all prompts (§6; B.3, B.4).
+VIP's variance formula assumes uncorrelated rewards and gradient norms within a prompt (Assumption 4.1(ii); B.1, B.2).
+Its allocation assumes the same variance of the norms for all prompts (§6; B.3, B.4).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class CheckResult:
         statistic: the paper's test statistic.
         p_value: probability of a statistic at least as extreme if the assumption holds.
         prompts: number of prompts tested.
-        left_out: number of prompts that could not be tested.
+        left_out: number of prompts without a test.
     """
 
     name: str
@@ -121,7 +121,7 @@ def equal_variance_obrien(gradient_norms: Groups) -> CheckResult:
 
 
 def _groups(name: str, values: Groups) -> list[np.ndarray]:
-    """One (n_q,) array per prompt, all divided by the largest entry; no test depends on that scale."""
+    """One (n_q,) array per prompt, all divided by the largest entry; no test depends on the scale."""
     try:
         groups = [np.asarray(group, dtype=np.float64) for group in values]
     except (TypeError, ValueError) as error:

@@ -1,10 +1,10 @@
-"""Time and memory of the waste analysis of a synthetic log, in a process of its own.
+"""Time and memory of the waste analysis of a synthetic log, in a separate process.
 
     python benchmarks/waste.py --rollouts 1000000
     python benchmarks/waste.py --rollouts 1000000 --response 1000
 
-The log is what verl's v1 trainer writes: ``--prompts`` prompts, visited epoch after epoch in a new order, 8 rollouts
-each, 256 prompts per step, success rates from Beta(0.4, 0.4) that drift upwards, responses of ``--response`` bytes.
+The log has the format of verl's v1 trainer: ``--prompts`` prompts, visited epoch after epoch in a new order, 8 rollouts
+each, 256 prompts per step, success rates from Beta(0.4, 0.4) drifting upwards, responses of ``--response`` bytes.
 """
 
 from __future__ import annotations

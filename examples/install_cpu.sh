@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes .venv at the project's root: verl, Ray, vLLM and FSDP on a machine without a GPU, every version pinned.
-# Run it again at any time: it does nothing when nothing has changed. PYTHON=... chooses the interpreter.
+# A second run does nothing if nothing has changed. PYTHON=... chooses the interpreter.
 set -euo pipefail
 
 TORCH=2.13.0
@@ -49,14 +49,14 @@ phase() {  # phase "what is done" command...: one line with the seconds it took;
 }
 
 install_torch() {
-  # pip reads the sources it is configured with; if they have no CPU build, plain torch would be a CUDA build of
-  # several GB, so the CPU build is asked for by its full version and fetched from PyTorch's own index.
+  # If pip's configured sources have no CPU build, plain "torch" installs a CUDA build of several GB. So the CPU build
+  # is named by its full version and fetched from PyTorch's own index.
   "$VENV/bin/python" -m pip install --no-deps "torch==$TORCH+cpu" ||
     "$VENV/bin/python" -m pip install --no-deps "torch==$TORCH+cpu" --index-url https://download.pytorch.org/whl/cpu ||
     { echo "Neither pip's sources nor PyTorch's index could be reached for a CPU build of torch for this Python." && false; }
 }
 
-# Compiled once here: a run starts seven processes, and where PYTHONDONTWRITEBYTECODE is set each compiles all it imports.
+# Compile once here: a run starts seven processes, and with PYTHONDONTWRITEBYTECODE set each compiles all its imports.
 uv_install() { "$VENV/bin/python" -m uv pip install --python "$VENV/bin/python" --no-deps --compile-bytecode "$@"; }
 
 if [[ -f $STAMP && $(<"$STAMP") == "$(fingerprint)" ]]; then

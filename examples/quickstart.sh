@@ -6,7 +6,7 @@
 #   MODEL=smollm2 bash examples/quickstart.sh     a few steps of a real pretrained model, SmolLM2-135M-Instruct
 #   MODEL=agent bash examples/quickstart.sh       an agent with an SQLite tool: Prefix Sampling and its baseline
 #
-# A second run skips what is there. OUT=folder keeps several apart; BUDGET=rollouts trains for shorter or longer.
+# A second run skips finished parts. OUT=folder sets the output folder; BUDGET=rollouts sets the length of training.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

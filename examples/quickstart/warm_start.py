@@ -1,9 +1,10 @@
-"""Train a small Qwen2 model from scratch on a data set's tasks, so that RL has something to start from.
+"""Train a small Qwen2 model from scratch on a data set's tasks: a starting point for RL.
 
 The examples come from the same generators as the data set, without any of its questions. Harder levels get fewer
-examples (``--decay``), so the model is sure of the easy ones, ignorant of the hardest, and uncertain in between. A few
-small steps on all levels alike then soften that, until no more than ``--silent`` of the training prompts would give a
-group of 16 rollouts that are all right or all wrong: so RL starts from about the same on every machine.
+examples (``--decay``), so the model is sure of the easy levels, ignorant of the hardest, and uncertain in between. A
+few small steps with equally many examples of all levels then make the model less certain, until at most a share
+``--silent`` of the training prompts would give a group of 16 rollouts all right or all wrong. RL therefore starts from
+about the same model on every machine.
 
     python examples/quickstart/warm_start.py --data DIR --out DIR
 """
@@ -42,7 +43,7 @@ CHAT_TEMPLATE = (
 
 
 def make_tokenizer(questions: Sequence[str]) -> PreTrainedTokenizerFast:
-    """One token per byte, and one for the words that all questions of a task begin with."""
+    """One token per byte, and one for the words at the start of all questions of a task."""
     phrase = os.path.commonprefix(list(questions))
     return byte_tokenizer([phrase] if len(phrase) > 1 else [], CHAT_TEMPLATE)
 
@@ -50,8 +51,8 @@ def make_tokenizer(questions: Sequence[str]) -> PreTrainedTokenizerFast:
 def byte_tokenizer(phrases: Sequence[str], chat_template: str) -> PreTrainedTokenizerFast:
     """One token per byte, and one per phrase.
 
-    transformers loads every ``qwen2`` model with a byte-level BPE tokenizer, so this is one, without merges. verl wants
-    ``<|im_end|>`` and a newline that is one token.
+    transformers loads every ``qwen2`` model with a byte-level BPE tokenizer, so this is a BPE tokenizer without merges.
+    verl needs the token ``<|im_end|>`` and a newline as a single token.
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Tokenizer(models.BPE({token: place for place, token in enumerate([PAD, START, END, *alphabet])}, []))
@@ -129,7 +130,7 @@ def to_batch(examples: Sequence[tuple[int, list[int]]], pad: int) -> tuple[torch
 def step_on(
     model: Qwen2ForCausalLM, optimizer: torch.optim.Optimizer, batch: tuple[torch.Tensor, torch.Tensor]
 ) -> float:
-    """One optimizer step; the loss before it, in nats per token."""
+    """Take one optimizer step; returns the loss before the step, in nats per token."""
     tokens, targets = batch
     logits = model(input_ids=tokens).logits
     loss = cross_entropy(logits[:, :-1].flatten(0, 1), targets[:, 1:].flatten(), ignore_index=-100)
@@ -228,10 +229,10 @@ def data_files(data: Path, writer: str) -> list[Path]:
 
 
 def is_done(out: Path, record: dict[str, Any]) -> bool:
-    """Whether ``out`` holds the checkpoint that ``record`` describes.
+    """Whether ``out`` holds the checkpoint described by ``record``.
 
     Raises:
-        typer.BadParameter: it holds something else.
+        typer.BadParameter: ``out`` holds something else.
     """
     if not out.exists():
         return False
@@ -254,11 +255,9 @@ def main(
     steps: Annotated[int, typer.Option(min=1, help="Optimizer steps.")] = 600,
     batch: Annotated[int, typer.Option(min=1, help="Examples per step.")] = 128,
     decay: Annotated[
-        float, typer.Option(min=0.01, max=1, help="Examples of a level per example of the next easier.")
+        float, typer.Option(min=0.01, max=1, help="Examples of a level per example of the next easier level.")
     ] = 0.3,
-    silent: Annotated[
-        float, typer.Option(min=0, max=1, help="Most that may be left of groups all right or all wrong.")
-    ] = 0.56,
+    silent: Annotated[float, typer.Option(min=0, max=1, help="Largest share of groups all right or all wrong.")] = 0.56,
     lr: Annotated[float, typer.Option(help="Peak learning rate.")] = 1.5e-3,
     hidden: Annotated[int, typer.Option(help="Width of the model, a multiple of 32.")] = 128,
     layers: Annotated[int, typer.Option(min=1, help="Transformer layers.")] = 3,

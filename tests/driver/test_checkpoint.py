@@ -26,7 +26,7 @@ from verl_ext.driver.checkpoint import (
 
 
 def whole_checkpoint(run, step, state=None):
-    """As verl and we leave it."""
+    """A checkpoint with the files of verl and of this driver."""
     folder = save_state(run / f"global_step_{step}", state or {"step": step}).parent
     (folder / LAST_OF_VERL).write_bytes(b"verl's")
     (folder / WEIGHTS).mkdir()
@@ -124,7 +124,7 @@ def test_a_kill_while_writing_leaves_a_whole_state(tmp_path):
 def test_a_full_disk_leaves_the_old_state_and_is_one_clear_error(tmp_path):
     save_state(tmp_path, {"step": 1})
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limit[1]))  # writing beyond it fails as it does on a full disk
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limit[1]))  # writing beyond the limit fails as on a full disk
     try:
         with pytest.raises(BadCheckpoint, match=f"{tmp_path}/{FILE_NAME} cannot be written.*make room"):
             save_state(tmp_path, {"step": 2, "filler": "x" * 100_000})

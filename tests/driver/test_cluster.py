@@ -1,4 +1,4 @@
-"""What a run says to Ray about resources, when it starts Ray and when it joins."""
+"""Resources passed to Ray by a run that starts Ray and by a run that joins a cluster."""
 
 import pytest
 from support.configs import compose
@@ -19,7 +19,7 @@ def start(monkeypatch, address: str | None, *overrides: str) -> dict:
 def test_a_new_cluster_gets_the_profiles_resources(monkeypatch, address):
     options = start(monkeypatch, address)
     assert (options["num_cpus"], options["num_gpus"]) == (16, 1)
-    assert options["address"] == "local"  # and not one that happens to run on the machine, where Ray refuses resources
+    assert options["address"] == "local"  # not a cluster already running on the machine, where Ray refuses resources
 
 
 def test_without_resources_ray_may_find_the_cluster_that_runs(monkeypatch):
@@ -42,7 +42,7 @@ def test_verls_variables_go_to_the_nodes_of_a_cluster_that_is_joined(monkeypatch
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     variables = start(monkeypatch, "10.0.0.1:6379")["runtime_env"]["env_vars"]
     assert variables["VERL_FILE_LOGGER_PATH"] == "/shared/metrics.jsonl"
-    assert variables["WANDB_MODE"] == "offline" and "WANDB_API_KEY" not in variables  # Ray would show it
+    assert variables["WANDB_MODE"] == "offline" and "WANDB_API_KEY" not in variables  # Ray would show the key
     assert variables["VERL_PLATFORM"] == "cpu" and variables["OMP_NUM_THREADS"] == "1"  # the profile's stay
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
     assert "VERL_FILE_LOGGER_PATH" not in start(monkeypatch, "10.0.0.1:6379")["runtime_env"]["env_vars"]

@@ -1,4 +1,4 @@
-"""The pinned verl, and what is said when it has moved."""
+"""The pinned verl, and the messages about another version."""
 
 import pytest
 import verl

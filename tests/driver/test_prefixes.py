@@ -27,7 +27,7 @@ def tool():
 
 
 def run(loop_name, tokenizer, turns, prefix=None, tools=(), script=SCRIPT, question="+4 *2", overrides=()):
-    """One rollout: what the loop returned after masking, the engine, the playback."""
+    """One rollout: the loop's output after masking, the engine, the playback."""
     engine = ScriptedEngine(tokenizer, turns)
     playback = None if prefix is None else PrefixPlayback(prefix)
 
@@ -58,7 +58,7 @@ def test_a_single_turn_goes_on_where_the_prefix_ends(tokenizer, ratio):
     assert engine.calls[0]["sampling_params"]["max_tokens"] == LENGTH - cut
     assert again.prompt_ids == first.prompt_ids
     assert again.response_ids[:cut] == first.response_ids[:cut]
-    assert tokenizer.decode(again.response_ids[cut:]) == " no, 43" + END  # the reward decodes the whole of it
+    assert tokenizer.decode(again.response_ids[cut:]) == " no, 43" + END  # the reward decodes the whole response
     assert again.response_mask == [0] * cut + [1] * (len(again.response_ids) - cut)
     assert again.response_logprobs == [0.0] * cut + [-0.5] * (len(again.response_ids) - cut)
     assert again.extra_fields["min_global_steps"] == 3  # of the real call
@@ -79,7 +79,7 @@ def test_an_agent_replays_its_first_interaction_through_the_tool(tokenizer, tool
     )
     cut = len(prefix)
     assert again.response_ids[:cut] == first.response_ids[:cut] and sum(again.response_mask[:cut]) == 0
-    # The database is where the prefix left it: 7 + 4 - 1.
+    # The database has its value at the end of the prefix: 7 + 4 - 1.
     assert "<tool_response>10</tool_response>" in tokenizer.decode(again.response_ids[cut:])
     assert len(engine.calls) == 2 and engine.calls[0]["prompt_ids"] == first.prompt_ids + prefix.tokens.tolist()
     new_turns = [sql_call("UPDATE r SET a=a-1 RETURNING a") + END, "10" + END]
@@ -122,7 +122,7 @@ def test_a_random_answer_is_caught_as_divergence(tokenizer, tool):
     prefix = recorded(first).prefix(0.95)
     again, engine, playback = run("tool_agent", tokenizer, ["never asked"], prefix, [tool])
     assert playback.diverged and engine.calls == []
-    assert sum(again.response_mask) == 0  # nothing of it could be trained on
+    assert sum(again.response_mask) == 0  # no token can be trained on
     assert again.extra_fields["min_global_steps"] == 9
 
 

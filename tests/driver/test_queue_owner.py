@@ -1,4 +1,4 @@
-"""One TransferQueue for a whole Ray cluster, on a real one, and a run that crashes."""
+"""One TransferQueue for a whole Ray cluster: on a real cluster, and after a run crashes."""
 
 from __future__ import annotations
 

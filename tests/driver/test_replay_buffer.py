@@ -43,7 +43,7 @@ def store(partition, keys, fields, tags) -> bool:
 
 @pytest.fixture
 def room(queue):
-    """Makes the queue so full that it takes so many more rows."""
+    """Fill the queue, leaving room for this many rows."""
 
     def leave(rows):
         keys = [f"filler_{number}_0" for number in range(CAPACITY - rows)]
@@ -56,7 +56,7 @@ def room(queue):
 
 
 class QueueWriter:
-    """Writes what an agent-loop worker would: rows with rewards, then the prompt's terminal status."""
+    """Write the same data as an agent-loop worker: rows with rewards, then the prompt's terminal status."""
 
     def __init__(self, reward=lambda session: float(session % 2), outputs=1, missing=(), silent=False):
         self.reward, self.outputs, self.missing, self.silent = reward, outputs, missing, silent

@@ -1,4 +1,4 @@
-"""What verl's task runner is prepared with."""
+"""The environment of verl's task runner."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from verl_ext.driver.runner import _choose_metrics_file
 
 
 def chosen(folder, monkeypatch, logger=("console", "file"), **environment: str) -> str | None:
-    """VERL_FILE_LOGGER_PATH that a run with this logger gets."""
+    """VERL_FILE_LOGGER_PATH of a run with this logger."""
     for name in ("VERL_FILE_LOGGER_PATH", "VERL_FILE_LOGGER_ROOT"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():

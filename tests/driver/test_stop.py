@@ -1,4 +1,4 @@
-"""SIGUSR1 to the driver reaches the training, wherever that runs, while the driver waits for it."""
+"""SIGUSR1 to the waiting driver reaches the training process on any node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data that the trainer finds too small only once verl has filtered it."""
+"""Data too small for training only after verl's filter."""
 
 from __future__ import annotations
 

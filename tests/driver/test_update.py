@@ -1,4 +1,4 @@
-"""What the update does to a model: prompt weights and replayed tokens, on gradients of verl's own policy loss."""
+"""Effect of the update on a model: prompt weights and prefix tokens, on gradients of verl's own policy loss."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def gradient(model, loss):
 
 
 def verl_loss(config, log_prob, old_log_prob, advantages, mask):
-    """As an actor of verl computes it for one mini-batch."""
+    """verl's policy loss of one mini-batch, computed as in an actor."""
     actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
     actor.global_batch_info.update(
         dp_size=1, batch_num_tokens=mask.sum(), global_batch_size=len(mask), loss_scale_factor=LENGTH
@@ -62,7 +62,7 @@ SMALL = {
 
 @pytest.mark.parametrize("recipe", SMALL)
 def test_a_prompt_counts_in_the_gradient_as_its_paper_says(recipe, model):
-    """HORA and VIP: each prompt 1/B, whatever its rollouts; Knapsack-RL: each rollout 1/R (its eq. 3)."""
+    """HORA and VIP: each prompt 1/B for any number of rollouts; Knapsack-RL: each rollout 1/R (its eq. 3)."""
     overrides = ["data.train_batch_size=6", "actor_rollout_ref.actor.ppo_mini_batch_size=6", *SMALL[recipe]]
     config = compose(recipe, *overrides)
     run = controller(hydra.utils.instantiate(config.rollout_policy), [0.1, 0.3, 0.5, 0.7, 0.9, 0.95], seed=4)
@@ -110,7 +110,7 @@ def test_replayed_tokens_have_no_gradient(model):
     rng = np.random.default_rng(1)
     tokens = torch.tensor(rng.integers(0, VOCABULARY, (8, PROMPT + LENGTH)))
     mask = torch.ones(8, LENGTH, dtype=torch.float64)
-    mask[4:, :3] = 0  # a group of four that starts from three replayed tokens
+    mask[4:, :3] = 0  # a group of four with a prefix of three tokens
     advantages = torch.tensor(rng.normal(size=(8, 1))) * mask
     poisoned = torch.where(mask == 0, torch.tensor(1e3, dtype=torch.float64), advantages)
 
@@ -125,11 +125,11 @@ def test_replayed_tokens_have_no_gradient(model):
     mask_all = torch.ones_like(mask)
     log_prob = log_probabilities(model, tokens)
     unmasked = gradient(model, verl_loss(config, log_prob, log_prob.detach() - 0.1, poisoned, mask_all))
-    assert not torch.allclose(clean, unmasked)  # without the mask it would matter
+    assert not torch.allclose(clean, unmasked)  # without the mask the gradient changes
 
 
 def test_replayed_tokens_are_in_no_length_normalisation(model):
-    """Each continuation counts as if it were a response of its own, under every aggregation of a mean over tokens."""
+    """Each continuation counts like a separate response, under every aggregation of a mean over tokens."""
     rng = np.random.default_rng(2)
     tokens = torch.tensor(rng.integers(0, VOCABULARY, (4, PROMPT + LENGTH)))
     replayed = torch.zeros(4, LENGTH, dtype=torch.float64)

@@ -51,7 +51,7 @@ def test_a_turn_ends_with_an_error(tmp_path):
 
 @pytest.mark.parametrize("trainer", [PolicyTrainerSync, PolicyTrainerColocateAsync, PolicyTrainerSeparateAsync])
 def test_verls_trainer_sends_weights_within_a_turn(trainer):
-    """A turn is right before verl's own class, so that it spans nothing else, such as a checkpoint."""
+    """WeightTurns comes directly before verl's own class, so a turn spans nothing else, such as a checkpoint."""
     order = trainer.__mro__
     (verls,) = [number for number, each in enumerate(order) if each in trainer.__bases__[1:]]
     assert order[verls - 1] is WeightTurns
@@ -60,7 +60,7 @@ def test_verls_trainer_sends_weights_within_a_turn(trainer):
 
 
 def sends_weights(trainer: type, method: str) -> bool:
-    """By its source, through the methods of its class that it calls."""
+    """Whether the source of the method, or of the methods it calls in its class, sends weights."""
     source = inspect.getsource(vars(trainer)[method])
     called = set(re.findall(r"self\.(\w+)\(", source)) & vars(trainer).keys() - {method}
     return "update_weights(" in source or any(sends_weights(trainer, name) for name in called)

@@ -1,4 +1,4 @@
-"""Prompt weights, checked on the loss that verl computes."""
+"""Prompt weights, checked on verl's loss."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ def make_batch(sizes, padding, seed):
 
 
 def verl_loss(loss, mask, mode, rows):
-    """As verl computes it for one mini-batch of ``rows`` rows, padding included."""
+    """verl's loss of one mini-batch of ``rows`` rows, padding included."""
     return float(
         agg_loss(loss, mask, mode, batch_num_tokens=mask.sum(), global_batch_size=rows, loss_scale_factor=LENGTH)
     )
 
 
 def wanted_loss(groups, loss, mask, mode, prompt_weight):
-    """Brute force: what the weighting means, written out over groups."""
+    """Brute force: the definition of the weighting, written out over groups."""
     rows = {g: [i for i, other in enumerate(groups) if other == g] for g in dict.fromkeys(groups) if g}
     token_sum = {i: float((loss[i] * mask[i]).sum()) for i in range(len(groups))}
     tokens = {i: float(mask[i].sum()) for i in range(len(groups))}
     single = {g for g, members in rows.items() if len(members) == 1}
     total_rows = sum(map(len, rows.values()))
 
-    def share(group):  # what one rollout counts; all of them together count 1
+    def share(group):  # weight of one rollout; all weights sum to 1
         return 1 / (len(rows) * len(rows[group])) if prompt_weight == "equal" else 1 / total_rows
 
     numerator = denominator = 0.0
@@ -99,7 +99,7 @@ def test_trebling_half_of_the_groups_leaves_the_loss(mode):
     uniform = verl_loss(loss, mask, mode, 64)
     factors = advantage_factors([groups[i] for i in rows], tokens[rows], np.zeros(len(rows), dtype=int), **same)
     trebled = verl_loss(loss[rows] * torch.tensor(factors)[:, None], mask[rows], mode, len(rows))
-    # token-sum has no mean to keep: it grows with the number of rollouts, 128 of them instead of 64.
+    # token-sum has no mean to keep: the sum grows with the number of rollouts, 128 instead of 64.
     assert trebled == pytest.approx(uniform * (2 if mode == "token-sum" else 1), abs=1e-9)
 
 

@@ -91,8 +91,10 @@ def table(results: list[Result]) -> Table:
 
 def main(
     tries: Annotated[int, typer.Option(min=0, help="Kills, over all recipes.")] = 50,
-    recipes: Annotated[str, typer.Option(help="To kill, separated by commas.")] = ",".join(RECIPES),
-    faults: Annotated[str, typer.Option(help="A part of the names of other faults; '' for all, 'none' for none.")] = "",
+    recipes: Annotated[str, typer.Option(help="Recipes to kill, separated by commas.")] = ",".join(RECIPES),
+    faults: Annotated[
+        str, typer.Option(help="Other faults with this text in their name; '' for all, 'none' for none.")
+    ] = "",
     parallel: Annotated[int, typer.Option(min=1, help="Runs at a time; each takes 7 GiB.")] = 2,
     seed: int = 0,
     out: Annotated[Path | None, typer.Option(help="File for the table, in markdown.")] = None,

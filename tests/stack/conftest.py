@@ -15,10 +15,10 @@ from support.training import ROOT, Task, make_task
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Task:
-    """By the first of pytest-xdist's workers that asks; the others wait for it."""
+    """A task, made by the first of pytest-xdist's workers to ask; the other workers wait."""
     folder = factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent  # all of them have it
+        folder = folder.parent  # shared by all workers
     with FileLock(folder / f"{name}.lock"):
         if not (folder / name).exists():
             (folder / f"{name}.part").mkdir(exist_ok=True)

@@ -40,7 +40,7 @@ def train(task, recipe: str, folder, steps: int, *overrides: str, batch: int = B
 
 
 def test_hora_warms_up_and_then_allocates(task, tmp_path):
-    """With shards of six prompts, so that they do not all have the same number of successes."""
+    """With shards of six prompts, so the shards differ in their number of successes."""
     warm_up = ["rollout_policy.warm_up_component=acc", "rollout_policy.warm_up_threshold=0"]
     groups = ["rollout_policy.G0=4", "rollout_policy.shards=2", "rollout_policy.warm_up_cycles=2"]
     steps, _ = train(task, "hora", tmp_path, 4, *groups, *warm_up, batch=12)

@@ -28,7 +28,7 @@ def nodes():
 
 
 def test_a_node_dies_while_pilots_and_commits_are_generated(nodes, task, tmp_path):
-    """In `colocate_async`. The run, a `ray job submit`, ends with one error soon after; started again, it goes on."""
+    """In `colocate_async`. The run, a `ray job submit`, ends soon after with one error. A second run continues."""
     checkpoints, logs = tmp_path / "checkpoints", [tmp_path / "first.jsonl", tmp_path / "second.jsonl"]
     train = [sys.executable, "-m", "recipe.pilot_commit", *task.overrides(), "trainer.nnodes=2"]
     train += ["rollout_policy.n_pilot=6", "rollout_policy.n_commit=2", "rollout_policy.p_solve=null"]

@@ -28,7 +28,7 @@ def test_prefixes_of_one_step_are_replayed_in_the_next(task, tmp_path):
     for step, metrics in steps.items():
         assert metrics["rollouts/sampled"] % (BATCH * ROLLOUTS) == 0  # one round, unless no group had any signal
         assert metrics["groups/effective_ratio"] == 1 and metrics["rollouts/failed"] == 0
-        # A replayed token has no log-probability of vLLM's: it agrees only where it does not count.
+        # A prefix token has no log-probability from vLLM: the stored value agrees only where the mask excludes it.
         assert metrics["training/rollout_probs_diff_max"] < 1e-3
         if step > 1:
             assert metrics["prefix_sampling/rerollouts"] == steps[step - 1]["prefix_sampling/store"]

@@ -56,14 +56,14 @@ def test_a_pre_empted_training_saves_and_resumes(task, tmp_path):
         assert slurm.job(job)["JobState"] == "PENDING", log.read_text()[-6000:]
         assert not Path(f"/tmp/ray_{job}").exists()
 
-        # save_freq is 20: the one checkpoint is that of the step in which the job was pre-empted.
+        # save_freq is 20, so the only checkpoint belongs to the step in which the job was pre-empted.
         (checkpoints,) = (tmp_path / "checkpoints").iterdir()
         latest = int((checkpoints / "latest_checkpointed_iteration.txt").read_text())
         before = metrics_of(first)
         assert [path.name for path in checkpoints.glob("global_step_*")] == [f"global_step_{latest}"]
         assert list(before) == list(range(1, latest + 1)) and latest < STEPS
         assert f"stopped after step {latest}, as asked" in log.read_text()
-        assert not any(name.startswith("val-core") for name in before[latest])  # no time for it
+        assert not any(name.startswith("val-core") for name in before[latest])  # no time to validate
 
         slurm.start_now(job)
         slurm.wait(lambda: slurm.job(job)["JobState"] in ENDED, "end of the job", 600)
@@ -74,7 +74,7 @@ def test_a_pre_empted_training_saves_and_resumes(task, tmp_path):
     assert_nothing_lost(before, after)
     steps = before | after
     assert all(metrics["off_policy/delay_max"] <= 4 for metrics in steps.values())
-    # The step after a restart begins with what was buffered or with fresh pilots, the next ones with what is in flight.
+    # The step after a restart begins with buffered groups or fresh pilots; later steps with rollouts in flight.
     assert any(metrics["off_policy/delay_max"] >= 1 for metrics in steps.values())
     assert any(name.startswith("val-core/") for metrics in after.values() for name in metrics)
     assert optimizer_steps(checkpoints, STEPS) == STEPS * 2  # train_batch_size 4 / ppo_mini_batch_size 2

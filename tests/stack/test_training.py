@@ -22,7 +22,7 @@ PILOT_COMMIT += ["rollout_policy.p_lower=0.15", "rollout_policy.p_upper=0.85"]
 
 
 def test_grpo_until_a_worker_dies(tied_task, tmp_path):
-    """With an output head that is the embedding, as in most small pretrained models: weight sync renews both."""
+    """With tied output head and embedding, as in most small pretrained models: weight sync renews both."""
     run = TrainingRun(
         tied_task,
         "grpo",
@@ -41,7 +41,7 @@ def test_grpo_until_a_worker_dies(tied_task, tmp_path):
     for metrics in steps.values():
         assert metrics["rollouts/sampled"] == metrics["rollouts/trained"] == 4 * 4
         assert metrics["off_policy/delay_max"] == 0
-        # vLLM samples from the weights that were just trained.
+        # vLLM samples from the newly trained weights.
         assert metrics["training/rollout_probs_diff_max"] < 1e-3
     assert optimizer_steps(run.checkpoints, 3) == 3 * UPDATES
     assert any(name.startswith("val-core/") for name in steps[3])
@@ -49,7 +49,7 @@ def test_grpo_until_a_worker_dies(tied_task, tmp_path):
 
 
 def test_dapo_with_rewards_that_fail(task, tmp_path):
-    """Three of ten raise, are NaN or infinite: those rollouts are counted as failed, and their groups are trained."""
+    """Three of ten rewards raise, are NaN or infinite: their rollouts count as failed, and their groups are trained."""
     run = TrainingRun(
         task,
         "dynamic_sampling",
@@ -74,7 +74,7 @@ def test_dapo_with_rewards_that_fail(task, tmp_path):
 
 
 def test_a_policy_of_ones_own_with_groups_of_different_sizes(task, tmp_path):
-    """The policy of docs/your_own_policy.md: two waves within a step, rows that no mini-batch size divides."""
+    """The policy of docs/your_own_policy.md: two waves in a step, and row counts not divisible by a mini-batch size."""
     source = re.search(r"```python\n(.*?)```", YOUR_OWN_POLICY.read_text(), re.DOTALL).group(1)
     (tmp_path / "disagreement.py").write_text(source)
     run = TrainingRun(

@@ -1,4 +1,4 @@
-"""verl's own agent loops in this process, with real tools and an engine that says what it is told to."""
+"""verl's own agent loops in this process, with real tools and a scripted engine."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def sql_call(query: str) -> str:
-    """A turn that calls the tool ``sql``."""
+    """A turn with a call of the tool ``sql``."""
     return f'<tool_call>{{"name": "sql", "arguments": {{"query": "{query}"}}}}</tool_call>'
 
 
 @dataclass
 class ScriptedEngine:
-    """Answers each call with the next of its turns, and notes what it was asked."""
+    """Answers each call with the next of its turns, and records the requests."""
 
     tokenizer: Any
     turns: Iterable[str]
@@ -68,7 +68,7 @@ class ScriptedEngine:
 
 
 def make_loop(name: str, client: Any, tokenizer: Any, tools: Sequence[Any] = (), *overrides: str) -> AgentLoopBase:
-    """A loop as verl's worker makes it."""
+    """A loop, made as in verl's worker."""
     lengths = ["data.max_prompt_length=256", "data.max_response_length=1024"]
     config = compose("prefix_sampling", *lengths, *overrides)
     return hydra.utils.instantiate(

@@ -1,4 +1,4 @@
-"""Two ways to allocate that share nothing with the solver: all allocations tried, and greedy one at a time."""
+"""Two allocation methods that share no code with the solver: trying all allocations, and greedy rollout by rollout."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Value = Callable[[int, int], object]
 
 
 def best_of_all(value: Value, lower: Sequence[int], upper: Sequence[int], budget: int) -> list[int]:
-    """The optimum by trying every allocation; of equal ones the one that favours the lowest index."""
+    """The optimum by trying every allocation; among equal allocations, the lowest index gets more."""
     ranges = [range(low, high + 1) for low, high in zip(lower, upper, strict=True)]
     feasible = (counts for counts in itertools.product(*ranges) if sum(counts) == budget)
     return list(max(feasible, key=lambda counts: (sum(value(i, n) for i, n in enumerate(counts)), counts)))

@@ -1,4 +1,4 @@
-"""Headless Chromium over its DevTools protocol: what a page loads, logs and shows."""
+"""Headless Chromium over its DevTools protocol: a page's requests, console errors and content."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ STARTS_WITHIN = 60.0
 
 
 def find_chromium() -> str | None:
-    """The command, under any of the names that distributions give it."""
+    """Chromium's command, under any of its names in Linux distributions."""
     return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 @dataclass
 class Page:
-    """What was seen while a page was open.
+    """An open page.
 
     Attributes:
-        requests: everything that it asked for, itself included.
-        errors: what went to the console as an error, and exceptions that nothing caught.
+        requests: addresses of all requests, including the page itself.
+        errors: error messages on the console, and uncaught exceptions.
     """
 
     tab: Tab
@@ -38,7 +38,7 @@ class Page:
     errors: list[str] = field(default_factory=list)
 
     def evaluate(self, expression: str) -> Any:
-        """A JavaScript expression's JSON-able value; of a promise, what it comes to."""
+        """A JavaScript expression's JSON-able value; of a promise, the resolved value."""
         options = {"expression": expression, "returnByValue": True, "awaitPromise": True}
         answer = self.tab.call("Runtime.evaluate", **options)
         if "exceptionDetails" in answer:
@@ -68,7 +68,7 @@ class Tab:
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """A command's result; events that come first are noted."""
+        """A command's result; events received earlier are recorded."""
         self._calls += 1
         self._connection.send(json.dumps({"id": self._calls, "method": method, "params": parameters}))
         while True:
@@ -99,7 +99,7 @@ class Tab:
 
 @contextmanager
 def browser(chromium: str, profile: Path) -> Iterator[Tab]:
-    """A browser that no name of a host leads out of; without its sandbox, which root cannot have."""
+    """A browser that resolves no host name. Its sandbox is off, because root cannot use it."""
     command = [
         chromium, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-extensions",
         "--no-first-run", "--disable-background-networking", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",

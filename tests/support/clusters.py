@@ -1,4 +1,4 @@
-"""What sizes are computed for, drawn by hypothesis: model, bytes of a GPU, GPUs, tokens of the longest sequence."""
+"""Inputs of the size computation, drawn by hypothesis: model, bytes of a GPU, GPUs, tokens of the longest sequence."""
 
 from __future__ import annotations
 

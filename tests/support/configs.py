@@ -66,7 +66,7 @@ def write_rows(path: Path, count: int, columns: tuple[str, ...] = ("data_source"
 
 
 def good_overrides(folder: Path) -> list[str]:
-    """What makes the CPU profile complete: data and a model folder."""
+    """The missing values of the CPU profile: data and a model folder."""
     train, validation = write_rows(folder / "train.parquet", 40), write_rows(folder / "validation.parquet", 4)
     model = folder / "model"
     model.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Uses an installation that has numpy and scipy and nothing else. Run by tests/test_packaging.py with its Python."""
+"""Uses an installation with only numpy and scipy. Run by tests/test_packaging.py with this installation's Python."""
 
 from __future__ import annotations
 

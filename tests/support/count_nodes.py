@@ -1,7 +1,7 @@
-"""A small Ray program to run under Slurm: it needs every node, and it can be stopped as a training can.
+"""A small Ray program to run under Slurm. The program needs every node, and stops on the same signal as a training.
 
-It appends a line for each tick to the file named by its first argument, goes on where that file ends, and ends after as
-many ticks as its second argument says.
+For each tick, the program appends a line to the file named by the first argument. A restarted program continues where
+the file ends. The second argument is the number of ticks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from verl_ext.driver.stop import EXIT_STOPPED, stop_on_signal, stop_requested
 
 @ray.remote(num_gpus=1)
 def node() -> str:
-    time.sleep(0.5)  # so that one node cannot do it for both
+    time.sleep(0.5)  # so one node cannot run the tasks of two
     return ray.get_runtime_context().get_node_id()
 
 

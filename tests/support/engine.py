@@ -1,4 +1,4 @@
-"""An engine without a model, with rollouts that differ in length and finish in random order. Its simpler base, and the
+"""An engine without a model: rollouts of different lengths finish in random order. The simpler base class, and the
 step, are shared with the benchmarks."""
 
 from __future__ import annotations

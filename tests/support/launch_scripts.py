@@ -1,4 +1,4 @@
-"""Launch scripts, run dry: with a stand-in for Python that prints the arguments it is given.
+"""Launch scripts, run dry: with a stand-in for Python that prints its arguments.
 
 A real dry run of one script takes as long as importing verl; so do the dry runs of all of them here.
 """
@@ -50,7 +50,7 @@ def _argument_printer() -> str:
 
 @cache
 def asked(script: str, *arguments: str, folder: Path = ROOT, **environment: str) -> tuple[str, tuple[str, ...]]:
-    """The recipe that a script starts, and its overrides."""
+    """The recipe started by a script, and its overrides."""
     result = run_script(script, _argument_printer(), *arguments, folder=folder, **environment)
     assert result.returncode == 0, result.stderr
     _, module, *overrides = result.stdout.splitlines()
@@ -58,14 +58,14 @@ def asked(script: str, *arguments: str, folder: Path = ROOT, **environment: str)
 
 
 def composed(script: str, *arguments: str, **environment: str) -> DictConfig:
-    """The config that a script starts its recipe with. DATA_DIR and CHECKPOINT_DIR are read when it is resolved."""
+    """The config of the recipe started by a script. Resolving the config reads DATA_DIR and CHECKPOINT_DIR."""
     recipe, overrides = asked(script, *arguments, **environment)
     return configs.compose(recipe, *overrides)
 
 
 @cache
 def resolved(script: str, *arguments: str, folder: Path = ROOT, **environment: str) -> dict:
-    """The config that a script starts its recipe with, as ``--cfg job --resolve`` shows it, and its ``recipe``.
+    """The config of the recipe started by a script, resolved as by ``--cfg job --resolve``, and its ``recipe``.
 
     DATA_DIR is /data unless the environment says otherwise.
     """

@@ -1,7 +1,7 @@
 """Value of a group's pass rate for learning: the criteria of Prefix Sampling App. E, Tables 11 and 12.
 
-All functions broadcast arrays. They assume one prompt, rewards of 0 and 1, and n rollouts that succeed independently
-with probability p, k of which succeeded. All are symmetric in success and failure, and largest in the middle.
+All functions broadcast arrays. They assume one prompt, rewards of 0 and 1, and n independent rollouts with success
+rate p, k of which succeeded. All are symmetric in success and failure, and largest in the middle.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def reward_entropy(p: ArrayLike) -> np.ndarray:
 
 
 def survival(p: ArrayLike, n: ArrayLike) -> np.ndarray:
-    """Probability that group filtering keeps a group: 1 - p^n - (1 - p)^n, not all rewards being equal (E.2).
+    """Probability of a group passing the filter, with not all rewards equal: 1 - p^n - (1 - p)^n (E.2).
 
     Raises:
         ValueError: p outside [0, 1], or n less than 2.

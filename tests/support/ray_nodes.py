@@ -19,10 +19,10 @@ RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 
 
 class RayNodes:
-    """A head, with the server that `ray job submit` talks to, and workers; each claims 16 CPUs and ``gpus`` GPUs.
+    """A head with the server for `ray job submit`, and workers; each node claims 16 CPUs and ``gpus`` GPUs.
 
     Attributes:
-        environment: what a program needs in its environment to join.
+        environment: environment variables for a program that joins.
         jobs: the address for `ray job submit`.
     """
 
@@ -48,7 +48,7 @@ class RayNodes:
             self.kill(name)
 
     def start(self, name: str, *options: str) -> None:
-        """Start a node and wait until it is up; a worker without ``options``."""
+        """Start a node and wait until the node is up; without ``options``, a worker."""
         ports = ["--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]
         command = [*RAY, "start", "--block", f"--node-name={name}", "--num-cpus=16", f"--num-gpus={self.gpus}", *ports]
         command += [f"--temp-dir={self.folder}/{name}", *(options or [f"--address={self.address}"])]

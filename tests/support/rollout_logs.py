@@ -11,7 +11,7 @@ from verl_ext.lab.waste.log import RolloutLog
 
 
 def line(prompt: str = "a", score: float = 1.0, step: int = 1, uid: str | None = None, **further) -> dict:
-    """One rollout; without a uid, as verl's older trainer writes it."""
+    """One line of a rollout log; without a uid, in the format of verl's older trainer."""
     row = {"input": f"user\n{prompt}\nassistant\n", "output": "four", "gts": f"truth of {prompt}", "score": score}
     return row | {"step": step} | ({} if uid is None else {"uid": uid}) | further
 

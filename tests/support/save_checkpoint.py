@@ -1,4 +1,4 @@
-"""Under torchrun: shard a model in Hugging Face format with FSDP2, and let verl save it as a training's checkpoint.
+"""Under torchrun: shard a model in Hugging Face format with FSDP2, and let verl save a training checkpoint.
 
 The first argument is the model, the second the run's folder, the third the step.
 """

@@ -1,4 +1,4 @@
-"""A trajectory that calls tools as verl's agent loop does, and a stand-in for docker that starts processes."""
+"""A trajectory with tool calls as in verl's agent loop, and a stand-in for docker that starts processes."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class Agent:
     """One trajectory.
 
     Args:
-        tools: which it may call.
-        rows: its row's ``tools_kwargs``.
+        tools: names of the callable tools.
+        rows: ``tools_kwargs`` of the prompt's row.
     """
 
     def __init__(self, *tools: Any, rows: dict | None = None):
@@ -60,7 +60,7 @@ class Agent:
         self.rows = rows or {}
 
     async def call(self, name: str, **arguments: Any) -> str:
-        """What the model is shown."""
+        """The text shown to the model."""
         call = FunctionCall(name=name, arguments=json.dumps(arguments))
         response, _, _ = await ToolAgentLoop._call_tool(self.loop, call, self.rows, self.data)
         return response.text
@@ -70,10 +70,11 @@ class Agent:
 
 
 class Docker:
-    """swe-rex's server where docker would start an image: from our side of docker's command line, the real thing.
+    """swe-rex's server in a process, started where docker would start an image. Our side of docker's command line is
+    real.
 
     Args:
-        folder: for the stand-in, which goes to the front of ``PATH``, and for what it notes.
+        folder: for the stand-in, put at the front of ``PATH``, and for its notes.
     """
 
     def __init__(self, folder: Path):
@@ -93,7 +94,7 @@ class Docker:
         return [line for line in (self.state / "calls").read_text().splitlines() if line.startswith(verb)]
 
     def containers(self) -> list[int]:
-        """The process id of each that was ever started."""
+        """The process ids of all containers ever started."""
         return [int(path.read_text()) for path in self.state.iterdir() if path.name not in ("calls", "broken")]
 
 
@@ -102,7 +103,7 @@ def run(coroutine: Coroutine) -> Any:
 
 
 def wait_for(condition: Callable[[], bool], *, collect: bool = False, seconds: float = 60.0) -> None:
-    """``collect``: what waits for Python's garbage collector, which runs now and then, need not wait for it here."""
+    """Wait until the condition holds. ``collect`` runs Python's garbage collector each time, for objects it frees."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline

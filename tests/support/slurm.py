@@ -1,6 +1,6 @@
 """A real Slurm on this machine: Debian's packages, one controller and several slurmd on free ports, in a folder.
 
-No accounting, no cgroups: it runs in a container, and as any user (then all jobs are that user's).
+Without accounting and cgroups, this Slurm runs in a container and as any user. All jobs then belong to this user.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ PartitionName=urgent Nodes=ALL PriorityTier=2 PreemptMode=OFF
 
 
 def missing() -> list[str]:
-    """Programs that are not installed."""
+    """Missing programs."""
     return [program for program in PROGRAMS if shutil.which(program, path=PATH) is None]
 
 
@@ -80,7 +80,7 @@ class Slurm:
             "slurm.conf",
             CONFIGURATION.format(host=host, ports=ports, user=getpass.getuser(), folder=folder, nodes="\n".join(lines)),
         )
-        for i in range(gpus):  # something that can be opened stands for each device
+        for i in range(gpus):  # a file stands for each device: Slurm opens the path
             self._write(f"gpu{i}", "")
         self._write("gres.conf", f"Name=gpu File={folder}/gpu[0-{gpus - 1}]\n")
         (folder / "munge.key").write_bytes(os.urandom(128))
@@ -120,7 +120,7 @@ class Slurm:
         self._start("slurmd", "-D", "-N", name, name=name)
 
     def run(self, *command: str, check: bool = True, cwd: Path | None = None, **environment: str) -> str:
-        """What a client program prints."""
+        """The output of a client program."""
         env = {**self.environment, **environment}
         result = subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, timeout=60)
         assert result.returncode == 0 or not check, f"{' '.join(command)}: {result.stderr}"
@@ -134,7 +134,7 @@ class Slurm:
         return self.run("sbatch", "--parsable", *arguments, cwd=cwd, **environment)
 
     def job(self, identifier: str) -> dict[str, str]:
-        """What ``scontrol show job`` says: JobState, ExitCode, Restarts, ..."""
+        """The fields of ``scontrol show job``: JobState, ExitCode, Restarts, ..."""
         words = self.run("scontrol", "show", "job", identifier).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
@@ -165,7 +165,7 @@ class Slurm:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on."""
+    """Free ports."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for listener in sockets:

@@ -46,7 +46,7 @@ class Task:
 
 
 def make_task(folder: Path) -> Task:
-    """96 prompts of graded difficulty, and a model that gets some of them right."""
+    """96 prompts of graded difficulty, and a model able to answer some of them."""
     data = [sys.executable, "-m", "verl_ext.data.reasoning_gym", "--out", f"{folder}/data"]
     subprocess.run([*data, "--train", "96", "--validation", "8"], check=True, timeout=120)
     warm_start = [sys.executable, ROOT / "examples/quickstart/warm_start.py", "--data", f"{folder}/data"]
@@ -78,7 +78,7 @@ class TrainingRun:
         return metrics_of(self.metrics_file)
 
     def end(self) -> int:
-        """Wait for the end, whatever it is; returns the exit status."""
+        """Wait for the end of the run, success or failure; returns the exit status."""
         try:
             return self.process.wait(timeout=max(1.0, self.deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -107,16 +107,16 @@ class TrainingRun:
         return steps
 
     def assert_requests_replay(self) -> None:
-        """A fresh policy in the simulator, given the results that this one was given, asks for the same."""
+        """A fresh policy in the simulator makes the same requests when given the same results."""
         rows = pq.read_table(self.task.folder / "data/train.parquet", columns=["prompt"]).to_pylist()
         verified = verify(self.record, texts=[row["prompt"][0]["content"] for row in rows])
         assert verified.steps >= len(self.steps()) and verified.rollouts > 0
 
     def kill_worker(self, title: str) -> None:
-        """SIGKILL for one process that Ray or vLLM has started for the run and named ``title...``."""
+        """SIGKILL for one process of Ray or vLLM in this run with the name ``title...``."""
         titles = set()
         for process in psutil.Process(self.process.pid).children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            with contextlib.suppress(psutil.NoSuchProcess):  # the process has ended meanwhile
                 found = "".join(process.cmdline()[:1])
                 if found.startswith(title):
                     process.kill()
@@ -134,7 +134,7 @@ class TrainingRun:
 
 
 def metrics_of(file: Path) -> dict[int, dict[str, float]]:
-    """Metrics of each training step in a file that is perhaps still being written, or not there yet."""
+    """Metrics of each training step. The file may be missing, or its last line incomplete."""
     if not file.exists():
         return {}
     lines = [json.loads(line) for line in file.read_text().splitlines() if line.endswith("}")]

@@ -30,7 +30,7 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
 
 
 def samples_of(row: Mapping[str, Any], outputs: Iterable[str], step: int = 0, **other: Any) -> list[dict[str, Any]]:
-    """The lines of one row's samples under our driver; an output is correct if it is the boxed ground truth."""
+    """The lines of one row's samples under our driver; an output is correct if equal to the boxed ground truth."""
     truth, group = row["reward_model"]["ground_truth"], uuid.uuid4()
     lines = []
     for session, output in enumerate(outputs):

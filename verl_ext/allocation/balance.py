@@ -23,7 +23,7 @@ def partition(costs: ArrayLike, workers: int) -> np.ndarray:
         workers: number of workers.
 
     Raises:
-        ValueError: naming the argument that is not finite, negative or of the wrong shape.
+        ValueError: the argument named in the message is not finite, negative or of the wrong shape.
     """
     costs = checks.within("costs", checks.vector("costs", costs), 0, np.inf)
     workers = checks.integer("workers", workers, 1)
@@ -56,7 +56,7 @@ def random_dispatch(items: int, workers: int, *, seed: int) -> np.ndarray:
 
 def _merge(one: list, other: list, workers: int) -> list:
     """Merge two partitions: the fullest loads of ``one`` join the emptiest loads of ``other``."""
-    paired = max(len(one) + len(other) - workers, 0)  # the rest meets a worker that is still empty
+    paired = max(len(one) + len(other) - workers, 0)  # the rest meets an empty worker
     kept = len(one) - paired
     merged = one[:kept] + other[: len(other) - paired]
     merged += [

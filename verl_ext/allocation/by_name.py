@@ -1,4 +1,4 @@
-"""Allocators by name, on common beliefs, so that any estimator works with any allocator."""
+"""Allocators by name. All take the same beliefs, so any estimator works with any allocator."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Beliefs:
     Attributes:
         success_rates: (n,) in [0, 1].
         strength: (n,) or scalar, weight of the rates in rollouts; ``hit_utility`` uses the prior Beta(s p, s (1 - p)).
-        reward_variance: (n,) variance of rewards that are not verdicts; None: p (1 - p).
+        reward_variance: (n,) variance of the rewards if they are not verdicts; None: p (1 - p).
     """
 
     success_rates: np.ndarray

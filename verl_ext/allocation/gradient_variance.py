@@ -45,7 +45,7 @@ def allocate(
         (n,) int64; sums to ``budget`` (with ``costs``: costs at most ``budget``, and no further rollout fits).
 
     Raises:
-        ValueError: naming the argument that is not finite, out of range, of the wrong shape or infeasible.
+        ValueError: the argument named in the message is not finite, out of range, of the wrong shape or infeasible.
     """
     scale = _scale(success_rates, reward_variance)
     lower, upper = _bounds(lower, upper, scale.size, estimator)
@@ -64,7 +64,7 @@ def continuous(
 ) -> np.ndarray:
     """(n,) float64 minimiser of the relaxation to real counts, by bisection (VIP Theorems 5.1 and 5.2, eq. 7 and 9).
 
-    Prompts without variance get ``lower``, and an even share of the rollouts that the others cannot take.
+    Prompts without variance get ``lower``, and an even share of any rollouts beyond the other prompts' ``upper``.
 
     Raises:
         ValueError: as :func:`allocate`.
@@ -117,7 +117,7 @@ def variance(
     """(n,) Var(G_q) of each prompt for s^2 = 1 (VIP Propositions 4.2, 4.3, E.1 and E.2). ``counts`` may be real.
 
     Raises:
-        ValueError: naming the argument that is out of range or of the wrong shape.
+        ValueError: the argument named in the message is out of range or of the wrong shape.
     """
     scale = _scale(success_rates, reward_variance)
     checks.choice("estimator", estimator, tuple(LEAST))

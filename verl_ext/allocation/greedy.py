@@ -44,7 +44,7 @@ def maximize(
     costs: np.ndarray | None = None,
     tie: float = TIE,
 ) -> np.ndarray:
-    """The counts that greedy would give.
+    """The counts of the greedy allocation.
 
     Args:
         objective: makes the gain function from ``columns``, reduced to one row per group of equal prompts.
@@ -81,7 +81,7 @@ def maximize(
 
 
 def even(*columns: np.ndarray) -> Gain:
-    """An objective that gives the next rollout to the prompt with the fewest."""
+    """An objective under which the prompt with the fewest rollouts gets the next rollout."""
     return lambda groups, counts: 1 / (counts + 1.0)
 
 

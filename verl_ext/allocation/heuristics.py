@@ -1,8 +1,8 @@
 """Rules of thumb that the papers compare with: hard-first (HORA §4.2), inverse accuracy and variance (VIP App. C.1).
 
 The two of VIP set counts in proportion to a weight, within bounds. Whole counts in proportion are apportionment: the
-next rollout goes to the largest weight / (n + 1/2) (Webster's method), which is what rounding to the nearest becomes
-when the sum is given. The paper solves a relaxation and rounds by its Algorithm 2, whose objective these weights lack.
+next rollout goes to the largest weight / (n + 1/2) (Webster's method, rounding to the nearest with a given sum). The
+paper solves a relaxation and rounds by its Algorithm 2, which needs an objective; these weights have none.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def hard_first(
         upper: scalar or (n,), at most; None: no limit.
 
     Raises:
-        ValueError: naming the argument that is not finite, out of range, of the wrong shape or infeasible.
+        ValueError: the argument named in the message is not finite, out of range, of the wrong shape or infeasible.
     """
     successes = checks.within("successes", checks.vector("successes", successes), 0, np.inf)
     n, budget = successes.size, checks.integer("budget", budget)
@@ -54,7 +54,7 @@ def inverse_accuracy(
     """(n,) int64 counts in proportion to 1 - p + epsilon, within bounds (VIP Appendix C.1).
 
     Raises:
-        ValueError: naming the argument that is not finite, out of range, of the wrong shape or infeasible.
+        ValueError: the argument named in the message is not finite, out of range, of the wrong shape or infeasible.
     """
     rates = checks.within("success_rates", checks.vector("success_rates", success_rates), 0, 1)
     return proportional(1 - rates + checks.positive_number("epsilon", epsilon), budget, lower=lower, upper=upper)
@@ -74,7 +74,7 @@ def inverse_variance(
     The variance is ``reward_variance``, or p (1 - p) where that is None.
 
     Raises:
-        ValueError: naming the argument that is not finite, out of range, of the wrong shape or infeasible.
+        ValueError: the argument named in the message is not finite, out of range, of the wrong shape or infeasible.
     """
     if reward_variance is not None:
         spread = checks.within("reward_variance", checks.vector("reward_variance", reward_variance), 0, np.inf)
@@ -90,7 +90,7 @@ def proportional(weights: ArrayLike, budget: int, *, lower: ArrayLike, upper: Ar
     """(n,) int64 counts in proportion to ``weights``, within bounds; equal weights spread the budget evenly.
 
     Raises:
-        ValueError: naming the argument that is not finite, out of range, of the wrong shape or infeasible.
+        ValueError: the argument named in the message is not finite, out of range, of the wrong shape or infeasible.
     """
     weights = checks.positive("weights", checks.vector("weights", weights))
     lower, upper = (checks.integers(name, bound, weights.size) for name, bound in (("lower", lower), ("upper", upper)))

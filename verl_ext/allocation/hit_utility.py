@@ -40,7 +40,7 @@ def allocate(
         (n,) int64; sums to ``budget`` (with ``costs``: costs at most ``budget``, and no further rollout fits).
 
     Raises:
-        ValueError: naming the argument that is not finite, out of range, of the wrong shape or infeasible.
+        ValueError: the argument named in the message is not finite, out of range, of the wrong shape or infeasible.
     """
     alpha, beta = posterior(successes, trials, prior=prior)
     n = alpha.size
@@ -57,7 +57,7 @@ def posterior(successes: ArrayLike, trials: ArrayLike, *, prior: Prior = (1.0, 1
     """(alpha, beta) of the Beta posterior of each success rate, each (n,) (HORA eq. 2).
 
     Raises:
-        ValueError: naming the argument that is not finite, out of range or of the wrong shape.
+        ValueError: the argument named in the message is not finite, out of range or of the wrong shape.
     """
     successes = checks.within("successes", checks.vector("successes", successes), 0, np.inf)
     trials = checks.within("trials", checks.vector("trials", trials, successes.size), 0, np.inf)
@@ -77,7 +77,7 @@ def utility(successes: ArrayLike, trials: ArrayLike, additional: ArrayLike, *, p
     """(n,) probability that at least one of ``additional`` rollouts is correct (HORA eq. 3 and 7).
 
     Raises:
-        ValueError: naming the argument that is not finite, out of range or of the wrong shape.
+        ValueError: the argument named in the message is not finite, out of range or of the wrong shape.
     """
     from scipy.special import betaln
 

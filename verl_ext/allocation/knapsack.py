@@ -29,7 +29,7 @@ def allocate(
     Value(N, p) = ProbNonZeroGradient(N, p) * InfoGain(p), with InfoGain(p) = p (1 - p)^2 (Proposition 2) and
     ProbNonZeroGradient by ``gradient`` (Appendix E): see :func:`nonzero_gradient`.
 
-    ``fallback`` (Appendix C) divides rollouts that bring no value. A prompt has enough rollouts when its gradient is
+    ``fallback`` (Appendix C) divides the rollouts without value. A prompt has enough rollouts when its gradient is
     non-zero with probability 0.9 (:func:`rollouts_needed`). The budget goes, in this order, to: ``lower`` for all
     prompts; prompts with rates between 0 and 1, by value, until they have enough in total; prompts with rate 0, evenly;
     prompts between 0 and 1 again; prompts with rate 1.
@@ -42,15 +42,15 @@ def allocate(
         info_gain: False drops InfoGain from the value (Table 3, ablation).
         gradient: "grpo" or "rloo", "remax", "reinforce".
         fallback: False allocates by value only; gains of zero go to the lowest index.
-        greedy_probability: (n,) in [0, 1], for "remax": probability that a rollout equals the greedy response; None:
-            the success rate, as if the greedy response were the correct one.
+        greedy_probability: (n,) in [0, 1], for "remax": probability of sampling the greedy response; None: the success
+            rate, as if the greedy response were the correct one.
         costs: (n,) expected cost of one rollout, for instance its tokens.
 
     Returns:
         (n,) int64; sums to ``budget`` (with ``costs``: costs at most ``budget``).
 
     Raises:
-        ValueError: naming the argument that is not finite, out of range, of the wrong shape or infeasible.
+        ValueError: the argument named in the message is not finite, out of range, of the wrong shape or infeasible.
     """
     rates = checks.within("success_rates", checks.vector("success_rates", success_rates), 0, 1)
     checks.choice("gradient", gradient, GRADIENTS)
@@ -86,7 +86,7 @@ def value(
     """(n,) Value(N, p) (Knapsack-RL eq. 6), without InfoGain where ``info_gain`` is False.
 
     Raises:
-        ValueError: naming the argument that is out of range or of the wrong shape.
+        ValueError: the argument named in the message is out of range or of the wrong shape.
     """
     rates = checks.within("success_rates", checks.vector("success_rates", success_rates), 0, 1)
     likely = nonzero_gradient(counts, rates, gradient=gradient, greedy_probability=greedy_probability)
@@ -96,13 +96,13 @@ def value(
 def nonzero_gradient(
     counts: ArrayLike, success_rates: ArrayLike, *, gradient: str = "grpo", greedy_probability: ArrayLike | None = None
 ) -> np.ndarray:
-    """(n,) probability that N rollouts give a gradient that is not zero (Knapsack-RL §3.2, Appendix E).
+    """(n,) probability of a non-zero gradient from N rollouts (Knapsack-RL §3.2, Appendix E).
 
     GRPO and RLOO: 1 - p^N - (1 - p)^N. ReMax: 1 - a^N, where a is the probability of the greedy response. REINFORCE:
     1 - (1 - p)^N.
 
     Raises:
-        ValueError: naming the argument that is out of range or of the wrong shape.
+        ValueError: the argument named in the message is out of range or of the wrong shape.
     """
     rates = checks.within("success_rates", checks.vector("success_rates", success_rates), 0, 1)
     counts = checks.integers("counts", counts, rates.size)
@@ -125,7 +125,7 @@ def rollouts_needed(success_rates: ArrayLike, *, confidence: float = CONFIDENCE)
 
 
 def _repeat_probability(rates: np.ndarray, gradient: str, greedy_probability: ArrayLike | None) -> np.ndarray:
-    """Of the rollout that alone gives no gradient: the greedy response (ReMax) or a wrong one (REINFORCE)."""
+    """Probability of the response without a gradient: the greedy one (ReMax) or a wrong one (REINFORCE)."""
     if gradient != "remax":
         if greedy_probability is not None:
             raise ValueError(f'greedy_probability is for gradient="remax" only, and gradient={gradient!r}.')

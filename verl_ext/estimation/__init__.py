@@ -1,4 +1,4 @@
-"""What is believed about each prompt's success rate. Pure numpy: no verl, torch or ray.
+"""Estimators: predictors of each prompt's success rate. Pure numpy: no verl, torch or ray.
 
 :mod:`verl_ext.estimation.embeddings` (sentence-transformers) and :mod:`verl_ext.estimation.probe` (torch) need more
 than numpy and are imported by themselves.

@@ -16,10 +16,10 @@ class BetaPosterior:
     """P | c of t ~ Beta(a0 + c, b0 + t - c); the prediction is its mean.
 
     Args:
-        prior: (a0, b0), both greater than 0. A prompt that was never observed is predicted at a0 / (a0 + b0).
+        prior: (a0, b0), both greater than 0. Prediction for a prompt never observed: a0 / (a0 + b0).
 
     Raises:
-        ValueError: a prior that is not a pair of positive numbers.
+        ValueError: the prior is not a pair of positive numbers.
     """
 
     def __init__(self, prior: tuple[float, float] = (1.0, 1.0)):
@@ -43,7 +43,7 @@ class BetaPosterior:
         """Add the outcomes of finished rollouts.
 
         Raises:
-            ValueError: naming the argument that is out of range or of the wrong shape.
+            ValueError: the argument named in the message is out of range or of the wrong shape.
         """
         rates, trials = observed(success_rates, trials, len(prompts))
         for prompt, rate, new in zip(prompts, rates.tolist(), trials.tolist(), strict=True):
@@ -58,7 +58,7 @@ class BetaPosterior:
         """Continue from a ``state_dict``.
 
         Raises:
-            ValueError: it was saved with another prior.
+            ValueError: the saved estimator has another prior.
         """
         require_state(state, prior=list(self.prior))
         self._counts = {prompt: (successes, trials) for prompt, successes, trials in state["counts"]}

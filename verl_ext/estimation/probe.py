@@ -22,20 +22,20 @@ LEAST_STRENGTH, MOST_STRENGTH = 0.25, 16.0
 
 
 class LinearProbe:
-    """LayerNorm, then one or two linear heads on frozen features: a success rate, and how sure the probe is of it.
+    """LayerNorm, then one or two linear heads on frozen features: a success rate, and its strength in rollouts.
 
     One head is trained on the binomial loss -c log p - (n - c) log(1 - p). Two heads add a strength s = softplus(.),
     clamped to [0.25, 16], and are trained on the Beta-binomial loss -log B(c + s p, n - c + s (1 - p)) / B(s p, s (1 -
     p)). :func:`verl_ext.allocation.hit_utility.prior_from_prediction` makes a prior of the output (eq. 14).
 
-    ``online``: each :meth:`observe` is one cycle. It keeps the last ``cycles``, takes ``steps`` Adam steps on them, a
-    cycle t back weighing ``decay``^t, and moves the averaged weights that predictions come from. Not online, the probe
-    stays as :meth:`fit` left it.
+    ``online``: each :meth:`observe` is one cycle. The probe keeps the last ``cycles`` cycles and takes ``steps`` Adam
+    steps on them; the cycle t cycles ago has weight ``decay``^t. Predictions use a moving average of the weights. If
+    not online, only :meth:`fit` changes the weights.
 
     Args:
         features: (Q, d) embeddings or hidden states.
         ids: Q distinct prompt ids; None: prompts are named by row.
-        online: learn from what is observed.
+        online: learn from observations.
         dual: two heads.
         cycles: observations replayed.
         steps: Adam steps per observation.
@@ -45,7 +45,7 @@ class LinearProbe:
         average: decay of the moving average of the weights; in [0, 1).
 
     Raises:
-        ValueError: naming the argument that is not finite, out of range or of the wrong shape.
+        ValueError: the argument named in the message is not finite, out of range or of the wrong shape.
     """
 
     def __init__(
@@ -101,10 +101,10 @@ class LinearProbe:
         return rate.double().numpy(), strength.double().numpy()
 
     def observe(self, prompts: Prompts, success_rates: ArrayLike, trials: ArrayLike | None = None) -> None:
-        """One generation cycle: with ``online``, replay the last ones and take a few steps.
+        """Add one generation cycle; with ``online``, take ``steps`` Adam steps on the last ``cycles`` cycles.
 
         Raises:
-            ValueError: naming the argument that is out of range or of the wrong shape.
+            ValueError: the argument named in the message is out of range or of the wrong shape.
         """
         rows = self._features.rows(prompts)
         rates, trials = observed(success_rates, trials, rows.size)
@@ -118,10 +118,10 @@ class LinearProbe:
     def fit(
         self, prompts: Prompts, success_rates: ArrayLike, trials: ArrayLike | None = None, *, steps: int = 500
     ) -> None:
-        """Pretrain on held-out rollouts, all of them in every step, and take the weights as they are at the end.
+        """Pretrain on held-out rollouts, all rollouts in every step. The final weights are used, without averaging.
 
         Raises:
-            ValueError: naming the argument that is out of range or of the wrong shape.
+            ValueError: the argument named in the message is out of range or of the wrong shape.
         """
         rows = self._features.rows(prompts)
         rates, trials = observed(success_rates, trials, rows.size)
@@ -178,7 +178,7 @@ class LinearProbe:
         """Continue from a ``state_dict``.
 
         Raises:
-            ValueError: it was saved for other features or another number of heads.
+            ValueError: the saved probe has other features or another number of heads.
         """
         require_state(state, width=self._inputs.shape[1], dual=self.dual)
         tensors = _from_text(state["tensors"])

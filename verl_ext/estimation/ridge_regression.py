@@ -24,7 +24,7 @@ class RidgeRegression:
         initial: prediction before the first observation.
 
     Raises:
-        ValueError: naming the argument that is not finite, out of range or of the wrong shape.
+        ValueError: the argument named in the message is not finite, out of range or of the wrong shape.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class RidgeRegression:
         """Add one sample per prompt and fit again. O(window d^2 + d^3).
 
         Raises:
-            ValueError: naming the argument that is out of range or of the wrong shape.
+            ValueError: the argument named in the message is out of range or of the wrong shape.
         """
         rows = self._features.rows(prompts)
         rates, _ = observed(success_rates, trials, rows.size)
@@ -78,7 +78,7 @@ class RidgeRegression:
         """Continue from a ``state_dict``.
 
         Raises:
-            ValueError: it was saved with another window, or names rows that these features do not have.
+            ValueError: the saved estimator has another window, or rows beyond these features.
         """
         require_state(state, window=self.window)
         self._features_cover([row for row, _ in state["samples"]])

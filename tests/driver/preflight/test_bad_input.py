@@ -1,4 +1,4 @@
-"""Bad configurations of every recipe, each with the sentence that refuses it: ``bad_input.yaml``."""
+"""Bad configurations of every recipe, each with its error message: ``bad_input.yaml``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bad data sets, each with the sentence that refuses it before Ray starts."""
+"""Bad data sets, each with the error message raised before Ray starts."""
 
 from __future__ import annotations
 

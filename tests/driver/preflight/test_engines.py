@@ -1,4 +1,4 @@
-"""Every recipe with the engines that need a GPU to run: composed, validated, and what contradicts itself refused."""
+"""Every recipe with the engines that need a GPU: configurations are composed and validated; contradictions refused."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_megatron(recipe, hardware, tmp_path):
     assert actor.strategy == "megatron" and "fsdp_config" not in actor
     assert (actor.megatron.tensor_model_parallel_size, actor.megatron.context_parallel_size) == (2, 1)
     assert actor.megatron.param_offload and actor.megatron.optimizer_offload
-    assert actor.megatron.sequence_parallel and actor.megatron.use_distributed_optimizer  # what is computed with
+    assert actor.megatron.sequence_parallel and actor.megatron.use_distributed_optimizer  # the values in use
     assert config.actor_rollout_ref.rollout.tensor_model_parallel_size == 1
     assert megatron_fits(config)
 

@@ -1,4 +1,4 @@
-"""Random configurations: refused in one sentence, or good for training. Nothing is accepted that later fails."""
+"""Random configurations: each is refused in one sentence or trains. No accepted configuration fails later."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from verl_ext.errors import CannotFillBatch, EveryRolloutFailed
 
 EXAMPLES = 20  # of each recipe
 ROWS = 40
-# Others would load a text model, or await what a reward function reports, which only the run shows.
+# Other choices would load a text model, or need the fields returned by a reward function, known only in a run.
 LEFT_ALONE = {
     "vip": {"rollout_policy.estimator_options"},
     "hora": {"rollout_policy.warm_up_component"},
@@ -49,14 +49,14 @@ def configs(tmp_path_factory):
 
 
 def keys(recipe: str, config: DictConfig) -> list[str]:
-    """Of our sections, and those of verl whose values we check."""
+    """Keys of our sections, and verl's keys with checked values."""
     ours = [f"{section}.{key}" for section in ("rollout_policy", "rollout_driver") for key in config[section]]
     verls = [key for key in KEYS if OmegaConf.select(config, key, default=KEYS) is not KEYS]
     return [key for key in (*ours, *ours, *verls, *OTHERS) if key not in LEFT_ALONE.get(recipe, ())]
 
 
 def train(policy, steps: int = 4) -> None:
-    """With a restart in the middle. A step that cannot be filled has to say what to change."""
+    """Train with a restart in the middle. The error for a step without enough prompts must name the key to change."""
     rows = prompts(ROWS)
     policy.start_run(steps, [f"{row.row}+1=" for row in rows])
     run = RolloutController(policy, epochs(rows), ROWS, FastEngine({row.id: 0.1 + row.row / 80 for row in rows}))

@@ -1,4 +1,4 @@
-"""A run that would fail at its logger, with engines and weights already up, does not start."""
+"""A run with a broken logger is refused at the start, not after engines and weights are loaded."""
 
 import pytest
 import wandb
@@ -18,7 +18,7 @@ def nobody_is_logged_in(monkeypatch, tmp_path):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    wandb.teardown()  # it keeps what it has read
+    wandb.teardown()  # wandb caches the values read
     yield
     wandb.teardown()
 

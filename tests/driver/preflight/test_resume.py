@@ -1,4 +1,4 @@
-"""Checkpoints that a run cannot go on from are refused before Ray starts."""
+"""Unusable checkpoints are refused before Ray starts."""
 
 from __future__ import annotations
 

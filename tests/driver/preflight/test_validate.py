@@ -1,4 +1,4 @@
-"""What is refused before Ray starts, and with which sentence."""
+"""Configurations refused before Ray starts, with their error messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.configs import compose, good_overrides, write_rows
 from verl_ext.driver.preflight.validate import BadConfig, validate
 from verl_ext.policy import RolloutPolicy
 
-# recipe, overrides, and what the sentence must hold: the key with its value, and the remedy.
+# recipe, overrides, and required parts of the error message: the key with its value, and the remedy.
 REFUSED = [
     ("grpo", ["trainer.use_v1=false"], "trainer.use_v1=False", "use true"),
     ("grpo", ["trainer.v1.trainer_mode=separate_async"], "trainer.v1.trainer_mode=separate_async", "sync"),
@@ -169,4 +169,4 @@ def test_the_command_line_refuses_without_starting_ray(tmp_path):
         "error: rollout_policy.p_upper=2 is not valid: it must be a success rate in [0, 1]"
     )
     assert "Started a local Ray instance" not in result.stderr + result.stdout
-    assert seconds < 60  # far above what it takes; the figure is in benchmarks/
+    assert seconds < 60  # far above the usual time; benchmarks/ measures the time

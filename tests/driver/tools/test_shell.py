@@ -168,7 +168,7 @@ def turn(name: str, **arguments: str) -> str:
 
 
 def rollout(tools: list, tests: str, turns: list[str], prefix: Trajectory | None = None):
-    """What verl's loop returns, and how its replay went."""
+    """The output of verl's loop, and the result of playing back the prefix."""
     tokenizer = make_tokenizer()
     playback = None if prefix is None else PrefixPlayback(prefix)
 
@@ -204,7 +204,7 @@ def test_a_prefix_is_replayed_in_a_sandbox_of_its_own(folder):
     )
     assert not playback.diverged and sum(again.response_mask[: len(prefix)]) == 0 < sum(again.response_mask)
     assert again.extra_fields[VERDICT] is False
-    assert (folder / "answer").read_text() == "21\n"  # the folder and the variable that the prefix had left
+    assert (folder / "answer").read_text() == "21\n"  # the folder and the variable as left by the prefix
 
 
 def test_an_environment_that_answers_differently_is_noticed(folder):

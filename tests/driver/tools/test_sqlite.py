@@ -1,4 +1,4 @@
-"""The SQLite tool, called as verl's tool_agent loop calls it."""
+"""The SQLite tool, called as in verl's tool_agent loop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NUMBERS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x+1 FROM n)"
 
 
 class Trajectory:
-    """Stands for verl's AgentData, of which the tool only needs that it is one, and when it ends."""
+    """A stand-in for verl's AgentData: the tool needs only its type and the time of its end."""
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def tool():
 
 
 async def call(tool, trajectory, query, script=SCRIPT):
-    """As ToolAgentLoop does it: create, execute and release around every call."""
+    """Create, execute and release around every call, as in ToolAgentLoop."""
     instance, _ = await tool.create(create_kwargs={"script": script})
     try:
         response, reward, metrics = await tool.execute(instance, {"query": query}, agent_data=trajectory)
@@ -160,7 +160,7 @@ def test_arguments_of_another_form_are_an_observation(tool, parameters):
 
 
 class Known(Trajectory):
-    """A trajectory that has made a call before."""
+    """A trajectory with an earlier call."""
 
     def __init__(self, tool):
         asyncio.run(call(tool, self, "SELECT 1"))
