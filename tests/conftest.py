@@ -1,4 +1,4 @@
-"""The stack under test is the CPU's; verl reads that from the environment when it is imported."""
+"""Environment of the tests: the stack is the CPU's, and verl reads its platform from the environment at import."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from verl_ext.launch import collect_rarely, export_environment
 
 collect_rarely()
 export_environment("cpu")
-os.environ.setdefault("WANDB_MODE", "offline")  # the launch scripts' logger, which nobody is logged in to here
-# What commands print is compared: the same width and no colours, whatever the tests run in.
+os.environ.setdefault("WANDB_MODE", "offline")  # the launch scripts log to wandb, and the tests have no login
+# Tests compare printed output, so the width is fixed and colours are off in every terminal.
 for forces_a_terminal in ("FORCE_COLOR", "GITHUB_ACTIONS", "PY_COLORS", "TTY_COMPATIBLE", "TERMINAL_WIDTH"):
     os.environ.pop(forces_a_terminal, None)
 os.environ["TERM"] = "xterm"
@@ -22,7 +22,7 @@ LOGGERS = ("recipe", "verl_ext", "verl_ext.one_wave")
 
 @pytest.fixture(autouse=True)
 def levels_of_loggers() -> Iterator[None]:
-    """Command lines set them for their process; here one test's are not the next one's."""
+    """Command lines set environment variables for their process; this fixture restores them after each test."""
     before = {name: logging.getLogger(name).level for name in LOGGERS}
     yield
     for name, level in before.items():
@@ -33,11 +33,11 @@ def levels_of_loggers() -> Iterator[None]:
 def one_environment() -> Iterator[None]:
     """``datasets`` puts a copy in place of ``os.environ`` when it filters in processes of its own.
 
-    Whoever holds the mapping of before, as rich does, would not see what the next tests set.
+    A module that holds the old mapping, such as rich, would not see variables set by later tests.
     """
     before = os.environ
     yield
-    os.environ = before  # noqa: B003 - the very mapping, with what it held
+    os.environ = before  # noqa: B003 - the same mapping object with its earlier content
 
 
 @pytest.fixture

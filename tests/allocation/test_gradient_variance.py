@@ -86,7 +86,7 @@ def test_variance_of_a_simulated_gradient():
     rng = np.random.default_rng(0)
     groups, n, p, sigma = 400_000, 5, 0.3, 0.7
     rewards = np.where(rng.random((groups, n)) < p, 1.0, -1.0)
-    gradients = rng.normal(0, sigma, (groups, n))  # zero mean: the propositions leave out what the mean adds
+    gradients = rng.normal(0, sigma, (groups, n))  # zero mean: the propositions omit the contribution of the mean
     centered = rewards - rewards.mean(axis=1, keepdims=True)
     for estimator, advantages in (("dr_grpo", centered), ("rloo", centered * n / (n - 1))):
         simulated = (advantages * gradients).mean(axis=1).var()

@@ -102,7 +102,7 @@ def test_costs_equal_one_at_a_time(problem, data):
     budget = data.draw(st.integers(least, most))
     counts = solve(scale, ratio, budget, lower, upper, costs=np.array(costs, dtype=float))
     expected = one_at_a_time_with_costs(lambda i, n: scale[i] * ratio[i] ** n, lower, upper, budget, costs)
-    if len(set(costs)) > 1:  # equal costs: greedy stops at the same counts, but budget // cost is what counts
+    if len(set(costs)) > 1:  # equal costs: the counts equal those of the greedy loop with a budget of budget // cost
         assert counts.tolist() == expected
     assert counts @ np.array(costs) <= budget
 

@@ -70,7 +70,7 @@ def test_table_3_with_the_bound_that_the_paper_states():
 
 
 def test_table_2_of_the_paper():
-    """The paper gives 29 and 23 with the fallback: one rollout more than the cost of 22 that it states."""
+    """The paper gives 29 and 23 with the fallback: one rollout more than its stated cost of 22."""
     rates = [0.0, 0.9, 1, 1, 1, 1, 1, 1]
     assert knapsack.rollouts_needed(rates).tolist() == [np.inf, 22, *[np.inf] * 6]
     assert knapsack.allocate(rates, 64).tolist() == [30, 22, 2, 2, 2, 2, 2, 2]
@@ -114,7 +114,7 @@ def test_fallback_fills_in_the_stated_order(rates, data):
     unsolved, solved = rates == 0, rates == 1
     between = ~unsolved & ~solved
     needs = np.minimum(knapsack.rollouts_needed(rates), 128)[between].sum()
-    if (counts[unsolved] > 2).any():  # something is left over for them: the others have what they need
+    if (counts[unsolved] > 2).any():  # the other prompts are satisfied, so a part of the budget is left for these
         assert counts[between].sum() >= needs
     if counts[between].sum() > needs:
         assert (counts[unsolved] == 128).all()

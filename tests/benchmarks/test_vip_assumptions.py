@@ -88,7 +88,7 @@ def test_p_values_are_about_uniform_where_the_assumptions_hold():
 
 def test_a_planted_correlation_is_found_and_only_that():
     rewards, norms = independent(0, prompts=60)
-    # Success rates are alike, so what 0.8 R adds to the variance is about the same in all prompts.
+    # Success rates are alike, so 0.8 R adds about the same variance in all prompts.
     fisher, edgington, *variance = every_result(rewards, norms + 0.8 * rewards)
     assert fisher.rejected(1e-6) and edgington.rejected(1e-6)
     assert not any(result.rejected(0.01) for result in variance)

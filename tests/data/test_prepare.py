@@ -318,7 +318,7 @@ class Hub(BaseHTTPRequestHandler):
 
 
 def fetch(endpoint: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess:
-    """The command in a process of its own, because huggingface_hub reads its variables when it is imported."""
+    """The command in a separate process, because huggingface_hub reads its environment variables at import."""
     environment = os.environ | {
         "HF_ENDPOINT": endpoint,
         "HF_HOME": str(folder / "cache"),
@@ -355,7 +355,7 @@ def test_from_a_hub_every_file_is_of_one_commit_which_is_noted(hub, name, files,
 
 @pytest.mark.parametrize("name", ["polaris", "r2e_gym"])
 def test_a_hub_without_that_revision_and_no_hub_at_all_are_told_in_one_sentence(hub, name, tmp_path):
-    nowhere = "http://127.0.0.1:9"  # the discard port, where nothing listens
+    nowhere = "http://127.0.0.1:9"  # the discard port, on which no process listens
     for result in (fetch(hub, tmp_path, name, "--revision", "gone"), fetch(nowhere, tmp_path, name)):
         assert result.returncode == 2
         assert "cannot be fetched" in result.stderr and "--local" in result.stderr

@@ -1,6 +1,6 @@
-"""R2E-Gym rows for agents, from small files with the columns that the hub documents.
+"""R2E-Gym rows for agents, from small files with the columns documented on the hub.
 
-One test runs what a row says in a shell, on a folder laid out like R2E-Gym's images, with paths moved below it.
+One test runs the commands of a row in a shell, on a folder laid out like R2E-Gym's images, with paths moved below it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def store(path: Path, rows: list[dict]) -> Path:
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """120 rows that can be used and seven that cannot, in two files."""
+    """120 usable rows and seven unusable rows, in two files."""
     rows = [source(number) for number in range(120)]
     rows += [source(120, problem_statement=""), source(121, problem_statement="[ISSUE]\n[/ISSUE]")]
     rows += [source(122, expected_output_json="{}"), source(123, docker_image=None), source(124, commit_hash=" ")]
@@ -224,7 +224,7 @@ def test_setup_hides_the_tests_and_the_test_command_runs_them(tmp_path):
     (testbed / ".venv" / "bin").mkdir(parents=True)
     for folder in (root, tests):
         folder.mkdir()
-    python = testbed / ".venv" / "bin" / "python"  # no link: through one, Python may not see its environment
+    python = testbed / ".venv" / "bin" / "python"  # no link: Python may not find its environment through a link
     python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
     (testbed / "run_tests.sh").write_text("python -m pytest -rA -p no:cacheprovider r2e_tests")

@@ -33,7 +33,7 @@ def questions(frame):
 
 
 def dialogue(observations, answer, before_answer="\n"):
-    """What verl decodes: calls and answers of a tool, then the final answer."""
+    """The text that verl decodes: calls and answers of a tool, then the final answer."""
     turns = "".join(f"{CALL}\n<tool_response>\n{value}\n</tool_response>{before_answer}" for value in observations)
     return turns + answer
 
@@ -119,7 +119,7 @@ def test_the_right_value_elsewhere_does_not_count(frames):
     assert score(row, dialogue(values, f"{CALL}")) == 0.0  # cut off by a limit
     assert score(row, truth + dialogue(values, "no idea")) == 0.0  # said too early
     assert score(row, dialogue([*values[:-1], "error: no such column: b"], "error: no such column: b")) == 0.0
-    assert score(row, dialogue([truth], truth)) == 1.0  # in one statement: what counts is the value
+    assert score(row, dialogue([truth], truth)) == 1.0  # in one statement: only the value counts
 
 
 def test_other_keywords_and_missing_information_do_not_matter_for_a_fixed_value(frames):

@@ -1,4 +1,4 @@
-"""A model's answer is untrusted text: it runs nothing, and takes neither all time nor all memory."""
+"""A model's answer is untrusted text: checking an answer runs none of its code and takes bounded time and memory."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_memory_and_time_run_out():
 
 def test_a_pool_that_has_broken_is_replaced():
     broken = limited._pool(None)
-    broken._context.status = PoolStatus.ERROR  # as when one of its threads ends with an error
+    broken._context.status = PoolStatus.ERROR  # as if a thread of the pool ended with an error
     with pytest.raises(RuntimeError):
         broken.schedule(len, args=["four"])
     assert call_limited(len, "four", timeout=60.0) == 4

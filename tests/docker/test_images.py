@@ -1,4 +1,4 @@
-"""The images' own steps, run outside of them: no engine builds images here, so what can be checked without one is."""
+"""The build steps of the images, run without a container engine, since the tests have none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The code in docs/allocation.md gives what its comments say."""
+"""The code in docs/allocation.md returns the counts in its comments."""
 
 from __future__ import annotations
 

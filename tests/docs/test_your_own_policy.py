@@ -1,4 +1,4 @@
-"""The policy in docs/your_own_policy.md is what it claims to be."""
+"""The policy in docs/your_own_policy.md is short, spends its budget, and runs as the page says."""
 
 from __future__ import annotations
 

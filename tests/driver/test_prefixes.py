@@ -84,7 +84,7 @@ def test_an_agent_replays_its_first_interaction_through_the_tool(tokenizer, tool
     assert len(engine.calls) == 2 and engine.calls[0]["prompt_ids"] == first.prompt_ids + prefix.tokens.tolist()
     new_turns = [sql_call("UPDATE r SET a=a-1 RETURNING a") + END, "10" + END]
     assert not playback.diverged
-    assert sum(again.response_mask) == sum(len(tokenizer.encode(turn)) for turn in new_turns)  # nothing else is billed
+    assert sum(again.response_mask) == sum(len(tokenizer.encode(turn)) for turn in new_turns)  # no other tokens count
     generated = [span for span in recorded(first).spans if span.generated]
     assert prefix.generated.sum() == generated[0].stop - generated[0].start
 
@@ -149,7 +149,7 @@ def test_without_a_prefix_nothing_changes(tokenizer):
 
 
 def test_rollouts_that_run_at_once_do_not_mix(tokenizer):
-    """Every rollout is a task of its own, with its own prefix."""
+    """Every rollout is a separate asyncio task with its own prefix."""
     first, _, _ = run("single_turn_agent", tokenizer, ["the answer is 42"])
     prefixes = [recorded(first).prefix(ratio) for ratio in (0.2, 0.6)]
     engine = ScriptedEngine(tokenizer, ["a", "b", "c"])

@@ -11,7 +11,7 @@ from verl_ext.estimation.probe import LinearProbe
 
 @pytest.fixture
 def task():
-    """Features that tell easy prompts from hard ones, and outcomes of eight rollouts each."""
+    """Features that separate easy from hard prompts, and outcomes of eight rollouts each."""
     rng = np.random.default_rng(0)
     features = rng.normal(size=(400, 8))
     rates = 1 / (1 + np.exp(-2 * features[:, 0]))
@@ -53,7 +53,7 @@ def test_online_follows_what_is_observed(task):
 
 
 def test_dual_learns_how_sure_to_be(task):
-    """Outcomes at 0 or 1 for prompts that look alike: a weak prior. All near a half: a strong one."""
+    """Similar prompts with outcomes 0 or 1 get a weak prior, with outcomes near a half a strong prior."""
     features = np.eye(2)[np.repeat([0, 1], 100)]
     outcomes = np.concatenate([np.tile([0.0, 1.0], 50), np.full(100, 0.5)])
     probe = LinearProbe(features, online=False, dual=True, learning_rate=0.05)
@@ -63,7 +63,7 @@ def test_dual_learns_how_sure_to_be(task):
 
 
 def test_beta_binomial_loss_is_the_likelihood():
-    """One step down the gradient of scipy's Beta-binomial log-probability, up to its binomial coefficient."""
+    """One gradient step on scipy's Beta-binomial log-probability, without its binomial coefficient."""
     import torch
     from scipy.special import betaln
 

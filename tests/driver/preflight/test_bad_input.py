@@ -21,7 +21,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def configs(folder):
-    """Each recipe's own configuration, complete; nothing is composed twice."""
+    """Each recipe's own complete configuration, composed once."""
     return {recipe: compose(recipe, *good_overrides(folder)) for recipe in RECIPES}
 
 

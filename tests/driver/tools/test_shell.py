@@ -195,7 +195,7 @@ def test_a_prefix_is_replayed_in_a_sandbox_of_its_own(folder):
     ]
     first, _ = rollout(tools, tests, [*steps, "done"])
     assert first.extra_fields[VERDICT] is True
-    wait_for(lambda: not sandbox.running())  # the loop is over, and nobody had to collect garbage
+    wait_for(lambda: not sandbox.running())  # the loop has ended, without a garbage collection
 
     (folder / "answer").unlink()
     prefix = Trajectory(first.response_ids, first.response_mask).prefix(0.4)

@@ -42,7 +42,7 @@ async def call(tool, trajectory, query, script=SCRIPT):
 
 
 def session(tool, *queries, script=SCRIPT):
-    """The observations of one trajectory, and its database in the end."""
+    """The observations of one trajectory, and its final database."""
     trajectory = Trajectory()
 
     async def run():

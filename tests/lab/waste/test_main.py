@@ -1,4 +1,4 @@
-"""The command: what it writes, what it refuses, what it loads."""
+"""The command: output, refusals and imports."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def benchmark():
 
 @pytest.fixture(scope="module")
 def small_log(benchmark, tmp_path_factory):
-    """What the benchmark measures, smaller: 8,192 rollouts of 512 prompts, four steps."""
+    """The log of the benchmark, in a smaller size: 8,192 rollouts of 512 prompts, four steps."""
     folder = tmp_path_factory.mktemp("rollouts")
     benchmark.write_log(folder, 8000, 512, 200)
     return folder
@@ -103,7 +103,7 @@ def test_page_plots_numbers_and_histories(small_log, tmp_path, invoke):
 
 
 def test_the_budget_of_the_metrics(small_log, tmp_path, invoke):
-    """With what was sampled and discarded up to the log's last step, and not after it."""
+    """Rollouts sampled and discarded up to the log's last step are counted, later ones are not."""
     steps = {
         step: {
             "rollouts/sampled_total": 3000.0 * step,
