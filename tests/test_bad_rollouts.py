@@ -1,4 +1,4 @@
-"""What comes back from the engine and is no good: each recipe trains on the rest, or ends with one sentence."""
+"""Unusable rollouts from the engine: each recipe trains on the rest, or ends with one sentence."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROWS = 64
 
 
 class ScriptedEngine(BernoulliEngine):
-    """Every rollout is what the test says it is."""
+    """The test determines every rollout."""
 
     def __init__(self, make):
         super().__init__({})

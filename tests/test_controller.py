@@ -18,7 +18,7 @@ from verl_ext.policy import Discard, Evict, Request, RolloutPolicy
 
 
 class Scripted(RolloutPolicy):
-    """Returns what the test says, to see what the controller does with it."""
+    """Returns the actions that the test sets, to test the controller's execution."""
 
     def __init__(self, *, start=lambda draw: [], group=lambda group: [], batch=lambda: []):
         self._start, self._group, self._batch = start, group, batch

@@ -169,7 +169,7 @@ def test_giving_up_ends_what_runs_and_begins_no_more():
         give_up(todo)
     started.remove(run)
     assert todo[0].result() == -9 and todo[1].cancelled() and not begun
-    stop(run)  # has nothing left to do
+    stop(run)  # has no work left
 
 
 def test_a_worker_is_killed_by_its_name_and_one_that_is_not_there_is_said():

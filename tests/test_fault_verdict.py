@@ -61,7 +61,7 @@ class Resumed:
         return metrics
 
     def trained(self) -> dict[int, set[tuple[str, str]]]:
-        """What verl would have trained on, but for the step that was being written at the kill."""
+        """The rows that verl would have trained on, without the step that was being written at the kill."""
         texts = {step: {(prompt, f"text of {prompt}") for prompt in ids} for step, ids in self.record.batches.items()}
         return {step: pairs for step, pairs in texts.items() if step != KILLED}
 

@@ -1,4 +1,4 @@
-"""What may import what, and how fast."""
+"""Allowed imports between modules, and the time of imports."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_package_for_use_outside_of_verl_loads_nothing_heavy(package):
     assert not set(result.stdout.split()) & (HEAVY | {"scipy", "sklearn"})
 
 
-# grpo is the baseline, which asks for nothing special: evaluation runs its trainer.
+# grpo is the baseline without a special setting: evaluation runs its trainer.
 METHODS = sorted({path.parent.name for path in ROOT.glob("recipe/*/policy.py")} - {"grpo"})
 # knapsack is also an allocator, and dynamic_sampling an option of OneWave: these words may occur.
 ALSO_WORDS = {"knapsack", "dynamic_sampling"}

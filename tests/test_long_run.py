@@ -1,4 +1,4 @@
-"""Nothing that a run keeps grows with its steps; times are measured in ``benchmarks/long_run.py``."""
+"""The state of a run does not grow with its steps; times are measured in ``benchmarks/long_run.py``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""VIP and Knapsack-RL: one wave, divided by what is believed."""
+"""VIP and Knapsack-RL: one wave, divided by the predicted success rates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a wheel of this project holds and asks for."""
+"""Content and requirements of this project's wheel."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_every_config_and_recipe_readme_is_in_the_wheel(wheel):
 
 @pytest.fixture(scope="module")
 def core(wheel_file, tmp_path_factory) -> Path:
-    """The Python of an environment that holds the wheel and the requirements of its core only."""
+    """The Python of an environment with the wheel and the requirements of its core only."""
     folder = tmp_path_factory.mktemp("core")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     python = folder / "bin" / "python"

@@ -41,7 +41,7 @@ def test_a_prefix_is_the_first_part_and_ends_where_the_paper_says(trajectory, ra
     if interactions:
         kept = sum(not span.generated for span in prefix.spans)
         assert kept == max(1, int(ratio * interactions)) and not prefix.generated[-1]
-        assert trajectory.generated[stop]  # what follows is the policy's turn
+        assert trajectory.generated[stop]  # the policy's turn follows
     else:
         assert stop == max(1, int(ratio * len(trajectory)))
 

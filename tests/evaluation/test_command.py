@@ -1,4 +1,4 @@
-"""The command line: what it refuses, how it continues, and what it reports. Runs of verl are in tests/stack."""
+"""The command line: refusals, continuation and report. Runs of verl are in tests/stack."""
 
 from __future__ import annotations
 

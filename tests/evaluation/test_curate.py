@@ -1,4 +1,4 @@
-"""The subset of problems that a model solves in less than a share of its rollouts."""
+"""Selection of the problems that a model solves in less than a given share of its rollouts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each launch script composes is what its paper says. A baseline differs in the policy only."""
+"""The configuration of each launch script has its paper's values. A baseline differs in the policy only."""
 
 from __future__ import annotations
 
@@ -292,7 +292,7 @@ def test_prefix_sampling_of_agents(script, response, turns):
     multi_turn = rollout["multi_turn"]
     assert (multi_turn["enable"], multi_turn["format"], multi_turn["max_assistant_turns"]) == (True, "hermes", turns)
     assert config["rollout_driver"]["agent_timeout"] == 1200
-    # Prompts are measured with what the chat template says of the tools.
+    # The length of a prompt includes the chat template's text about the tools.
     assert config["data"]["tool_config_path"] == multi_turn["tool_config_path"]
 
 
@@ -306,7 +306,7 @@ def test_the_tools_fit_the_settings():
     assert [tool.name for tool in tools] == ["bash", "submit"]
     for tool in tools:
         assert tool.config["deployment"]["type"] == "docker"
-        # verl would cut what is longer once more, and a sandbox must outlive a turn that takes long.
+        # verl would cut longer output again, and a sandbox must outlive a long turn.
         assert tool.config["max_characters"] < multi_turn["max_tool_response_length"]
         assert tool.config["idle_timeout"] > config["rollout_driver"]["agent_timeout"]
         assert tool.config["lifetime"] > tool.config["idle_timeout"] + config["rollout_driver"]["agent_timeout"]

@@ -280,7 +280,7 @@ def test_an_unknown_model_size_is_answered_with_those_there_are():
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_answers_are_judged_by_math_verify(script):
-    """By math_reward, by HORA's reward, which calls it, or, for agents, by the task's own tests."""
+    """The verifier is math_reward, HORA's reward (which calls math_reward), or, for agents, the task's own tests."""
     module = {"hora": "think_answer_reward", "swe": "swe_reward"}
     expected = next((reward for word, reward in module.items() if word in script), "math_reward")
     assert resolved(script)["reward"]["custom_reward_function"]["path"] == f"pkg://verl_ext.data.{expected}"

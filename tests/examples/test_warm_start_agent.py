@@ -59,7 +59,7 @@ def tools(tmp_path_factory):
 
 
 def roll_out(task, turns, tokenizer, tools):
-    """What verl's tool_agent loop makes of a row of the data, when the engine generates these turns."""
+    """The output of verl's tool_agent loop for a row of the data, when the engine generates these turns."""
     row = sql_tasks.to_row(task, sql_tasks.Level(len(task.operations)))
 
     async def run():
@@ -79,7 +79,7 @@ def test_a_demonstration_has_the_tokens_of_verls_loop(task, tokenizer, tools):
     row, output = roll_out(task, demonstration.turns, tokenizer, tools)
     assert output.prompt_ids + output.response_ids == tokens
     assert [False] * len(output.prompt_ids) + [mask == 1 for mask in output.response_mask] == generated
-    # What the reward manager makes of it.
+    # The reward manager's result.
     solution = tokenizer.decode(output.response_ids, skip_special_tokens=True)
     extra_info = {**row["extra_info"], "num_turns": output.num_turns}
     truth = row["reward_model"]["ground_truth"]
@@ -101,7 +101,7 @@ def test_a_random_value_is_right_when_it_was_observed(tokenizer, tools):
                 yield answers[-1]
 
         class Listening(type(tools[0])):
-            """Lets the scripted engine answer with what the tool said."""
+            """Lets the scripted engine answer with the output of the tool."""
 
             async def execute(self, *args, answers=answers, **kwargs):
                 result = await super().execute(*args, **kwargs)

@@ -1,1 +1,1 @@
-"""Kills real training runs and judges what became of them; see ``tests/faults.sh``."""
+"""Kills real training runs and judges their end; see ``tests/faults.sh``."""

@@ -1,4 +1,4 @@
-"""Kills and breaks real training runs, and prints what became of each: recovered, refused clearly, or lost."""
+"""Kills and breaks real training runs, and prints the outcome of each: recovered, refused clearly, or lost."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def break_one(name: str, task: Task, folder: Path) -> Iterator[Result]:
 
 
 def do(name: str, job: Job, results: list[Result]) -> None:
-    """Note what came of a job as it comes; one that fails itself is lost, and the others go on."""
+    """Append the results of a job as they arrive. A job that raises an error is lost; the other jobs continue."""
     try:
         for result in job():
             results.append(result)
@@ -70,7 +70,7 @@ def do(name: str, job: Job, results: list[Result]) -> None:
 
 
 def give_up(todo: list[Future]) -> None:
-    """End what is running and begin no more; the folders can go then."""
+    """End the running jobs and start no others, so that their folders can be removed."""
     for job in todo:
         job.cancel()
     while not all(job.done() for job in todo):
@@ -99,7 +99,7 @@ def main(
     seed: int = 0,
     out: Annotated[Path | None, typer.Option(help="File for the table, in markdown.")] = None,
 ) -> None:
-    """Print the table; exits with 1 if anything was lost. Interrupted, it is of what was done."""
+    """Print the table; exits with 1 if a run was lost. After an interruption, the table has the finished jobs."""
     chosen = recipes.split(",")
     if unknown := set(chosen) - set(RECIPES):
         raise typer.BadParameter(f"--recipes has {min(unknown)}; use {', '.join(RECIPES)}")
@@ -113,7 +113,7 @@ def main(
         try:
             wait(todo)
         except KeyboardInterrupt:
-            interrupted, results = True, list(results)  # what ends now was ended by that
+            interrupted, results = True, list(results)  # ends from now on are results of the interruption
             give_up(todo)
     console.print(table(results))
     if out is not None:

@@ -45,7 +45,7 @@ PHASES = {  # verl's timers, in the order of a step
 
 @dataclass
 class Kill:
-    """One kill, and what the run that was started after it has done."""
+    """One kill, and the outcome of the run that was started after it."""
 
     recipe: str
     step: int
@@ -123,14 +123,14 @@ def chain(task: Task, recipe: str, folder: Path, kills: int, save_every: int, mo
 
 
 def resume_point(checkpoints: Path) -> tuple[dict[str, Any] | None, list[str], str]:
-    """What a run that was killed is to go on from.
+    """The state from which a killed run must resume.
 
     Returns:
-        (state in the checkpoint, or None where the run is to start anew; the keys that resume from it; the sentence
-        with which the command that was killed must refuse, or ''). The keys are those that the sentence names.
+        (state in the checkpoint, or None if the run must start anew; the keys that resume from the checkpoint; the
+        sentence with which the killed command must refuse to start, or ''). The sentence names the keys.
 
     Raises:
-        BadCheckpoint: the sentence names none, or a checkpoint that is no better.
+        BadCheckpoint: the sentence names no checkpoint, or a checkpoint that is also bad.
     """
     try:
         saved = folder_to_resume(checkpoints)

@@ -1,4 +1,4 @@
-"""What the runs of a trial have left on disk: the record of what passed between run and policy, and verl's own rows."""
+"""Files of a trial's runs: the record of a run and its policy, and verl's own rows."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-PADDING = "pad"  # what verl's keys of padding begin with; those of prompts are hashes
+PADDING = "pad"  # prefix of verl's keys of padding rows; keys of prompts are hashes
 
 
 @dataclass
 class Record:
-    """One training, over all its processes: where one was resumed, what it did counts, and not what was lost.
+    """One training run over all its processes. Steps that a resumed process repeats replace the lost ones.
 
     Attributes:
-        rows_per_epoch: of the data.
-        loaded: what the last process had after it had loaded a checkpoint; None: it started anew.
-        rows: of the data, by number, in the order in which they were read.
+        rows_per_epoch: rows of the data in an epoch.
+        loaded: state of the last process after it had loaded a checkpoint; None: it started anew.
+        rows: row numbers of the data, in reading order.
         batches: ids of the prompts of each step's batch.
     """
 
@@ -29,7 +29,7 @@ class Record:
 
 
 def read_record(path: Path) -> Record:
-    """The record (``rollout_driver.record``) of a run that was perhaps resumed, and perhaps goes on."""
+    """The record (``rollout_driver.record``) of a run that may have been resumed, and may still be running."""
     before, record, step = Record(), Record(), 0
     for event in _events(path):
         match event["event"]:
@@ -54,7 +54,7 @@ def prompt_of(group_id: str) -> str:
 
 
 def trained_prompts(folder: Path, steps: Iterable[int]) -> dict[int, set[tuple[str, str]]]:
-    """(prompt id, text) of what verl has trained on, padding left out; of those of ``steps`` that it has a file of."""
+    """(prompt id, text) of the rows that verl has trained on, without padding, for those ``steps`` with a file."""
     files = {step: folder / f"{step}.jsonl" for step in steps}
     return {step: set(_prompts(file)) for step, file in files.items() if file.exists()}
 

@@ -1,4 +1,4 @@
-"""Reward functions that do what reward functions should not."""
+"""Faulty reward functions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from verl_ext.data.reasoning_gym import compute_score
 
-_calls = itertools.count()  # in a reward worker, which there is one of
+_calls = itertools.count()  # in the only reward worker
 
 
 def broken_at_times(**row: Any) -> dict[str, float]:
@@ -43,7 +43,7 @@ def blocks_in_validation(**row: Any) -> dict[str, float]:
 
 
 def every_other(**row: Any) -> dict[str, float]:
-    """Right or wrong by turns, whatever the answer is."""
+    """Correct and wrong by turns, for any answer."""
     verdict = float(next(_calls) % 2)
     return {"score": verdict, "acc": verdict}
 

@@ -13,7 +13,7 @@ started: list[TrainingRun] = []
 
 
 class NotTried(Exception):
-    """This machine cannot do what the fault takes. The message says what is missing."""
+    """This machine cannot produce the fault. The message names the missing part."""
 
 
 def start(task: Task, recipe: str, folder: Path, *overrides: str) -> TrainingRun:
@@ -24,14 +24,14 @@ def start(task: Task, recipe: str, folder: Path, *overrides: str) -> TrainingRun
 
 
 def stop(run: TrainingRun) -> None:
-    """End it, if it has not ended."""
+    """End the run, if it has not ended."""
     if run.process.poll() is None:
         with contextlib.suppress(psutil.NoSuchProcess):  # it has, since
             run.kill()
 
 
 def stop_all() -> None:
-    """End what :func:`start` has started."""
+    """End the processes that :func:`start` has started."""
     for run in list(started):
         stop(run)
 

@@ -1,4 +1,4 @@
-"""Whether a run that was killed and resumed is the run that it would have been."""
+"""Compares a run that was killed and resumed with its record and its checkpoint."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Trained = Mapping[int, set[tuple[str, str]]]
 def compare(
     before: Steps, after: Steps, state: Mapping[str, Any] | None, last: int, record: Record, trained: Trained
 ) -> list[str]:
-    """What is wrong, in words; [] if nothing is.
+    """Faults of the resumed run, in words; [] if it has none.
 
     Args:
         before: metrics of the steps until the kill.
         after: metrics of the steps after the restart.
-        state: of the run in the checkpoint that the second process went on from; None: it started anew.
-        last: the last step that there must be.
-        record: of the run, until now.
-        trained: what verl has trained on, of the steps that it is known of.
+        state: the run's state in the checkpoint from which the second process resumed; None: it started anew.
+        last: required last step.
+        record: record of the run until now.
+        trained: rows that verl has trained on, by step, for the steps with a file.
     """
     first = 1 if state is None else int(state["step"]) + 1
     faults = []
@@ -55,7 +55,7 @@ def balances(metrics: Mapping[str, float]) -> bool:
 
 
 def difference(saved: Any, loaded: Any, where: str = "the state") -> str:
-    """The first place where two JSON values differ, and what is there."""
+    """The first place where two JSON values differ, and both values."""
     if isinstance(saved, dict) and isinstance(loaded, dict) and saved.keys() == loaded.keys():
         keys = list(saved)
     elif isinstance(saved, list) and isinstance(loaded, list) and len(saved) == len(loaded):

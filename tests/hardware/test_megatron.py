@@ -1,4 +1,4 @@
-"""Megatron's sizes: worked out by hand, what must hold under any settings, and those of the profiles."""
+"""Megatron's sizes: examples computed by hand, invariants under all settings, and the profiles."""
 
 from __future__ import annotations
 

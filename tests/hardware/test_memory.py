@@ -1,4 +1,4 @@
-"""The arithmetic of memory: against models that transformers builds, and against what must hold under any settings."""
+"""The arithmetic of memory: against models built by transformers, and invariants under all settings."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def test_the_cooldown_is_counted_in_groups_of_the_bucket(cooldown):
         before = control.ratio(1)
         control.observe(1, 0.0)
         moved.append(control.ratio(1) != before)
-        control.observe(7, 0.5)  # another bucket's groups count for nothing
+        control.observe(7, 0.5)  # groups of another bucket do not count
     assert [index for index, move in enumerate(moved) if move] == list(range(0, 20, cooldown + 1))
 
 

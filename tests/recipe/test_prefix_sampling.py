@@ -1,4 +1,4 @@
-"""Prefix Sampling on a generator in which a prefix pulls the success rate towards its own end."""
+"""Prefix Sampling on an engine in which a prefix moves the success rate towards the prefix's own outcome."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def opened(policy: PrefixSampling, count: int, step: int = 1) -> list[Request]:
 
 
 def finish(policy: PrefixSampling, requests: list[Request], passed: list[int]) -> tuple[list[Group], list]:
-    """Let each request's group pass this often; the batch, and what was asked for meanwhile."""
+    """Let each request's group pass the given number of times; returns the batch, and the requests made meanwhile."""
     actions = []
     for place, (request, k) in enumerate(zip(requests, passed, strict=True)):
         rollouts = [ended(n < k) for n in range(request.rollouts)]
@@ -147,7 +147,7 @@ def test_a_restart_changes_nothing():
     resumed.prompts.rows = straight.prompts.rows  # the position in the data is the data loader's
     assert resumed.policy.state_dict() == straight.policy.state_dict() and len(straight.policy.store)
     replayed = {group_id: group.prefix for group_id, group in straight.live.items()}
-    assert not replayed  # at the end of a step nothing is under way
+    assert not replayed  # at the end of a step no rollout is in generation
     run_step(resumed, 6)
     assert resumed.metrics()["prefix_sampling/rerollouts"] == len(straight.policy.store)
 

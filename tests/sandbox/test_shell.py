@@ -1,4 +1,4 @@
-"""The end of a sandbox: when, and that nothing is left of it."""
+"""The end of a sandbox: its time, and that no process or file is left."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def test_a_checkpoint_in_shards_is_sampled_and_scored(task, tmp_path):
     assert weighted / 8 == pytest.approx(solved)
     assert (out / "pass_at_k.png").stat().st_size > 1000 and "pass@k" in result.stdout
 
-    # The samples are complete, so nothing is started.
+    # The samples are complete, so verl is not started.
     written = file.stat().st_mtime_ns
     again = evaluate(task, run / "global_step_3", model, out)
     assert again.returncode == 0 and file.stat().st_mtime_ns == written

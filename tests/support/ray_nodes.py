@@ -1,4 +1,4 @@
-"""Ray nodes on one machine, each a `ray start` of its own as on a machine of its own."""
+"""Ray nodes on one machine, each from its own `ray start`, as on separate machines."""
 
 from __future__ import annotations
 

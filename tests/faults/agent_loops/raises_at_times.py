@@ -1,4 +1,4 @@
-"""An agent loop that does what agent loops should not; verl finds it by ``agent_loops.yaml``."""
+"""A faulty agent loop; verl finds it by ``agent_loops.yaml``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 
-_calls = itertools.count()  # in an agent-loop worker, which there is one of
+_calls = itertools.count()  # in the only agent-loop worker
 
 
 class RaisesAtTimes(SingleTurnAgentLoop):

@@ -1,4 +1,4 @@
-"""The pages in a real browser, without a network: they load, log no error and show what they hold."""
+"""The pages in a real browser, without a network: they load, log no error and show their content."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def pages(tmp_path_factory):
 
 @pytest.mark.parametrize("name", ["report", "waste"])
 def test_it_loads_on_its_own(tab, pages, name):
-    """Nothing but the file and what it holds is asked for, and nothing goes wrong."""
+    """The page requests only the file and its embedded content, without an error."""
     page = tab.open(pages[name])
     page.evaluate("Promise.all([...document.images].map(image => image.decode().catch(() => null))).then(() => 0)")
     assert page.errors == []

@@ -1,4 +1,4 @@
-"""The command: what it writes, what it refuses."""
+"""The command: output and refusals."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Which plots there are, and what is drawn in them."""
+"""The plots of a report, and the values drawn."""
 
 import numpy as np
 import pytest
@@ -96,7 +96,7 @@ def test_the_ring_is_where_the_target_is_first_reached(tmp_path):
 
 
 def test_rollouts_are_stacked_to_what_was_sampled():
-    """One seed has discarded something, the other nothing: on average half of it."""
+    """One seed has discarded rollouts, the other none: the plot shows the mean, half of them."""
     first = run_with("a_1", rollouts__trained_total=6, rollouts__discarded_solved_total=4, rollouts__failed_total=0)
     figure = drawn(first, run_with("a_2", rollouts__trained_total=10, rollouts__failed_total=0))["destinations"].figure
     (axes,) = figure.axes

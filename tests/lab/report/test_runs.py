@@ -1,4 +1,4 @@
-"""Reading the logs: what is broken, what was resumed."""
+"""Reading logs, also broken logs and logs of resumed runs."""
 
 import json
 

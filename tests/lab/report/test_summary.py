@@ -29,7 +29,7 @@ def test_what_two_runs_paid_for_the_target(two):
     assert (first["first_accuracy"], first["final_accuracy"], first["best_accuracy"]) == (0.5, 0.65, 0.7)
     assert first["validations"][0] == {"step": 0, "rollouts": 0, "tokens": 0, "seconds": 0, "accuracy": 0.5}
     assert first["to_target"] == {"step": 4, "rollouts": 400, "tokens": 4000, "seconds": 8, "accuracy": 0.7}
-    # 0.7 lies between 0.69 and 0.71: the first validation at or above it counts, nothing in between.
+    # 0.7 lies between 0.69 and 0.71: the first validation at or above the target counts, without interpolation.
     assert (second["final_accuracy"], second["rollouts_to_target"], second["seconds"]) == (0.9, 300, 6)
     assert (first["times_fewer_rollouts"], second["times_fewer_rollouts"]) == (1, pytest.approx(400 / 300))
     assert summary["notes"] == []

@@ -15,7 +15,7 @@ def rng():
 
 
 def shares(population: str, rollouts: int) -> tuple[float, float]:
-    """Of prompts with no success and with nothing else, among so many rollouts."""
+    """Shares of prompts with no success, and with successes only, among ``rollouts`` rollouts."""
     rates = sigmoid(draw_logits(population, 200_000, rng()))
     return ((1 - rates) ** rollouts).mean(), (rates**rollouts).mean()
 

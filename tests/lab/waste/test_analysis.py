@@ -46,7 +46,7 @@ def test_by_difficulty():
 
 
 def test_scores_decide_about_the_gradient(tmp_path):
-    """Scores that differ among correct rollouts give one; equal scores give none, whatever the verdicts."""
+    """Different scores among correct rollouts give a gradient; equal scores give none, for any verdicts."""
     rows = [line("a", 1.0, acc=1), line("a", 0.8, acc=1), line("b", 0.5, acc=1), line("b", 0.5, acc=0)]
     log = read_rollouts([write_lines(tmp_path / "1.jsonl", rows)])
     assert kinds(log).tolist() == [0, 3]

@@ -31,7 +31,7 @@ def run(name, log, budget=None, seed=0, **settings):
 
 
 def test_uniform_goes_through_the_log_as_it_was():
-    """Each step draws the prompts of that step, so the rates are those of the very groups."""
+    """Each step draws the prompts of that step, so the rates are those of the logged groups."""
     log = recorded_log()
     drawn = []
 
@@ -77,7 +77,7 @@ def test_one_step_costs_what_a_step_of_the_log_cost(name):
 
 
 def test_a_history_knows_nothing_in_the_first_epoch():
-    """Knapsack-RL: uniform until prompts are seen again; then away from what is hopeless or solved."""
+    """Knapsack-RL: uniform until prompts are seen again; then rollouts move away from hopeless and solved prompts."""
     log = recorded_log(epochs=4)
     first = log_of(list(zip(log.step, log.prompt, log.correct, log.rollouts, strict=True))[:64])
     outcome = run("knapsack", first)
@@ -95,7 +95,7 @@ def test_pilots_and_commits():
     assert outcome.trained_groups > 0 and outcome.gradient_groups == outcome.trained_groups
     discarded = sum(outcome.discarded.values())
     assert {"too_hard", "too_easy"} <= set(outcome.discarded)
-    assert 0 <= outcome.sampled - outcome.trained_rollouts - discarded <= 4 * BATCH * 4  # what is left is buffered
+    assert 0 <= outcome.sampled - outcome.trained_rollouts - discarded <= 4 * BATCH * 4  # the rest is buffered
     assert outcome.sampled >= 64 * 8 * N and outcome.steps < len(log.batches)
 
 

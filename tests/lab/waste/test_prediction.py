@@ -1,4 +1,4 @@
-"""What estimators would have said, computed by hand for small logs."""
+"""Predictions of estimators, computed by hand for small logs."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def test_the_posterior():
 
 
 def test_what_predicts_from_features(tmp_path):
-    """Success rates that follow from the features are foretold for prompts never seen; one mean does not."""
+    """Success rates that depend on the features are predicted for unseen prompts; a common mean cannot predict them."""
     rng = np.random.default_rng(0)
     features = rng.normal(size=(400, 3))
     np.save(tmp_path / "features.npy", features)

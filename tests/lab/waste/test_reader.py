@@ -1,4 +1,4 @@
-"""What is read from lines, and which are passed over."""
+"""Reading of log lines; padding and malformed lines are skipped."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_verls_own_writer(tmp_path):
 
 
 def test_padding_is_no_rollout(read):
-    """As verl's upsample_batch_to_divisible_size names what it adds."""
+    """Keys as verl's upsample_batch_to_divisible_size names its added rows."""
     log = read([line(uid=f"{PROMPT}-7_0_0"), *(line("", uid=f"pad{'0a' * 16}_{i}_0", score=0.0) for i in range(3))])
     assert log.rollouts.tolist() == [1] and log.skipped == {"verl's padding of a batch": 3}
 
