@@ -49,8 +49,8 @@ class Population:
     """Prompts of different difficulty, and prefixes that move the logit of success.
 
     Rollouts of a prompt succeed independently with probability sigmoid(theta), theta ~ N(0, ``difficulty_spread``^2). A
-    prompt is in bucket k when k of its n parent rollouts succeed, so theta given k has this prior times
-    Binomial(k; n, sigmoid(theta)). A prefix of ratio rho makes the logit of its n children
+    prompt is in bucket k when k of its n parent rollouts succeed, so the density of theta given k is this
+    prior times Binomial(k; n, sigmoid(theta)), normalised. A prefix of ratio rho makes the logit of its n children
 
         theta + gain rho^curvature + shift    from a success, for buckets k < n/2
         theta - gain rho^curvature + shift    from a failure, for buckets k > n/2

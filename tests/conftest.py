@@ -31,7 +31,7 @@ def levels_of_loggers() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def one_environment() -> Iterator[None]:
-    """``datasets`` puts a copy in place of ``os.environ`` when it filters in processes of its own.
+    """Put back ``os.environ``: ``datasets`` replaces the mapping by a copy when filtering in several processes.
 
     A module that holds the old mapping, such as rich, would not see variables set by later tests.
     """
@@ -42,7 +42,7 @@ def one_environment() -> Iterator[None]:
 
 @pytest.fixture
 def nothing_is_left():
-    """Every sandbox of the test is stopped after it."""
+    """Every sandbox is stopped at the end of the test."""
     from support.shells import wait_for  # imports verl
 
     from verl_ext.sandbox import shell as sandbox

@@ -3,7 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# install_packages <command> <what for> <package>...: with Debian's apt-get, where it is missing and this runs as root
+# install_packages <command> <purpose> <package>...: apt-get install, if the command is missing and the user is root
 install_packages() {
   if command -v "$1" >/dev/null || [[ $EUID -ne 0 ]] || ! command -v apt-get >/dev/null; then return; fi
   echo "Installing ${*:3} with apt-get, for $2."

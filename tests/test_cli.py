@@ -37,7 +37,7 @@ def run(monkeypatch, capsys):
 
 
 def imported(*arguments: str) -> set[str]:
-    """Modules that are loaded once ``verl-ext <arguments>`` has ended."""
+    """Modules loaded at the end of ``verl-ext <arguments>``."""
     code = (
         f"import sys\nfrom verl_ext.cli import main\nmain({list(arguments)})\n"
         "print('\\n' + ' '.join(name for name in sys.modules if '.' not in name))"

@@ -1,4 +1,4 @@
-"""The books and the rules of execution, with a generator that needs no model."""
+"""The ledger and the rules of execution, with an engine without a model."""
 
 from __future__ import annotations
 

@@ -205,6 +205,6 @@ def test_the_last_error_is_the_runs_own():
 
 
 def test_the_agent_loop_is_found_where_its_file_says(monkeypatch):
-    monkeypatch.syspath_prepend(AGENT_LOOPS)  # as start() has it
+    monkeypatch.syspath_prepend(AGENT_LOOPS)  # as in start()
     (entry,) = OmegaConf.load(AGENT_LOOPS / "agent_loops.yaml")
     assert entry.name == "raises_at_times" and issubclass(hydra.utils.get_class(entry._target_), AgentLoopBase)

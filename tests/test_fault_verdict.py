@@ -1,4 +1,4 @@
-"""The fault harness's own judgement: on fabricated metrics, and on records of real policies that were resumed."""
+"""The verdict of the fault harness: on fabricated metrics, and on records of real, resumed policies."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ SIZE, SAVED, KILLED, END = 24, 2, 3, 6  # rows of the data; steps
 
 
 class Resumed:
-    """A run on the Bernoulli engine, recorded, that was killed after step KILLED and went on from step SAVED.
+    """A recorded run on the Bernoulli engine, killed after step KILLED and resumed from step SAVED.
 
     Args:
-        skipped: rows of the data that the second process does not read.
+        skipped: rows of the data skipped by the second process.
     """
 
     def __init__(self, folder: Path, make, skipped: int = 0):

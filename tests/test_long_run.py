@@ -14,7 +14,7 @@ def test_nothing_grows_with_the_steps(recipe, tmp_path):
         first, *later = [run.sizes_after(100) for _ in range(4)]  # by step 100 every prompt was drawn
     for size in later:
         assert size.live <= 16 * BATCH  # the buffer and the pilots on their way
-        assert size.metrics <= first.metrics + 2 * PROMPTS // BATCH  # a count that has just occurred for the first time
+        assert size.metrics <= first.metrics + 2 * PROMPTS // BATCH  # new counts may occur for the first time
         assert size.log_records == 0
         assert size.files <= first.files
         assert size.state_bytes < 1.5 * first.state_bytes + 5000

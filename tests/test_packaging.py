@@ -23,7 +23,7 @@ CPU_EXTRAS = ("", "cpu", "quickstart", "embeddings", "agents", "docs", "dev")
 
 @pytest.fixture(scope="module")
 def wheel_file(tmp_path_factory) -> Path:
-    """Built from a copy: building writes into the tree it is given."""
+    """A wheel built from a copy, because the build writes into its source tree."""
     source = tmp_path_factory.mktemp("source")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)

@@ -81,7 +81,7 @@ def test_utility_is_the_expected_chance_of_a_hit(alpha, beta, n):
     """1 - E[(1 - P)^n] (HORA eq. 3), by Gauss-Jacobi quadrature under the Beta density: exact for polynomials."""
     from scipy.special import roots_jacobi
 
-    with np.errstate(invalid="ignore"):  # in scipy's own recurrence, at parameters that sum to 0
+    with np.errstate(invalid="ignore"):  # in scipy's own recurrence, at parameters with sum 0
         nodes, weights = roots_jacobi(32, beta - 1, alpha - 1)
     miss = weights @ ((1 - nodes) / 2) ** n / weights.sum()
     assert hit_utility.utility([0], [0], [n], prior=(alpha, beta))[0] == pytest.approx(1 - miss, abs=1e-9)

@@ -20,7 +20,7 @@ def test_drawn_children_pass_at_the_expected_rate(bucket, ratio, shift, curvatur
 
 
 def test_the_logits_of_a_bucket_are_those_of_prompts_that_land_in_it():
-    """By drawing parents and keeping those with k of n."""
+    """By drawing parents and keeping groups with k of n successes."""
     rng = np.random.default_rng(0)
     logits = 1.5 * rng.normal(size=200_000)
     successes = rng.binomial(8, 1 / (1 + np.exp(-logits)))

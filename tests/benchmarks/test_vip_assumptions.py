@@ -77,7 +77,7 @@ def test_variance_tests_equal_the_formulas_on_a_ragged_case():
 
 
 def test_p_values_are_about_uniform_where_the_assumptions_hold():
-    """Levene's test is conservative for few rollouts, so it gets many, and so does O'Brien's."""
+    """Levene's test is conservative for few rollouts, so Levene's and O'Brien's tests get many."""
     correlation = [[test(*independent(seed)).p_value for test in CORRELATION] for seed in range(REPEATS)]
     variance = [[test(independent(seed, 5, 80)[1]).p_value for test in VARIANCE] for seed in range(REPEATS)]
     low, high = stats.binom.ppf([1e-3, 1 - 1e-3], REPEATS, 0.05)

@@ -1,4 +1,4 @@
-"""Data sets from small files in their own formats; the hub is a server on this machine that answers as the hub does."""
+"""Data sets from small files in their own formats; a server on this machine stands in for the hub."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ WRITTEN = {name: len(rows) for name, rows in ROWS.items()} | {
 
 
 def store(name: str, folder: Path) -> Path:
-    """The rows in the format that the data set has on the hub."""
+    """The rows in the data set's format on the hub."""
     suffix = Path(CATALOG[name].files[0]).suffix
     path = folder / f"{name}{suffix}"
     if suffix == ".parquet":
@@ -275,8 +275,8 @@ def as_parquet(rows: list[dict]) -> bytes:
 
 
 class Hub(BaseHTTPRequestHandler):
-    """Two data sets with one file each, as the hub serves them: by repository the commit that a revision is, and the
-    file's name and content."""
+    """Two data sets with one file each, served as on the hub: by repository, the commit of a revision, and the file's
+    name and content."""
 
     served = {
         "POLARIS-Project/Polaris-Dataset-53K": (

@@ -233,7 +233,7 @@ def test_setup_hides_the_tests_and_the_test_command_runs_them(tmp_path):
     expected = json.dumps({"test_answer": "PASSED"})
 
     def bash(command: str) -> subprocess.CompletedProcess:
-        for name in ("testbed", "root", "r2e_tests"):  # /root/r2e_tests last, or it would be moved twice
+        for name in ("testbed", "root", "r2e_tests"):  # /root/r2e_tests last, to move the path only once
             command = command.replace(f" /{name}", f" {tmp_path}/{name}").replace(f"=/{name}", f"={tmp_path}/{name}")
         return subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
 

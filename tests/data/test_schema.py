@@ -24,7 +24,7 @@ def asked(path):
 def test_a_file_is_replaced_and_never_written_into(tmp_path):
     train = tmp_path / "out" / "train.parquet"
     write_rows(train, rows("1+1="))
-    os.link(train, tmp_path / "opened.parquet")  # stands for a reader that opened the file before
+    os.link(train, tmp_path / "opened.parquet")  # stands for a reader with the file already open
     write_rows(train, rows("2+0=", "0+2="))
     assert asked(train) == ["2+0=", "0+2="]
     assert asked(tmp_path / "opened.parquet") == ["1+1="]

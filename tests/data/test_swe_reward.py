@@ -24,7 +24,7 @@ from verl_ext.data.swe_reward import VERDICT, compute_score
     ],
 )
 def test_what_a_tool_leaves_in_the_extra_fields_is_what_the_reward_sees(extra_fields, score):
-    """The row as verl's agent loop worker sends it (``AgentLoopWorker._compute_score``)."""
+    """The row as sent by verl's agent loop worker (``AgentLoopWorker._compute_score``)."""
     row = {
         "data_source": "r2e_gym/sympy",
         "reward_model": {"style": "rule", "ground_truth": "0a1b"},

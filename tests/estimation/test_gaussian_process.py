@@ -11,7 +11,7 @@ from verl_ext.estimation import GaussianProcess
 
 
 class DenseGaussianProcess:
-    """VIP Algorithm 1 as it stands there: the kernel of all prompts, partitioned into batch and rest."""
+    """VIP Algorithm 1 as printed: the kernel of all prompts, partitioned into batch and rest."""
 
     def __init__(self, embeddings, bandwidth, prior_mean, clip):
         squared = ((embeddings[:, None] - embeddings[None]) ** 2).sum(axis=2)
@@ -115,7 +115,7 @@ def test_noise_keeps_near_twins_from_tilting_everything_else():
     predictions = {}
     for noise in (0.0, 0.5):
         process = GaussianProcess(points, bandwidth=1.0, noise=noise)
-        process.observe([0, 1], [0.4, 0.6])  # eight rollouts each could do that
+        process.observe([0, 1], [0.4, 0.6])  # possible with eight rollouts each
         predictions[noise] = process.predict([2])[0]
     assert predictions[0.0] > 0.99 and abs(predictions[0.5] - 0.5) < 0.05
 

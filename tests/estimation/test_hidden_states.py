@@ -1,4 +1,4 @@
-"""With a real transformers model, as small as it gets."""
+"""Hidden states of a real but tiny transformers model."""
 
 from __future__ import annotations
 

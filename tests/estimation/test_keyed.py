@@ -1,4 +1,4 @@
-"""Estimators that only know ids: Beta posterior, history, moving average."""
+"""Estimators on prompt ids without features: Beta posterior, history, moving average."""
 
 from __future__ import annotations
 

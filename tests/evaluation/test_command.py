@@ -20,8 +20,8 @@ from verl_ext.evaluation.generate import Evaluation
 
 RIGHT, WRONG = "\\boxed{1}", "\\boxed{2}"
 
-# In place of recipe.grpo: two problems, each with as many samples as asked for. The first sample of a run is right. The
-# run fails where a file `fail` lies, after it has written some lines.
+# In place of recipe.grpo: two problems, each with the requested number of samples. The first sample of a run is right.
+# If there is a file `fail`, the run fails after writing some lines.
 RECIPE = """
 import json, pathlib, sys
 given = dict(argument.split("=", 1) for argument in sys.argv[1:])
@@ -43,7 +43,7 @@ sys.exit(7 if failing else 0)
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """The working directory: data, a checkpoint, and a recipe that stands in for verl."""
+    """The working directory: data, a checkpoint, and a stand-in for the recipe."""
     write_rows(tmp_path / "bench.parquet", [row("one"), row("two"), row("one")])
     (tmp_path / "run/global_step_3/actor").mkdir(parents=True)
     (tmp_path / "recipe/stand_in").mkdir(parents=True)
@@ -162,7 +162,7 @@ def test_bad_arguments_are_refused_in_one_sentence_before_verl_starts(folder, ar
 
 
 def test_verls_own_preflight_accepts_the_run(folder):
-    """The command as it is, composed and checked as recipe.grpo does; also for a checkpoint of another recipe."""
+    """The real command, composed and checked as in recipe.grpo; also for a checkpoint of another recipe."""
     (folder / "model").mkdir()
     (folder / "model/config.json").write_text(json.dumps({"model_type": "qwen2"}))
     overrides = (f"actor_rollout_ref.model.path={folder}/model", "actor_rollout_ref.rollout.val_kwargs.top_p=0.9")

@@ -18,7 +18,7 @@ def accuracies(problem):
 
 
 def test_equal_rows_are_one_problem_and_chunks_add_up(tmp_path):
-    """A benchmark that holds each problem several times over, sampled in two runs of verl."""
+    """A benchmark with several copies of each problem, sampled in two runs of verl."""
     one, two = row("one"), row("two", source="other")
     write_lines(tmp_path / "000000_2.jsonl", [*samples_of(one, [RIGHT, WRONG]), *samples_of(one, [WRONG, WRONG])])
     second = [*samples_of(one, [RIGHT]), *samples_of(two, [""]), *samples_of(one, [RIGHT])]

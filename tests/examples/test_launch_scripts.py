@@ -1,4 +1,4 @@
-"""Every launch script with every choice that a paper has composes, is valid, and fits its own GPUs.
+"""Every launch script composes with every choice in its paper, is valid, and fits its own GPUs.
 
 The scripts run with a stand-in for Python that prints its arguments, which are composed and validated here: a dry run
 of each would cost seconds. Some real dry runs show that both ways give the same configuration.

@@ -50,7 +50,7 @@ def test_a_program_runs_on_all_nodes_and_ray_is_gone_after_it(slurm, tmp_path):
     assert (tmp_path / "ticks").read_text().split() == ["0/2", "1/2", "2/2"]
     assert "Ray on 2 of 2 nodes: node1 node2" in log
     assert not ray_processes(job) and not Path(f"/tmp/ray_{job}").exists()
-    assert not (tmp_path / f"slurm-{job}-ray").exists()  # Ray's logs are kept of runs that fail
+    assert not (tmp_path / f"slurm-{job}-ray").exists()  # Ray's logs are kept only after a failure
 
 
 @needs_slurm

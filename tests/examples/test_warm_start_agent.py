@@ -13,7 +13,7 @@ import pytest
 from support.agent_loops import ScriptedEngine, make_loop
 from typer.testing import CliRunner
 
-pytest.importorskip("reasoning_gym")  # warm_start.py needs it
+pytest.importorskip("reasoning_gym")  # needed by warm_start.py
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase  # noqa: E402
 from verl.tools.tool_registry import initialize_tools_from_config  # noqa: E402
@@ -24,7 +24,7 @@ from verl_ext.data.levels import write_splits  # noqa: E402
 from verl_ext.driver.prefixes import PrefixClient  # noqa: E402
 
 FOLDER = Path(__file__).parents[2] / "examples" / "quickstart"
-sys.path.insert(0, str(FOLDER))  # as for a script: warm_start.py is beside it
+sys.path.insert(0, str(FOLDER))  # as for a script, to import warm_start.py beside it
 spec = importlib.util.spec_from_file_location("quickstart_warm_start_agent", FOLDER / "warm_start_agent.py")
 agent = importlib.util.module_from_spec(spec)
 sys.modules["quickstart_warm_start_agent"] = agent
@@ -39,7 +39,7 @@ TASKS = [
 
 
 def folder_with_model(path):
-    """A checkpoint as training writes it, untrained."""
+    """An untrained checkpoint in the format of a trained one."""
     tokenizer = agent.make_tokenizer()
     agent.save(agent.make_model(tokenizer, 32, 1), tokenizer, {}, path)
     return path
@@ -47,7 +47,7 @@ def folder_with_model(path):
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
-    """As verl loads it."""
+    """The tokenizer, loaded as in verl."""
     return hf_tokenizer(str(folder_with_model(tmp_path_factory.mktemp("warm") / "model")))
 
 

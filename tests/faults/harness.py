@@ -79,7 +79,7 @@ def give_up(todo: list[Future]) -> None:
 
 
 def table(results: list[Result]) -> Table:
-    """Of how often each fault had each outcome, in markdown."""
+    """Number of outcomes of each kind for each fault, in markdown."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for fault, outcome in results:
         counts[fault][outcome] += 1

@@ -1,4 +1,4 @@
-"""SIGKILL at random moments of a run that is resumed again and again."""
+"""SIGKILL at random moments of a run, resumed after each kill."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ RECIPES = {
     "knapsack": ["actor_rollout_ref.rollout.n=8"],
     "prefix_sampling": ["actor_rollout_ref.rollout.n=8"],
 }
-EACH_ONCE = ("grpo", "hora", "vip", "knapsack")  # they train every prompt that they draw
-PROMPTS, BATCH = 96, 4  # of the task
+EACH_ONCE = ("grpo", "hora", "vip", "knapsack")  # these recipes train every drawn prompt
+PROMPTS, BATCH = 96, 4  # prompts of the task, and of a batch
 PHASES = {  # verl's timers, in the order of a step
     "generation": ("gen",),
     "update": ("old_log_prob", "adv", "update_actor"),
@@ -85,7 +85,7 @@ def chain(task: Task, recipe: str, folder: Path, kills: int, save_every: int, mo
             alike = [step for step in known if (step - coming) % save_every == 0] or list(known)
             phase, delay = aim(known[max(alike)], moment)
             time.sleep(delay)
-            if run.process.poll() is not None:  # before it could be killed
+            if run.process.poll() is not None:  # ended before the kill
                 if run.process.returncode:
                     yield Kill(recipe, coming, phase, LOST, last_error(run.log) or run.log[-300:])
                     return
@@ -144,7 +144,7 @@ def resume_point(checkpoints: Path) -> tuple[dict[str, Any] | None, list[str], s
 
 
 def aim(step: dict[str, float], moment: random.Random) -> tuple[str, float]:
-    """A phase of a step, each as likely, and the seconds until a random moment of it, if the step goes as this one."""
+    """A random phase of a step, and the seconds until a random moment in this phase, timed as in ``step``."""
     starts, elapsed = {}, 0.0
     for phase, timers in PHASES.items():
         lasts = sum(step.get(f"timing_s/{timer}", 0.0) for timer in timers)

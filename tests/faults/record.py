@@ -49,7 +49,7 @@ def read_record(path: Path) -> Record:
 
 
 def prompt_of(group_id: str) -> str:
-    """The id of the prompt of a group, or of a row of it in TransferQueue."""
+    """The prompt id in the id of a group, or in a row's key in TransferQueue."""
     return group_id.rsplit("-", 1)[0]
 
 

@@ -119,8 +119,8 @@ FAULTS = {
     "TransferQueue is too small for a step": Fault(
         rf"{re.escape(TOTAL)}=12 is not valid: .* are 20 rows", (f"{TOTAL}=12",)
     ),
-    # Two batches of prompts are sampled at once. Their rows and those of half of their rollouts fit, and in a second
-    # round the prompts beside three groups that are kept.
+    # Two batches of prompts are sampled at once. The queue has room for their prompt rows and half of their rollouts;
+    # in a second round, for the prompts beside three kept groups.
     "TransferQueue is full": Fault(
         None, (*RECIPES["dynamic_sampling"], f"{TOTAL}=24"), least=1, recipe="dynamic_sampling"
     ),
@@ -146,7 +146,7 @@ def meet(fault: Fault, task: Task, folder: Path) -> tuple[str, str]:
 
 
 def judge(fault: Fault, code: int, steps: dict[int, dict[str, float]], log: str) -> tuple[str, str]:
-    """(outcome, why) of a run that has ended."""
+    """(outcome, why) of a finished run."""
     if unbalanced := [step for step, metrics in steps.items() if not balances(metrics)]:
         return LOST, f"the books of steps {unbalanced} do not balance"
     if code:

@@ -17,7 +17,7 @@ class NotTried(Exception):
 
 
 def start(task: Task, recipe: str, folder: Path, *overrides: str) -> TrainingRun:
-    """A run that :func:`stop_all` knows."""
+    """Start a run, to be ended by :func:`stop_all` at the latest."""
     run = TrainingRun(task, recipe, folder, *overrides, python_path=str(AGENT_LOOPS))
     started.append(run)
     return run
@@ -26,7 +26,7 @@ def start(task: Task, recipe: str, folder: Path, *overrides: str) -> TrainingRun
 def stop(run: TrainingRun) -> None:
     """End the run, if it has not ended."""
     if run.process.poll() is None:
-        with contextlib.suppress(psutil.NoSuchProcess):  # it has, since
+        with contextlib.suppress(psutil.NoSuchProcess):  # the run has ended meanwhile
             run.kill()
 
 
@@ -37,5 +37,5 @@ def stop_all() -> None:
 
 
 def last_error(log: str) -> str:
-    """The sentence that a run has ended with; '' if there is none."""
+    """The error message at the end of a run; '' if there is none."""
     return next((line for line in reversed(log.splitlines()) if line.startswith("error: ")), "")

@@ -101,7 +101,7 @@ def epochs_at_fault(record: Record) -> list[str]:
 
 
 def first_epoch_at_fault(record: Record) -> list[str]:
-    """For recipes that train each prompt they draw: the first epoch's batches are the data, each prompt once."""
+    """For recipes that train every drawn prompt: the first epoch's batches are the data, each prompt once."""
     prompts = [prompt for _, batch in sorted(record.batches.items()) for prompt in batch][: record.rows_per_epoch]
     if missing := record.rows_per_epoch - len(set(prompts)):
         return [f"of the first epoch's {record.rows_per_epoch} prompts {missing} were not trained in it"]

@@ -1,4 +1,4 @@
-"""The page holds all it shows, and shows names as they are."""
+"""The page is self-contained, and shows names unchanged."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def test_a_probe_fitted_beforehand_is_a_prior_from_the_first_step(features, tmp_
     run_step(run, 1)
     prompts = [group.prompt for group in run._batch]
     assert policy.estimator.predict(prompts) == pytest.approx(probe.predict([prompt.row for prompt in prompts]))
-    assert np.ptp(policy.estimator.predict(prompts)) > 0.1  # not the same for all, as without it
+    assert np.ptp(policy.estimator.predict(prompts)) > 0.1  # not the same for all prompts, as without the probe
 
 
 def test_state_is_restored(features):

@@ -160,7 +160,7 @@ def simulated(median_gain: float, drift: str, adaptive: bool) -> tuple[np.ndarra
     """(seeds, steps, buckets) ratios, and the rates at which children are expected to pass, with default constants."""
     population, steps = Population(8, median_gain), 150
     drifts = {"none": np.zeros(steps), "up": np.linspace(0, 0.8, steps), "jump": 0.8 * (np.arange(steps) >= 50)}
-    shifts = drifts[drift].round(1)  # in stairs, so that few expectations have to be computed
+    shifts = drifts[drift].round(1)  # in stairs, so few expectations have to be computed
     every_ratio, every_rate = [], []
     expected = functools.cache(population.pass_rate)
     for seed in range(4):

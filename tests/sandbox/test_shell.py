@@ -120,7 +120,7 @@ def test_a_container_per_trajectory_from_the_rows_image_stopped_with_it(folder, 
         starts = docker.calls("run")
         assert all("--rm" in line and "--memory 2g" in line for line in starts)
         assert all(" own/image:1 timeout -s KILL 99 /bin/sh -c swerex-remote" in line for line in starts)
-        os.kill(docker.containers()[0], signal.SIGSTOP)  # a server that hangs
+        os.kill(docker.containers()[0], signal.SIGSTOP)  # the server hangs
         agents.clear()
         wait_for(lambda: not any(map(alive, docker.containers())), collect=True)
 

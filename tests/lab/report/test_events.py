@@ -22,7 +22,7 @@ ACCURACY = "val-core/reasoning_gym/spell_backward/acc/mean@4"
 
 @pytest.fixture
 def track(monkeypatch):
-    """verl's own loggers; each call is a start of the run, and gives the event file that it wrote."""
+    """verl's own loggers. Each call is one start of the run, and returns its event file."""
 
     def write(folder, steps, log=None):
         monkeypatch.setenv("TENSORBOARD_DIR", str(folder))
@@ -71,7 +71,7 @@ def test_both_loggers_of_a_run_give_the_same_report(tmp_path, track):
         assert found["notes"] == ["Values skipped because they are not finite: grpo 6."]
         del expected["notes"], found["notes"]
         assert found == approximately(expected)
-        # Float32 holds 0.699999988; read as such, the run would miss the target it reached.
+        # Float32 stores 0.699999988: compared directly, the run would miss a target of 0.7.
         assert found["runs"][0]["to_target"]["step"] == 4 and found["runs"][0]["best_accuracy"] == 0.7
 
 
@@ -84,7 +84,7 @@ def test_counts_are_exact_up_to_what_float32_holds(tmp_path, track):
 
 
 def test_a_run_that_was_resumed_in_its_folder(tmp_path, track):
-    """Saved after step 2, killed in step 5; it validates before it goes on, as the same start in two .jsonl files."""
+    """Saved after step 2, killed in step 5; validates before continuing. Read the same as two .jsonl files."""
     first = training_steps([0.1, None, 0.2, 0.3, 0.9], 10)
     again = {2: {ACCURACY: 0.25}} | training_steps([0.35], 12, first=3)
     track(tmp_path / "grpo", first, log=tmp_path / "grpo.jsonl")

@@ -111,7 +111,7 @@ def test_names_of_files_are_shown_as_they_are(tmp_path, invoke):
 
 
 def test_it_reads_what_it_is_given_next_to_what_it_wrote(tmp_path, invoke):
-    """The quickstart writes into the folder that holds its runs."""
+    """The quickstart writes into the folder of its runs."""
     write_log(tmp_path / "a.jsonl", training_steps([0.1, 0.2], 10))
     first = invoke(tmp_path, "--out", tmp_path)
     assert first.exit_code == 0 and invoke(tmp_path, "--out", tmp_path).output == first.output

@@ -12,7 +12,7 @@ ACCURACY = ["accuracy_rollouts", "accuracy_tokens", "accuracy_step", "accuracy_s
 
 
 def run_with(name="a", steps=3, **metrics):
-    """A run that logs the same values in every step; ``__`` stands for a slash."""
+    """A run with the same metrics in every step; ``__`` stands for a slash."""
     record = {metric.replace("__", "/"): float(value) for metric, value in metrics.items()}
     return Run(name, tuple(range(1, steps + 1)), (record,) * steps)
 

@@ -44,7 +44,7 @@ def test_values_that_are_not_finite_or_no_numbers_are_left_out(tmp_path):
 
 
 def test_the_later_file_of_a_resumed_run_wins(tmp_path):
-    """Saved after step 2, killed in step 5; it validates before it goes on."""
+    """Saved after step 2, killed in step 5; the resumed run validates first."""
     first = write_run(tmp_path / "a.jsonl", [0.1, None, 0.2, 0.3, 0.9], 10)
     again = write_log(
         tmp_path / "b.jsonl",

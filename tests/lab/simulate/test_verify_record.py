@@ -29,7 +29,7 @@ METHODS = [
 
 
 class Recorded:
-    """A run on the Bernoulli engine, that is recorded."""
+    """A recorded run on the Bernoulli engine."""
 
     def __init__(self, path: Path, text: str, failure_rate: float = 0.1):
         self.path, self.method = path, Method.parse(text, 6)
@@ -42,7 +42,7 @@ class Recorded:
         return self.method.policy(seed=0, features=self.features)
 
     def start(self, state: dict | None = None) -> RecordingController:
-        """A process: all of it is new but the file."""
+        """Start a process: all objects are new; only the record's file is kept."""
         policy, rows = self.policy(), prompts(SIZE)
         policy.start_run(STEPS, [""] * SIZE)
         rates = {row.id: rate for row, rate in zip(rows, np.linspace(0.05, 0.95, SIZE), strict=True)}

@@ -49,7 +49,7 @@ def test_uniform_goes_through_the_log_as_it_was():
 
 
 def test_uniform_has_the_gradients_spending_of_log():
-    """Over many groups: the share with a gradient is that of the log the rates come from."""
+    """Over many groups, the share with a gradient equals the share in the log."""
     rng = np.random.default_rng(0)
     rates = rng.beta(0.4, 0.4, 2000)
     log = log_of([(1 + i // BATCH, i, count, N) for i, count in enumerate(rng.binomial(N, rates))])

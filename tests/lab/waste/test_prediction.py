@@ -35,7 +35,8 @@ def test_what_predicts_from_features(tmp_path):
     correct = np.round(16 / (1 + np.exp(-2 * features[:, 0]))).astype(int)
     log = log_of([(1 + prompt // 50, prompt, count, 16) for prompt, count in enumerate(correct)])
     file = tmp_path / "features.npy"
-    assert predict(log, "gaussian_process", features=file, noise=0.1).mae[-1] < 0.1  # without noise it overshoots
+    # Without noise the Gaussian process overshoots.
+    assert predict(log, "gaussian_process", features=file, noise=0.1).mae[-1] < 0.1
     assert predict(log, "ridge_regression", features=file).mae[-1] < 0.1
     assert predict(log, "moving_average").mae[-1] > 0.2
 

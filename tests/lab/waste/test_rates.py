@@ -1,4 +1,4 @@
-"""The prior is the most likely one; a prompt's rate is that of its nearest group."""
+"""The prior has the largest likelihood; a prompt's rate is the rate of its nearest group."""
 
 import numpy as np
 import pytest

@@ -53,7 +53,7 @@ def test_a_prompt_of_our_driver_has_its_id(read):
 
 
 def test_a_prompt_is_one_under_both_drivers(read):
-    """The first steps of a run with verl's uids, later ones with ours; then the text changes, as a date in it would."""
+    """The first steps of a run have verl's uids, later steps ours; then the text changes, for instance a date."""
     log = read(
         [
             line("a", uid=f"{UUID}_0_0", step=1),
