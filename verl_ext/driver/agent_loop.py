@@ -1,4 +1,4 @@
-"""verl's agent loops, for several waves of rollouts per group, with prefixes in front of them."""
+"""verl's agent loops for groups with several waves, and for rollouts with a prefix."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from verl_ext.trajectory import Trajectory
 # Fields of a prompt's row.
 ROLLOUTS = "__rollout_n__"  # verl's own: the number of rollouts
 SESSION_OFFSET = "session_offset"
-PREFIX = "rollout_prefix"  # state of the trajectory that every rollout starts from; {} for none
+PREFIX = "rollout_prefix"  # checkpoint of the prefix, a Trajectory; {} for rollouts without a prefix
 # Extra fields of a trajectory's row.
 GENERATED, TRUNCATED, DIVERGED = "generated_tokens", "truncated", "diverged"
 
@@ -29,12 +29,12 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
     """Runs verl's agent loops for the waves of a group.
 
     - verl numbers the sessions of every submission from 0, so a second wave of a group would overwrite the first.
-      Sessions of a later wave are numbered behind the earlier ones.
-    - An LLM client that replays the prefix answers the loop; the tokens of the prefix are masked in the loop's output.
-    - Facts that the masks do not hold, such as the number of generated tokens, are stored beside the trajectory.
+      Here the session numbers of a later wave follow the numbers of the earlier waves.
+    - A :class:`PrefixClient` answers the loop; the tokens of the prefix are masked in the loop's output.
+    - The masks do not hold all facts, so others, such as the number of generated tokens, are stored in extra fields.
     """
 
-    def __init__(self, *args, **kwargs):  # without a signature of its own, Ray's wrapping fails
+    def __init__(self, *args, **kwargs):  # Ray's wrapping fails without this signature
         super().__init__(*args, **kwargs)
         self.llm_client = PrefixClient(self.llm_client, self.rollout_config.response_length)
         self._timeout = self.config.rollout_driver.agent_timeout
@@ -89,8 +89,8 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
 def note_ending(output: AgentLoopOutput, *, truncated: bool, diverged: bool, compact_filtering: bool) -> None:
     """Store the number of generated tokens, and how the trajectory ended, in ``output.extra_fields``.
 
-    With ``compact_filtering`` a truncated trajectory leaves the loss: its whole mask becomes 0. Its reward still counts
-    in the group's baseline.
+    With ``compact_filtering`` a truncated trajectory leaves the loss: the whole response mask becomes 0. The reward
+    still counts in the group's baseline.
     """
     output.extra_fields |= {GENERATED: sum(output.response_mask), TRUNCATED: truncated, DIVERGED: diverged}
     if truncated and compact_filtering:
@@ -101,7 +101,7 @@ async def has_unanswered_call(output: AgentLoopOutput, parser: ToolParser) -> bo
     """Whether the last turn calls a tool: then a limit on the number of turns ended the trajectory, not the policy."""
     if not output.response_mask or not output.response_mask[-1]:
         return False
-    # A trajectory starts with a generated token; a prefix masks it, which does not matter for the last turn.
+    # A Trajectory must start with a generated token. A prefix masks this token; the last turn is the same either way.
     last_turn = Trajectory(output.response_ids, [True, *output.response_mask[1:]]).spans[-1]
     return bool((await parser.extract_tool_calls(output.response_ids[last_turn.start :], []))[1])
 
@@ -128,7 +128,7 @@ class WaveManager(AgentLoopManagerTQ):
             owner = random_dispatch(len(prompts), len(workers), seed=self._submissions)
         else:
             owner = partition(prompts[ROLLOUTS].numpy(), len(workers))
-        # Share 0 is the largest. It goes to another worker each time, or worker 0 would get all small submissions.
+        # Share 0 is the largest. Rotate the shares over the workers, or worker 0 would get all small submissions.
         owner = (owner + self._submissions) % len(workers)
         try:
             for number, worker in enumerate(workers):

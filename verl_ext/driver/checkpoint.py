@@ -1,4 +1,4 @@
-"""The policy's part of a checkpoint: written whole or not at all, and checked when it is read."""
+"""The policy's part of a checkpoint: written whole or not at all, and checked by every reader."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from verl_ext.files import write_text
 
 FILE_NAME = "rollout_policy.json"
 TRACKER = "latest_checkpointed_iteration.txt"  # verl's: the step of the last complete checkpoint
-WEIGHTS = "actor"  # the only folder of older checkpoints that verl's trainer.max_actor_ckpt_to_keep removes
+WEIGHTS = "actor"  # verl's trainer.max_actor_ckpt_to_keep removes only this folder of older checkpoints
 LAST_OF_VERL = "data.pt"  # verl writes this file last, after the weights
 STEP_FOLDER = "global_step_"
 VERSION = 1
@@ -23,14 +23,14 @@ MAKE_ROOM = (
 
 
 class BadCheckpoint(RunError):
-    """A checkpoint that cannot be used, or not be written. The message names the path and what to do."""
+    """A checkpoint cannot be read or written. The message names the path and a remedy."""
 
 
 def save_state(folder: str | Path, state: dict) -> Path:
     """Write ``state`` (JSON-able) whole or not at all.
 
     Raises:
-        BadCheckpoint: the disk is full, or the folder cannot be written to; what was there before is untouched.
+        BadCheckpoint: the disk is full, or the folder cannot be written to; the earlier file is untouched.
     """
     folder = Path(folder)
     body = json.dumps(state, allow_nan=False, sort_keys=True)
@@ -45,7 +45,7 @@ def save_state(folder: str | Path, state: dict) -> Path:
 
 
 def unwritten(folder: Path, error: Exception) -> BadCheckpoint:
-    """The error to raise when verl fails to write its part of the checkpoint in ``folder``."""
+    """The error to raise when verl fails to write verl's part of the checkpoint in ``folder``."""
     cause = str(getattr(error, "cause", error)).strip().splitlines() or [type(error).__name__]
     free = shutil.disk_usage(folder).free / 2**20
     return BadCheckpoint(f"{folder} cannot be written ({cause[0]}; {free:,.0f} MiB are free there); {MAKE_ROOM}")
@@ -56,7 +56,7 @@ def load_state(folder: str | Path) -> dict:
 
     Raises:
         BadCheckpoint: the file is missing, truncated, altered, foreign, or of another version. The message names the
-            newest other checkpoint of the run that is whole.
+            newest other whole checkpoint of the run.
     """
     folder = Path(folder)
     try:
@@ -66,7 +66,7 @@ def load_state(folder: str | Path) -> dict:
 
 
 def folder_to_resume(run: str | Path) -> Path | None:
-    """The checkpoint from which verl's ``trainer.resume_mode=auto`` goes on; None if the run starts anew.
+    """The checkpoint to be resumed by verl's ``trainer.resume_mode=auto``; None if the run starts anew.
 
     Raises:
         BadCheckpoint: verl's note of the last checkpoint is damaged, or names a missing checkpoint; verl would fail, or
@@ -86,7 +86,7 @@ def folder_to_resume(run: str | Path) -> Path | None:
 
 
 def newest_whole(run: Path, but: Path | None = None) -> Path | None:
-    """The newest checkpoint of a run that has its weights and is undamaged as far as the policy goes."""
+    """The run's newest checkpoint with weights and an undamaged policy state, except ``but``; None if there is none."""
     found = [folder for folder in run.glob(f"{STEP_FOLDER}*") if folder.name.removeprefix(STEP_FOLDER).isdigit()]
     for folder in sorted(found, key=lambda folder: int(folder.name.removeprefix(STEP_FOLDER)), reverse=True):
         weights = folder / WEIGHTS

@@ -1,4 +1,4 @@
-"""The Ray cluster of a run, notes that its processes share, and its one TransferQueue."""
+"""A run's Ray cluster, the notes shared by the run's processes, and the cluster's TransferQueue."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from ray.util import list_named_actors
 from verl_ext.driver.preflight.combinations import QUEUE_SIZE
 from verl_ext.errors import RunError
 
-# Options of ray.init that describe a new cluster. Ray refuses them when it joins an existing one.
+# Options of ray.init for a new cluster. Ray refuses these options when joining an existing cluster.
 OF_A_NEW_CLUSTER = ("num_cpus", "num_gpus", "resources", "labels", "object_store_memory")
 HANDED_ON = ("VERL_", "WANDB_MODE", "WANDB_BASE_URL")  # prefixes of environment variables
-# `ray job submit` sets this variable: the job's runtime environment holds its variables, and Ray refuses them twice.
+# `ray job submit` sets this variable: the job's runtime environment already holds
+# variables, and Ray refuses to get a variable twice.
 SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 
 QUEUE_NAMESPACE = "transfer_queue"  # set by TransferQueue for its actors
 QUEUE = {"name": "TransferQueueController", "namespace": QUEUE_NAMESPACE}
-QUEUE_PATIENCE = 60.0  # seconds; Ray needs some to notice that a run has crashed and to remove its queue
+QUEUE_PATIENCE = 60.0  # seconds; Ray needs time to notice a crashed run and to remove the run's queue
 QUEUE_IS_FULL = "Storage capacity exceeded"  # in the error of TransferQueue's storage
 
 
@@ -33,11 +34,11 @@ def join_cluster(config: DictConfig) -> None:
     =====================================  ===============================================================
     a cluster is named                     the run joins it; resources in ``ray_init`` are dropped
     no cluster is named, resources are     Ray starts a local cluster with these resources
-    neither                                Ray joins a cluster that runs on this machine, or starts one
+    neither                                Ray joins a cluster on this machine, or starts a new cluster
     =====================================  ===============================================================
 
     A cluster is named by ``ray_kwargs.ray_init.address`` (``+ray_kwargs.ray_init.address=auto``) or by the environment
-    variable RAY_ADDRESS, which ``ray job submit`` sets. Workers of a joined cluster have the environment of their node,
+    variable RAY_ADDRESS, as set by ``ray job submit``. Workers of a joined cluster have the environment of their node,
     so the variables in :data:`HANDED_ON` are passed to them: verl's own, and wandb's mode and address, but no key.
     """
     start = config.ray_kwargs.ray_init
@@ -53,7 +54,7 @@ def join_cluster(config: DictConfig) -> None:
             start.runtime_env = OmegaConf.merge({"env_vars": variables}, start.get("runtime_env") or {})
 
 
-# ---- notes: short texts that every process of a Ray job can read, kept by the cluster's head ----
+# ---- notes: short texts for every process of a Ray job, kept by the cluster's head ----
 
 
 def write_note(name: str, text: str) -> None:
@@ -71,13 +72,13 @@ def _note_key(name: str) -> bytes:
     return f"verl_ext/{ray.get_runtime_context().get_job_id()}/{name}".encode()
 
 
-# ---- TransferQueue: one per Ray cluster, for one run at a time ----
+# ---- TransferQueue: a single queue per Ray cluster, for a single run at a time ----
 
 
 def await_queue(seconds: float = QUEUE_PATIENCE) -> None:
-    """Wait until no other run on this Ray cluster has a queue: a run joins a queue that exists, and clears it.
+    """Wait until no other run on this Ray cluster has a queue: a run would join and clear an existing queue.
 
-    Two runs that look within the same second both find no queue, and share one.
+    If two runs look within the same second, both find no queue, and they share a queue.
 
     Raises:
         RunError: a queue still exists after ``seconds``.

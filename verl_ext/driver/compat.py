@@ -1,4 +1,4 @@
-"""Checks that the installed verl has the functions and constants that the driver builds on."""
+"""Checks the installed verl for the functions and constants used by the driver."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ VERL_VERSION = "0.9.1"
 
 
 def check_verl() -> None:
-    """Raise RunError unless the installed verl has what the driver builds on."""
+    """Raise RunError unless the installed verl has the version, functions and constants used by the driver."""
     import verl
 
     if verl.__version__ != VERL_VERSION:
@@ -27,7 +27,7 @@ def check_verl() -> None:
 
 def check_signature(function: Callable, parameters: tuple[str, ...]) -> None:
     """Raise RunError unless ``function`` still takes ``parameters``, in this order."""
-    # Ray adds a parameter of its own to the methods of an actor.
+    # Ray adds parameters named _ray_* to the methods of an actor.
     found = tuple(name for name in inspect.signature(function).parameters if not name.startswith("_ray_"))
     if found != parameters:
         raise RunError(

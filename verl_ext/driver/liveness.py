@@ -1,4 +1,4 @@
-"""Is the run alive? verl cannot go on without one of its nodes or workers, and may wait for it forever."""
+"""Finds lost nodes and workers of a run. verl needs every node and worker, and may wait for a lost one forever."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from verl_ext.driver.cluster import QUEUE_NAMESPACE, read_note, write_note
 from verl_ext.errors import RunError
 
 INTERVAL = 5.0  # seconds between two checks
-NOTICE = 30.0  # seconds that Ray may take to notice a lost node, after a worker on it is lost
-ANSWER = 5.0  # seconds; a server that takes longer to answer is busy, not lost
+NOTICE = 30.0  # seconds; after the loss of a worker, Ray may take this long to notice the loss of the node
+ANSWER = 5.0  # seconds; a server with a slower answer is busy, not lost
 SERVER = "server_"  # in the names of verl's rollout servers: vllm_server_0_0, sglang_server_reward_1_0
 SHOWN = 3  # names in an error
 
@@ -35,13 +35,13 @@ class WorkerLost(RunError):
 
 
 def note_nodes(groups: Iterable[PlacementGroup]) -> None:
-    """Record the nodes on which the run has its workers. Other nodes of the cluster may come and go."""
+    """Record the nodes with workers of the run. Other nodes of the cluster may come and go."""
     ids = {node for group in groups for node in placement_group_table(group)["bundles_to_node_id"].values()}
     write_note("nodes", json.dumps(sorted(ids)))
 
 
 def check_nodes() -> None:
-    """Raise NodeLost if one of the recorded nodes is gone."""
+    """Raise NodeLost if a recorded node is gone."""
     ids = json.loads(read_note("nodes") or "[]")
     gone = [node for node in ray.nodes() if node["NodeID"] in ids and not node["Alive"]]
     if gone:
@@ -53,7 +53,7 @@ def check_nodes() -> None:
 
 
 def await_lost_node(seconds: float, enough: threading.Event) -> NodeLost | None:
-    """The lost node, if Ray notices one within ``seconds`` and before ``enough`` is set."""
+    """The lost node, if Ray notices a loss within ``seconds`` and before ``enough`` is set; otherwise None."""
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -68,7 +68,7 @@ def await_lost_node(seconds: float, enough: threading.Event) -> NodeLost | None:
 
 
 def note_workers() -> None:
-    """Record the names of the run's actors. :func:`check_workers` reports any that disappear before
+    """Record the names of the run's actors. :func:`check_workers` reports any actors lost before
     :func:`forget_workers`."""
     write_note("workers", json.dumps(sorted(_alive())))
 
@@ -81,8 +81,8 @@ def forget_workers() -> None:
 def check_workers() -> None:
     """Raise WorkerLost if a recorded worker, or the engine of a rollout server, is gone.
 
-    Nothing restarts a lost worker, and verl may wait for it: when it sends new weights to an engine, without a
-    time-out.
+    Nothing restarts a lost worker, and verl may wait for the worker forever: verl sends new weights to an engine
+    without a time-out.
     """
     names = json.loads(read_note("workers") or "[]")
     if not names:
@@ -98,13 +98,13 @@ def check_workers() -> None:
 
 
 def _alive() -> set[str]:
-    """Names of the run's living actors; verl names every actor it starts."""
+    """Names of the run's living actors; verl gives every actor a name."""
     namespaces = ray.get_runtime_context().namespace, QUEUE_NAMESPACE
     return {actor["name"] for actor in list_named_actors(all_namespaces=True) if actor["namespace"] in namespaces}
 
 
 def _without_engine(names: list[str]) -> list[str]:
-    """Rollout servers that report a dead engine. vLLM's engine is another process, and its server outlives it."""
+    """Rollout servers with a dead engine. vLLM's engine is another process, and the server outlives the engine."""
     asked = {}
     for name in names:
         with contextlib.suppress(ValueError):  # in another namespace, or gone by now
@@ -113,7 +113,7 @@ def _without_engine(names: list[str]) -> list[str]:
     answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER) if asked else ([], [])
     lost = []
     for answer in answered:
-        with contextlib.suppress(ray.exceptions.RayError):  # the next check sees a server that dies meanwhile
+        with contextlib.suppress(ray.exceptions.RayError):  # if a server dies meanwhile, the next check sees the loss
             if ray.get(answer):
                 lost.append(asked[answer])
     return sorted(lost)
@@ -128,10 +128,10 @@ def _has_lost_its_engine(server: object) -> bool:
 
 
 class Watch:
-    """Context in which a loss raises NodeLost or WorkerLost in the main thread, which waits for the run.
+    """Within this context, a loss raises NodeLost or WorkerLost in the main thread, where the driver waits for the run.
 
-    The run may not notice a loss: TransferQueue, for example, waits without a time-out for a part that has died. A
-    thread checks nodes and workers, and interrupts the main thread's call to Ray with SIGUSR2.
+    The run itself may not notice a loss: TransferQueue, for example, waits for its dead parts without a time-out. A
+    watching thread checks nodes and workers, and interrupts the main thread's call to Ray with SIGUSR2.
     """
 
     def __init__(self):
@@ -152,8 +152,8 @@ class Watch:
             raise self._lost from None
 
     def explain(self, error: Exception) -> None:
-        """Raise NodeLost from ``error`` if a lost node is its cause."""
-        self._left.set()  # from now on the run stops its own workers
+        """Raise NodeLost from ``error`` if a lost node caused ``error``."""
+        self._left.set()  # from now on, lost workers are expected: the run stops them
         patient = isinstance(error, (ray.exceptions.RayActorError, WorkerLost))
         if (lost := await_lost_node(NOTICE if patient else 0, threading.Event())) is not None:
             raise lost from error
@@ -174,4 +174,4 @@ class Watch:
 
     def _interrupt(self, *_) -> None:
         if self._lost is not None and not self._left.is_set():
-            raise KeyboardInterrupt  # the only exception that a waiting ray.get lets through
+            raise KeyboardInterrupt  # a waiting ray.get lets only this exception through

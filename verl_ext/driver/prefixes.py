@@ -1,7 +1,7 @@
 """Replays a prefix through verl's own agent loops, unchanged.
 
 An agent loop asks an LLM client for one turn at a time. While a prefix lasts, :class:`PrefixClient` answers with the
-recorded turns. The loop parses them and runs its tools as always, which rebuilds the environment's state. After the
+recorded turns. The loop parses the turns and runs the tools as always, to rebuild the environment's state. After the
 prefix, the client asks the engine.
 
 Source: *Rollout Pass-Rate Control*, §2.3.
@@ -20,11 +20,11 @@ from verl_ext.trajectory import Span, Trajectory
 
 
 class PrefixPlayback:
-    """Position of one rollout within its prefix.
+    """Position of a rollout within the rollout's prefix.
 
     Attributes:
         prefix: the trajectory to replay.
-        diverged: an observation differed from the recorded one.
+        diverged: an observation differed from the recorded observation.
     """
 
     def __init__(self, prefix: Trajectory):
@@ -32,7 +32,7 @@ class PrefixPlayback:
         self._tokens = prefix.tokens.tolist()
         self._turns = {span.start: span for span in prefix.spans if span.generated}
         self._prompt: list[int] | None = None  # of the first call; later calls append the response so far
-        self._accepted = 0  # tokens of the prefix that the loop has accepted, observations included
+        self._accepted = 0  # tokens of the prefix accepted by the loop, observations included
 
     @property
     def is_over(self) -> bool:
@@ -40,7 +40,7 @@ class PrefixPlayback:
         return self._accepted == len(self._tokens)
 
     def next_turn(self, prompt_ids: Sequence[int]) -> Span | None:
-        """The recorded turn that answers this call; None after the prefix, or if the environment has diverged."""
+        """The recorded turn, as the answer to this call; None after the prefix, or if the environment has diverged."""
         if self._prompt is None:
             self._prompt = list(prompt_ids)
         start = len(prompt_ids) - len(self._prompt)
@@ -53,11 +53,11 @@ class PrefixPlayback:
         return turn
 
 
-PLAYBACK: ContextVar[PrefixPlayback | None] = ContextVar("playback", default=None)  # each rollout is its own task
+PLAYBACK: ContextVar[PrefixPlayback | None] = ContextVar("playback", default=None)  # each rollout is a task
 
 
 class PrefixClient:
-    """An LLM client that answers from the current rollout's prefix first.
+    """An LLM client whose first answers come from the current rollout's prefix.
 
     Args:
         client: verl's own client of the engines.
@@ -77,7 +77,7 @@ class PrefixClient:
         turn = None
         if playback is not None and not playback.is_over:
             turn = playback.next_turn(prompt_ids)
-            if playback.diverged:  # any short answer that is no tool call ends the loop
+            if playback.diverged:  # any short answer without a tool call ends the loop
                 return _recorded(playback.prefix.tokens[:1].tolist())
         if turn is None:
             return await self._client.generate(
@@ -100,8 +100,8 @@ class PrefixClient:
 
 
 def _recorded(tokens: list[int]) -> TokenOutput:
-    """A recorded turn as an answer, without extra fields: the loop keeps the first extra fields it gets, and they must
-    be the policy's."""
+    """A recorded turn as an answer, without extra fields: the loop keeps the first extra fields received,
+    and these must be the policy's."""
     return TokenOutput(token_ids=tokens, log_probs=[0.0] * len(tokens), stop_reason="completed")
 
 
@@ -110,7 +110,7 @@ def mask_prefix(output: AgentLoopOutput, playback: PrefixPlayback, version: int)
 
     Args:
         output: the agent loop's output; changed in place.
-        playback: the rollout's position in its prefix.
+        playback: the rollout's position in the prefix.
         version: policy version to record if the policy generated no token.
     """
     if not playback.is_over:

@@ -1,4 +1,4 @@
-"""verl's training data set, seen as prompts with stable ids."""
+"""verl's training data set as prompts with stable ids."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PromptDataset(Dataset):
 
 
 class PromptTexts(Sequence[str]):
-    """``texts[row]``: what the user says in the prompt of that row."""
+    """``texts[row]``: the text of all messages in the prompt of row ``row``, one message per line."""
 
     def __init__(self, dataset: Dataset):
         self.dataset = dataset
@@ -41,11 +41,11 @@ class PromptTexts(Sequence[str]):
 
 
 def endless_rows(loader: StatefulDataLoader) -> Iterator[Prompt]:
-    """The loader's prompts, epoch after epoch; a restored loader goes on where it was saved."""
+    """The loader's prompts, epoch after epoch; a restored loader continues at the saved position."""
     while True:
         yield from (prompt for prompts in loader for prompt in prompts)
 
 
 def prompt_loader(dataset: PromptDataset, sampler) -> StatefulDataLoader:
-    """One prompt at a time in the sampler's order, in this process, so that its saved position is exact."""
+    """One prompt at a time in the sampler's order. Loading in this process keeps the saved position exact."""
     return StatefulDataLoader(dataset=dataset, batch_size=1, num_workers=0, sampler=sampler, collate_fn=list)

@@ -1,4 +1,4 @@
-"""Waits for rollouts and hands them to the policy, which chooses the groups to train on."""
+"""Waits for rollouts and hands them to the policy. The policy chooses the groups to train on."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ from verl_ext.trajectory import Trajectory
 logger = logging.getLogger(__name__)
 
 PARTITION = "train"
-POLL_SHARE = 4  # sleep at least this many times as long as reading the queue takes, so that reading stays cheap
+POLL_SHARE = 4  # shortest sleep, in multiples of the time to read the queue: reading stays cheap
 
 
 class RowKey(NamedTuple):
     """verl's key of a row in TransferQueue: ``<group>_<session>_<output>`` for a trajectory, ``<group>`` for a prompt.
 
-    A session is one rollout of the group; an agent loop may return several outputs for it. Both are -1 for a prompt.
+    A session is a rollout of the group; an agent loop may return several outputs for a session. ``session`` and
+    ``output`` are -1 for a prompt.
     """
 
     group: str
@@ -56,11 +57,11 @@ class _Row:
 
 
 class GroupReplayBuffer(ReplayBuffer):
-    """verl's replay buffer, sampling the groups that the policy takes. Validation is verl's own, with a time limit.
+    """verl's replay buffer, but the policy chooses the groups. Validation is verl's own, with a time limit.
 
     Args:
         poll_interval: seconds between two reads of TransferQueue.
-        stall_timeout: seconds without a finished rollout after which the run ends with RunError.
+        stall_timeout: seconds without a finished rollout until the run ends with RunError.
         drain: return only when no rollout is being generated, because the engines will sleep. The last step always
             waits.
         kwargs: as for verl's ``ReplayBuffer``.
@@ -72,7 +73,7 @@ class GroupReplayBuffer(ReplayBuffer):
         super().__init__(poll_interval=poll_interval, **kwargs)
         self.stall_timeout, self.drain = stall_timeout, drain
         self._shortest_interval = poll_interval
-        self._step, self._ended, self._last_progress = 0, (0, 0), 0.0  # of the sampling that is going on
+        self._step, self._ended, self._last_progress = 0, (0, 0), 0.0  # of the current call of sample
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict]:
         self._step, self._ended, self._last_progress = global_steps, (0, 0), time.monotonic()
@@ -97,9 +98,9 @@ class GroupReplayBuffer(ReplayBuffer):
             last_debug = self._wait_for_next_poll(PARTITION, last_debug)
 
     def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
-        """Check the stall clock: every loop that waits for rollouts, here and in verl, calls this method."""
+        """Check the stall clock. Every loop waiting for rollouts, here and in verl, calls this method."""
         terminal = len(self.finished_keys[partition_id]) + len(self.failure_keys[partition_id])
-        ended = len(self.partitions[partition_id]), terminal  # a rollout that fails leaves no row
+        ended = len(self.partitions[partition_id]), terminal  # a failed rollout leaves no row
         if ended != self._ended:
             self._ended, self._last_progress = ended, time.monotonic()
         elif time.monotonic() - self._last_progress > self.stall_timeout:
@@ -114,7 +115,7 @@ class GroupReplayBuffer(ReplayBuffer):
         return super()._wait_for_next_poll(partition_id, last_debug_time)
 
     def _stored(self, batch: KVBatchMeta, metrics: dict) -> tuple[KVBatchMeta, dict]:
-        """The batch without rows that TransferQueue has not stored: verl would ask for their fields."""
+        """The batch without rows missing in TransferQueue: verl would ask for the fields of these rows."""
         stored = {key: tag for key, tag in zip(batch.keys, batch.tags, strict=True) if tag}
         self._drop_unstored(batch.partition_id, [key for key in batch.keys if key not in stored])
         if not stored:
@@ -125,7 +126,7 @@ class GroupReplayBuffer(ReplayBuffer):
         return KVBatchMeta(partition_id=batch.partition_id, keys=list(stored), tags=list(stored.values())), metrics
 
     def finished_waves(self) -> list[tuple[str, list[Rollout]]]:
-        """(group id, its new rollouts) of every wave that has ended since the last call."""
+        """(group id, new rollouts of the group) for every wave ended since the last call."""
         terminal = self.finished_keys[PARTITION] | self.failure_keys[PARTITION]
         ended = {uid: group for uid, group in self.controller.live.items() if group.outstanding and uid in terminal}
         if not ended:
@@ -171,8 +172,8 @@ class GroupReplayBuffer(ReplayBuffer):
         }
 
     def _rollouts(self, group: Group, sessions: dict[int, list[str]], rows: dict[str, _Row]) -> list[Rollout]:
-        """One rollout per session of the wave. A session without rows, with a reward that is not finite, or with a
-        diverged prefix is a failed rollout."""
+        """One rollout per session of the wave. A session without rows, without a finite reward, or with a diverged
+        prefix is a failed rollout."""
         rollouts = []
         first = len(group.rollouts)
         prefix_tokens = 0 if group.prefix is None else int(group.prefix.generated.sum())
@@ -215,14 +216,14 @@ class GroupReplayBuffer(ReplayBuffer):
             self._drop(partition_id, keys)
 
     def _drop(self, partition_id: str, keys: list[str]) -> None:
-        """Remove rows from TransferQueue and from its local copy."""
+        """Remove rows from TransferQueue and from ``partitions``, the local copy."""
         tq.kv_clear(keys=keys, partition_id=partition_id)
         for key in keys:
             self.partitions[partition_id].pop(key, None)
 
 
 def _components(extra_fields: dict) -> dict[str, float]:
-    """The finite numbers that the reward function reports, the score among them."""
+    """The finite numbers reported by the reward function, including the score."""
     reported = extra_fields.get("reward_extra_info", {})
     numbers = (bool, int, float, np.bool_, np.number)
     values = {name: float(value) for name, value in reported.items() if isinstance(value, numbers)}
@@ -230,6 +231,6 @@ def _components(extra_fields: dict) -> dict[str, float]:
 
 
 def _verdict(components: dict[str, float]) -> bool | None:
-    """The verifier's verdict, if the reward function reports it as ``acc``."""
+    """The verifier's verdict, if the reward function reports the verdict as ``acc``; otherwise None."""
     accuracy = components.get("acc")
     return bool(accuracy) if accuracy in (0.0, 1.0) else None

@@ -23,9 +23,9 @@ logger = logging.getLogger(__name__)
 
 
 class PolicyTaskRunner(TaskRunnerV1.__ray_actor_class__):
-    """Runs one training in a Ray actor."""
+    """Runs the trainer in a Ray actor."""
 
-    def __init__(self):  # without a signature of its own, Ray's wrapping fails
+    def __init__(self):  # Ray's wrapping fails without this signature
         super().__init__()
 
     def init_agent_loop_manager(self) -> None:
@@ -49,8 +49,8 @@ class PolicyTaskRunner(TaskRunnerV1.__ray_actor_class__):
 def train(config: DictConfig) -> None:
     """Start Ray, or join a cluster, and train until the end, or until asked to stop: see :mod:`.stop`.
 
-    A :class:`~verl_ext.errors.RunError` is printed as one sentence and exits with its own code: 2 for a configuration
-    that does not fit its data, 1 for the others.
+    A :class:`~verl_ext.errors.RunError` is printed as one sentence, and sets the exit code: 2 if the configuration
+    does not fit the data, 1 otherwise.
     """
     try:
         check_verl()
@@ -63,9 +63,9 @@ def train(config: DictConfig) -> None:
                 raise
     except Stopped as stopped:
         _configure_logging()
-        logger.info("%s", stopped.args[0])  # the error that the Ray task raised
+        logger.info("%s", stopped.args[0])  # the sentence of the error raised in the Ray task
         raise SystemExit(EXIT_STOPPED) from None
-    except RunError as error:  # Ray derives its error from the class of the task's error, and keeps that as the cause
+    except RunError as error:  # Ray's error subclasses the task's error and keeps the task's error as the cause
         sys.stderr.write(f"error: {getattr(error, 'cause', error)}\n")
         raise SystemExit(error.exit_code) from None
 
@@ -73,7 +73,7 @@ def train(config: DictConfig) -> None:
 def _choose_metrics_file(config: DictConfig) -> None:
     """Let verl's file logger write ``<default_local_dir>/<experiment_name>.jsonl``, unless the user chose another file.
 
-    verl's logger overwrites its file, so the k-th restart of a run writes ``<experiment_name>_restart_<k>.jsonl``.
+    verl's logger overwrites a file, so the k-th restart of a run writes ``<experiment_name>_restart_<k>.jsonl``.
     """
     logger_names = [config.trainer.logger] if isinstance(config.trainer.logger, str) else config.trainer.logger
     if "file" not in logger_names or {"VERL_FILE_LOGGER_PATH", "VERL_FILE_LOGGER_ROOT"} & set(os.environ):

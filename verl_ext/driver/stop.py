@@ -16,15 +16,15 @@ _POLL = 0.5  # seconds
 
 
 class Stopped(Exception):
-    """The run was asked to stop and has saved a checkpoint before its last step."""
+    """The run was asked to stop, and has saved a checkpoint and ended before the last planned step."""
 
 
 @contextmanager
 def stop_on_signal() -> Iterator[None]:
-    """Context in which SIGUSR1 to this process, the driver's, asks the training to stop early.
+    """Within this context, SIGUSR1 to the driver's process asks the run to stop early.
 
-    The training may run on another node, so the request goes through Ray. A thread sends it as soon as Ray is there: a
-    signal may arrive in the middle of any call to Ray.
+    The trainer may run on another node, so the request goes through Ray. A thread sends the request once Ray is
+    initialized, because the signal may arrive in the middle of any call to Ray.
     """
     asked, left = threading.Event(), threading.Event()
 
@@ -48,7 +48,7 @@ def stop_on_signal() -> Iterator[None]:
 
 
 def request_stop() -> None:
-    """Ask the training of this Ray job to save after the current step and stop."""
+    """Ask this Ray job's run to save after the current step and stop."""
     write_note("stop", "requested")
 
 

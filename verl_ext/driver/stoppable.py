@@ -1,4 +1,4 @@
-"""A trainer that saves a checkpoint and ends early on request: see :mod:`.stop`, which loads no verl."""
+"""A trainer able to save a checkpoint and end early on request. :mod:`.stop` holds the request, and imports no verl."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ logger = logging.getLogger(__name__)
 
 
 class StoppableTrainer(PPOTrainer):
-    """Saves a checkpoint and ends when asked to, whatever verl's ``save_freq`` and ``total_training_steps`` say.
+    """Saves a checkpoint and ends when asked to, at any ``save_freq`` and ``total_training_steps`` of verl.
 
-    The checkpoint holds buffered and unfinished rollouts, as any other: the policy is not told that the run ends.
+    Like any other, this checkpoint holds buffered and unfinished rollouts: the policy does not know about the end.
     """
 
     stopped_after: int | None = None  # the last step done, once the run is stopped
@@ -29,7 +29,7 @@ class StoppableTrainer(PPOTrainer):
         if not self._is_to_stop():
             return super().on_step_end()
         self._save_and_stop()
-        # Time is short, so the engines get no new weights, and validation would measure old ones.
+        # Time is short, so the engines get no new weights, and validation would measure the old weights.
         self.config.trainer.test_freq = -1
 
     def _compute_metrics(

@@ -1,4 +1,4 @@
-"""verl's trainers, with a rollout policy that decides what to generate and which groups to train on."""
+"""verl's trainers, with a rollout policy to choose the rollouts to generate and the groups to train on."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from verl_ext.record import RecordingController
 logger = logging.getLogger(__name__)
 
 # The user's trainer.v1.trainer_mode -> the name our trainer is registered under. Any name but "sync" makes verl keep
-# prompts in the queue and save the queue in checkpoints, which carrying groups across steps needs.
+# prompts in the queue and save the queue in checkpoints; both are needed to carry groups across steps.
 TRAINER_MODES = {mode: f"policy_{mode}" for mode in ("sync", "colocate_async", "separate_async")}
 
 
@@ -114,7 +114,7 @@ class PolicyTrainer(StoppableTrainer, WeightTurns):
         super().on_init_end()
 
     def _pools(self) -> list[RayResourcePool]:
-        """The pools of devices that the run uses."""
+        """The run's pools of devices."""
         return list(self.resource_pool_manager.resource_pool_dict.values())
 
     def fit(self, agent_loop_manager: WaveManager) -> None:
@@ -122,12 +122,12 @@ class PolicyTrainer(StoppableTrainer, WeightTurns):
         try:
             super().fit(agent_loop_manager)
         except Exception as error:
-            check_workers()  # a lost worker is the cause of any other error, so it is reported instead
+            check_workers()  # a lost worker is the cause of any other error, so report the loss instead
             check_queue_full(error, self.config)
             raise
         forget_workers()
 
-    # ---- what the controller calls ----
+    # ---- methods called by the controller ----
 
     def submit(self, wave: list[tuple[Group, int]]) -> None:
         """Start generating the wave in one submission: each prompt carries its own number of rollouts."""
@@ -149,7 +149,7 @@ class PolicyTrainer(StoppableTrainer, WeightTurns):
     # ---- the step ----
 
     def on_train_begin(self) -> None:
-        """Submit no warm-up batches: the policy decides what is generated."""
+        """Submit no warm-up batches: the policy alone decides on rollouts. End the run if no step is left."""
         self._end_within_budget(done=self.global_steps - 1)
         if self.global_steps > self.total_training_steps:
             logger.warning(
@@ -205,7 +205,7 @@ class PolicyTrainer(StoppableTrainer, WeightTurns):
         return batch
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        """Set the mini-batch size in rows, so that the number of optimizer steps is fixed.
+        """Set the mini-batch size in rows, which fixes the number of optimizer steps.
 
         verl takes mini-batches of ppo_mini_batch_size · rollout.n rows, and groups differ in size.
         """
@@ -226,8 +226,8 @@ class PolicyTrainer(StoppableTrainer, WeightTurns):
         logger.info(step_line(global_steps, self.policy.total_steps, metrics, budget))
 
     def _end_within_budget(self, done: int) -> None:
-        """Make step ``done`` + 1 the last if it is expected to end nearer to rollout_driver.rollout_budget than the
-        step after it."""
+        """Make step ``done`` + 1 the last if the rollout count after step ``done`` + 1 is expected to be nearer to
+        rollout_driver.rollout_budget than the count after step ``done`` + 2."""
         budget, ledger = self.config.rollout_driver.rollout_budget, self.controller.ledger
         expected = ledger.total["rollouts/sampled"] + 1.5 * ledger.step["rollouts/sampled"]
         if budget is not None and 0 < done and expected > budget and done + 1 < self.total_training_steps:
@@ -264,7 +264,7 @@ class PolicyTrainer(StoppableTrainer, WeightTurns):
     def _reissue_inflight_prompts(self, partition_id: str = PARTITION) -> int:
         """Remove rows of no restored group, and generate unfinished waves anew.
 
-        The restored queue also holds rows that were trained and not yet cleared, and parts of unfinished waves.
+        The restored queue also holds trained rows not yet cleared, and parts of unfinished waves.
         """
         rows = (tq.kv_list(partition_id) or {}).get(partition_id, {})
         live = self.controller.live
@@ -297,18 +297,18 @@ class PolicyTrainerSync(PolicyTrainer, PPOTrainerSync):
 
 @register_trainer(TRAINER_MODES["colocate_async"])
 class PolicyTrainerColocateAsync(PolicyTrainer, PPOTrainerColocateAsync):
-    """Rollouts in generation when the batch is complete are interrupted, and continue with the next weights."""
+    """When the batch is complete, unfinished rollouts are interrupted; they continue with the next weights."""
 
     drain = False
 
 
 @register_trainer(TRAINER_MODES["separate_async"])
 class PolicyTrainerSeparateAsync(PolicyTrainer, PPOTrainerSeparateAsync):
-    """Engines on devices of their own generate while the actor is trained.
+    """Engines on separate devices generate while the actor is trained.
 
-    The next step begins as soon as this step's batch is taken, so its first rollouts are one version old when they are
-    trained. Before a checkpoint the next step waits: the saved state lies between two steps, and the engines finish
-    their rollouts.
+    The next step begins as soon as this step's batch is taken, so the next step's first rollouts are trained with a
+    delay of 1 policy version. Before a checkpoint the next step waits: the saved state lies between two steps, and the
+    engines finish their rollouts.
     """
 
     drain = False
@@ -320,7 +320,7 @@ class PolicyTrainerSeparateAsync(PolicyTrainer, PPOTrainerSeparateAsync):
         super().__init__(config)
 
     def _setup(self) -> None:
-        # With actor_rollout_ref.hybrid_engine=false verl 0.9.1 passes an argument of print to logger.info, which fails.
+        # With actor_rollout_ref.hybrid_engine=false, verl 0.9.1 calls logger.info with an argument of print and fails.
         verls = logging.getLogger(PPOTrainerSeparateAsync.__module__)
         level = verls.level
         verls.setLevel(logging.WARNING)
@@ -346,7 +346,7 @@ class PolicyTrainerSeparateAsync(PolicyTrainer, PPOTrainerSeparateAsync):
         return self.controller.step == self.global_steps and super()._is_to_stop()
 
     def _saves_checkpoint(self) -> bool:
-        """Whether verl saves a checkpoint after this step; it always does after the last."""
+        """Whether verl saves a checkpoint after this step. After the last step verl always does."""
         save_freq = self.config.trainer.save_freq
         is_last = self.global_steps >= self.total_training_steps
         return is_last or (save_freq > 0 and self.global_steps % save_freq == 0)

@@ -1,8 +1,9 @@
-"""Runs on one machine hand weights to their engines one at a time.
+"""Runs on one machine take turns to hand weights to their engines.
 
-verl's actor replaces the socket ``/tmp/rl-colocate-zmq-<Ray job>-replica-<n>-rank-<n>.sock``; its engine connects to
-it. The first job of every Ray cluster is 01000000, so two runs on one machine with their own Ray clusters use the same
-socket. At the same moment, an engine would wait forever, or load the other run's weights.
+verl's actor replaces the socket ``/tmp/rl-colocate-zmq-<Ray job>-replica-<n>-rank-<n>.sock``, and the engine connects
+to this socket. The first job of every Ray cluster is 01000000, so two runs on one machine with separate Ray clusters
+use the same socket. If both handed over weights at the same time, an engine would wait forever, or load the other run's
+weights.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl_ext.errors import RunError
 
 PATIENCE = 1800.0  # seconds
-SOCKETS = Path("/tmp")  # verl's, whatever TMPDIR says
+SOCKETS = Path("/tmp")  # verl's folder for sockets; verl ignores TMPDIR
 
 
 @contextlib.contextmanager
 def turn(folder: Path | None = None, seconds: float = PATIENCE) -> Iterator[None]:
-    """Context that one run of this user on this machine can enter at a time; a run that dies leaves it.
+    """Lock for all runs of this user on this machine. The lock of a killed run is released by the kernel.
 
     Args:
         folder: folder of the lock file; by default the folder of the sockets.
@@ -48,7 +49,7 @@ def turn(folder: Path | None = None, seconds: float = PATIENCE) -> Iterator[None
 
 
 class WeightTurns(PPOTrainer):
-    """Takes a turn wherever verl's trainers send weights."""
+    """Takes the :func:`turn` lock wherever verl's trainers send weights."""
 
     def on_init_end(self) -> None:
         with turn():

@@ -19,10 +19,10 @@ def advantage_factors(
     prompt_weight: str,
     loss_agg_mode: str,
 ) -> np.ndarray:
-    """Factors on the advantages that give every prompt its weight under verl's own loss aggregation.
+    """Factors on the advantages, to give every prompt the chosen weight under verl's own loss aggregation.
 
-    With N rows (padding included), R of them real, B groups, G_i rows in the group of row i, T_i its loss tokens and
-    sums over the mini-batch j that row i falls in:
+    With N rows (padding included), R of them real, B groups, G_i rows in the group of row i, T_i loss tokens
+    in row i, j the mini-batch of row i, and T_j the loss tokens in mini-batch j:
 
     ==================  ================================  ==========
     aggregation         ``equal``                         ``rollouts``
@@ -33,8 +33,8 @@ def advantage_factors(
     ==================  ================================  ==========
 
     With groups of one size and no padding every factor is 1. The policy loss is positively homogeneous in the
-    advantage, so scaling it is exact; KL and entropy terms are not reweighted. A group of one gets 0: its advantage
-    would be its raw reward.
+    advantage, so scaling the advantage scales the loss exactly; KL and entropy terms are not reweighted. A group with
+    a single row gets 0: verl would use the raw reward as the row's advantage.
 
     Args:
         groups: (N,) group of each row, None for padding.
@@ -68,13 +68,13 @@ def advantage_factors(
 
 
 def are_of_one_size(groups: Sequence[str | None]) -> bool:
-    """Whether every factor is 1: no padding, and groups of one size that is not 1."""
+    """Whether every factor is 1: there is no padding, and all groups have the same size of at least 2."""
     sizes = set(Counter(groups).values())
     return None not in groups and len(sizes) == 1 and sizes != {1}
 
 
 def mini_batch_of_rows(rows: int, workers: int, updates: int) -> np.ndarray:
-    """(rows,) index of the optimizer step that trains each row: verl gives each of ``workers`` data-parallel workers
-    a contiguous share, and each worker trains its share in ``updates`` contiguous parts."""
+    """(rows,) index of each row's optimizer step: verl gives each of ``workers`` data-parallel workers a contiguous
+    share, and each worker trains the share in ``updates`` contiguous parts."""
     share = rows // workers
     return (np.arange(rows) % share) // (share // updates)

@@ -1,4 +1,4 @@
-"""swe-rex's deployments: where a sandbox runs, from a tool's configuration and a row's image."""
+"""Where a sandbox runs: swe-rex's deployment for a tool's configuration and a row's image."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ TYPES: dict[str, type[BaseModel]] = {
 
 
 class Container(DockerDeployment):
-    """swe-rex's container, with a certain end.
+    """swe-rex's docker container, guaranteed to end.
 
-    - The container ends by itself after ``lifetime`` seconds, in case the process that should stop it was killed.
-    - ``stop`` kills the container without asking its server first: swe-rex would wait for a server that hangs.
-    - A container that does not come up is an error; swe-rex would read its output forever.
+    - The container ends by itself after ``lifetime`` seconds, even if the process in charge was killed.
+    - ``stop`` kills the container without asking the container's server first: swe-rex would wait for a hanging server.
+    - If the container does not come up, an error is raised; swe-rex would read the container's output forever.
 
     Args:
-        lifetime: seconds.
+        lifetime: longest life of the container, in seconds.
         kwargs: as of swe-rex's ``DockerDeploymentConfig``.
     """
 
@@ -58,7 +58,7 @@ class Container(DockerDeployment):
 
 
 class SharedServer(RemoteDeployment):
-    """A swe-rex server that somebody else has started, and others use: stopping it would end their shells."""
+    """A swe-rex server started by somebody else and shared with others: stopping the server would end their shells."""
 
     async def stop(self) -> None:
         self._runtime = None
@@ -68,10 +68,10 @@ def deployment_config(deployment: Mapping[str, Any]) -> BaseModel:
     """swe-rex's own configuration of this deployment.
 
     Args:
-        deployment: its ``type``, and swe-rex's settings for this type.
+        deployment: the ``type``, and swe-rex's settings for this type.
 
     Raises:
-        ValueError: another type, or a setting that swe-rex does not accept.
+        ValueError: the type is not known, or swe-rex does not accept a setting.
     """
     kind = deployment.get("type") if isinstance(deployment, Mapping) else None
     if kind not in TYPES:
@@ -86,13 +86,13 @@ def deployment_config(deployment: Mapping[str, Any]) -> BaseModel:
 
 
 def deployment_maker(config: BaseModel, image: str | None, lifetime: float) -> Callable[[], AbstractDeployment]:
-    """A function that makes deployments; nothing is started.
+    """A function to make deployments; none is started.
 
     Args:
         config: see :func:`deployment_config`.
-        image: to start from, where this type has images; None: that of the configuration.
-        lifetime: seconds after which a docker container ends whatever happens. Modal, Fargate and Daytona have settings
-            of their own for that.
+        image: container image, for types with images; None means the configuration's image.
+        lifetime: seconds until a docker container ends in any case. Modal, Fargate and Daytona have their own settings
+            for this limit.
 
     Raises:
         ValueError: this type needs an image, and none is given.

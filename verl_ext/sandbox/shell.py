@@ -1,9 +1,9 @@
-"""Sandboxes for agents: a swe-rex deployment with one bash shell in it, stopped when its trajectory is over.
+"""Sandboxes for agents: a swe-rex deployment with one bash shell, stopped when the trajectory is over.
 
 verl creates and releases a tool around every call, and does not announce the end of a trajectory. The trajectory's
-``agent_data`` object ends with it, so a sandbox belongs to that object (:func:`sandbox_of`). A sandbox stops when its
-owner is gone, when no call has come for a while, or when the process exits, whichever comes first. A killed process
-stops no sandbox, so deployments also have a longest life (:mod:`~verl_ext.sandbox.deployments`).
+``agent_data`` object ends with the trajectory, so this object owns the sandbox (:func:`sandbox_of`). A sandbox stops
+when the owner is gone, after ``idle_timeout`` seconds without a call, or when the process exits. A killed process stops
+no sandbox, so deployments also have a longest life (:mod:`~verl_ext.sandbox.deployments`).
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from verl_ext.sandbox.deployments import SharedServer
 
 THREAD = "sandbox"  # name of every sandbox's thread: swe-rex keeps loggers for each name forever
 PROBES, PROBE_TIMEOUT = 5, 5.0  # seconds
-STARTS = 3  # two containers that start at once may be given the same port
+STARTS = 3  # two containers may get the same port if they start at once
 SHELL_TIMEOUT, SETUP_TIMEOUT, INTERRUPT_TIMEOUT, EXIT_TIMEOUT = 30.0, 240.0, 1.0, 30.0  # seconds
-PROMPT = re.compile("SHELLPS1PREFIX|UNIQUESTRING29234")  # swe-rex's own prompts, which it may leave in the output
+PROMPT = re.compile("SHELLPS1PREFIX|UNIQUESTRING29234")  # swe-rex's own prompts, sometimes left in the output
 NEW_SHELL = "the shell has ended, and a new one was started"
 
 log = logging.getLogger(__name__)
-for _name in ("deploy", "runtime", "session"):  # without a handler, swe-rex adds one that prints every debug line
+for _name in ("deploy", "runtime", "session"):  # without a handler, swe-rex prints every debug line
     logging.getLogger(f"rex-{_name}-{THREAD}").addHandler(logging.NullHandler())
     logging.getLogger(f"rex-{_name}-{THREAD}").setLevel(logging.CRITICAL)  # errors are raised as well
 
@@ -65,13 +65,13 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """What to start.
+    """How to start a sandbox.
 
     Args:
-        make: a deployment that is not started.
-        setup: bash commands for a new deployment, run once and outside of the shell; they must succeed.
+        make: returns a deployment, not yet started.
+        setup: bash commands for a new deployment, run once and outside of the shell; the last exit code must be 0.
         shell_setup: bash commands for every new shell.
-        idle_timeout: seconds without a call after which the sandbox is stopped.
+        idle_timeout: seconds without a call until the sandbox is stopped.
     """
 
     make: Callable[[], AbstractDeployment]
@@ -81,9 +81,9 @@ class Plan:
 
 
 class Sandbox:
-    """Runs commands one after another, in a thread of its own: starting a container blocks, and so does waiting for it.
+    """Runs commands in order, in a separate thread: starting and awaiting a container blocks.
 
-    Nothing is started before the first command. The thread ends when the sandbox is stopped.
+    The first command starts the deployment. The thread ends when the sandbox is stopped.
     """
 
     def __init__(self, plan: Plan):
@@ -97,9 +97,9 @@ class Sandbox:
         self._thread.start()
 
     async def run(self, command: str, timeout: float) -> Outcome:
-        """Run the command in the shell, whose state it may change; interrupt it after ``timeout`` seconds.
+        """Run the command in the shell, and interrupt the command after ``timeout`` seconds. The shell keeps its state.
 
-        The output of an interrupted command is left out: it depends on the machine's load.
+        The output of an interrupted command is left out, because the output depends on the machine's load.
 
         Raises:
             SandboxFailure: there is no sandbox, or it does not answer.
@@ -132,7 +132,7 @@ class Sandbox:
         try:
             return await asyncio.wrap_future(future)
         finally:
-            del future  # or a failure would refer to itself through this frame, and the owner wait for the collector
+            del future  # or a failure refers to itself through this frame, and keeps the owner until garbage collection
 
     def _serve(self) -> None:
         loop = asyncio.new_event_loop()
@@ -166,7 +166,7 @@ class Sandbox:
         return True
 
     def _refuse_the_rest(self) -> None:
-        """Fail all queued jobs. Safe if two threads do this at once: each job is taken by one of them."""
+        """Fail all queued jobs. Two threads may do this at once: each job is taken by a single thread."""
         while True:
             try:
                 job = self._jobs.get_nowait()
@@ -187,7 +187,7 @@ class Sandbox:
             return Outcome(str((error.extra_info or {}).get("bash_stderr", "syntax error")), 2)
         except CommandTimeoutError:
             return Outcome("", None, await self._interrupt(f"stopped after {timeout:g} s"))
-        except Exception:  # among them pexpect's: the command has ended the shell
+        except Exception:  # such as pexpect's: the command has ended the shell
             return Outcome("", None, await self._new_shell())
         failure = "" if seen.exit_code is not None or await self._is_in_step() else await self._new_shell()
         return Outcome(PROMPT.sub("", seen.output), seen.exit_code, failure)
@@ -200,7 +200,7 @@ class Sandbox:
             raise SandboxFailure(f"the sandbox did not run a command: {error!r}") from error
 
     async def _bash(self, command: str, timeout: float) -> Outcome:
-        # swe-rex's own time-out ends bash and waits on for whatever bash has started.
+        # swe-rex's own time-out ends bash, but then waits for the processes bash has started.
         bounded = ["timeout", "-k", "5", f"{timeout:g}", "bash", "-c", command]
         response = await self._deployment.runtime.execute(Command(command=bounded, merge_output_streams=True))
         stopped = response.exit_code in (124, 137, -9)
@@ -217,8 +217,8 @@ class Sandbox:
     async def _is_in_step(self) -> bool:
         """Whether swe-rex has read the last command's prompt. On a busy machine it may stop waiting before the prompt.
 
-        The next command would then find the old prompt and end at once. A probe that returns an exit code has read all
-        earlier output.
+        The next command would then find the old prompt and end at once. Once a probe returns an exit code, swe-rex has
+        read all earlier output.
         """
         probe = BashAction(command="true", session=self._shell, timeout=PROBE_TIMEOUT, check="silent")
         for _ in range(PROBES):
@@ -258,7 +258,7 @@ class Sandbox:
         raise SandboxFailure(f"no sandbox could be started in {STARTS} attempts: {cause!r}") from cause
 
     async def _open_shell(self) -> None:
-        self._shell = uuid4().hex  # a server that is shared by several trajectories has the shells of all
+        self._shell = uuid4().hex  # a unique name: trajectories may share a server, and so the names of their shells
         runtime = self._deployment.runtime
         await runtime.create_session(CreateBashSessionRequest(session=self._shell, startup_timeout=SHELL_TIMEOUT))
         if not await self._is_in_step():
@@ -301,7 +301,7 @@ def sandbox_of(owner: Any, plan: Callable[[], Plan]) -> Sandbox:
 
 
 def running() -> int:
-    """How many sandboxes are not stopped yet."""
+    """The number of sandboxes not yet stopped."""
     return len(_RUNNING)
 
 

@@ -1,6 +1,6 @@
 """Weights from the actor to engines in other processes, on CPUs: verl's ``nccl`` for machines without a GPU.
 
-verl imports this module because ``hardware=cpu`` names it as ``checkpoint_engine.custom_backend_module``.
+verl imports this module because ``hardware=cpu`` sets ``checkpoint_engine.custom_backend_module`` to the module's name.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ TIMEOUT = timedelta(minutes=10)
 class GlooCheckpointEngine(CheckpointEngine):
     """Broadcasts each weight, in chunks, from the actor's first worker to every worker of the engines.
 
-    The process group lives for one update. The actor's other workers have nothing to send; they only take part in
-    gathering the weights.
+    The process group lives for one update. The actor's other workers send nothing: they only help to gather the
+    weights.
 
     Args:
-        bucket_size: bytes of a chunk at most.
-        is_master: whether this is the actor's first worker.
+        bucket_size: largest chunk, in bytes.
+        is_master: whether this worker is the actor's first.
     """
 
     def __init__(self, bucket_size: int, is_master: bool = False):
@@ -43,7 +43,7 @@ class GlooCheckpointEngine(CheckpointEngine):
         self.group: ProcessGroupGloo | None = None
 
     def prepare(self) -> tuple[str, int] | None:
-        """Where the group meets: a host and a free port of the master's; None from everybody else."""
+        """The host and a free port of the master, where the group meets; None from all other workers."""
         if not self.is_master:
             return None
         host = ray.util.get_node_ip_address()
@@ -54,7 +54,7 @@ class GlooCheckpointEngine(CheckpointEngine):
     def build_topology(
         cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[Any]
     ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-        """Rank 0 is the actor's first worker, then come the engines' workers; -1: not in the group."""
+        """Rank 0 is the actor's first worker, and the engines' workers follow; -1 means: not in the group."""
         size = 1 + rollout_world_size
         actor_ranks = [0] + [-1] * (actor_wg_world_size - 1)
         return tuple(

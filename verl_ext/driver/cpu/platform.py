@@ -1,6 +1,7 @@
 """A verl platform for machines without an accelerator.
 
-verl imports this module because ``hardware=cpu`` names it in ``VERL_USE_EXTERNAL_MODULES``; nothing else does.
+verl imports this module because ``hardware=cpu`` lists the module in ``VERL_USE_EXTERNAL_MODULES``. No other code
+imports this module.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from verl.plugin.platform import PlatformBase, PlatformRegistry
 
 
 class _DeviceModule(types.ModuleType):
-    """``torch.cpu`` with the functions of ``torch.cuda`` that verl calls without asking."""
+    """``torch.cpu``, plus the functions of ``torch.cuda`` verl calls without checking for them."""
 
     def __getattr__(self, name: str):
         return getattr(torch.cpu, name)
@@ -60,7 +61,7 @@ class _DeviceModule(types.ModuleType):
 
 @PlatformRegistry.register(platform="cpu")
 class PlatformCPU(PlatformBase):
-    """Chosen by ``VERL_PLATFORM=cpu`` only, never detected."""
+    """verl uses this platform only if ``VERL_PLATFORM=cpu`` is set; verl never detects the platform by itself."""
 
     device_name = "cpu"
     vendor_name = "cpu"
@@ -73,7 +74,7 @@ class PlatformCPU(PlatformBase):
         return False
 
     def current_device(self) -> torch.device:
-        return torch.device("cpu")  # verl calls tensor.to(...) with it; an int would mean an accelerator
+        return torch.device("cpu")  # verl passes the device to tensor.to(...), where an int means an accelerator
 
     def device_count(self) -> int:
         return 1
@@ -126,7 +127,7 @@ class PlatformCPU(PlatformBase):
 
 
 def _default_to_plain_gloo() -> None:
-    """verl asks torch for the backend "cpu:gloo,cpu:gloo" here, which torch refuses; "cpu:gloo" is what is meant."""
+    """Makes verl ask torch for the backend "cpu:gloo". On CPUs verl asks for "cpu:gloo,cpu:gloo", and torch refuses."""
     import verl.utils.distributed as distributed
 
     original = distributed.initialize_global_process_group_ray

@@ -51,7 +51,7 @@ def check_room(faults: Faults) -> None:
 
 
 def check_micro_batch(faults: Faults) -> None:
-    """A response of full length fits into the tokens that a device may train on at once."""
+    """A response of full length must fit into a device's token limit for training."""
     longest = faults["data.max_prompt_length"] + faults["data.max_response_length"]
     key, strategy, sharing = f"{ACTOR}.ppo_max_token_len_per_gpu", faults[f"{ACTOR}.strategy"], 1
     if strategy.startswith("fsdp"):
@@ -85,7 +85,7 @@ def check_validation_only(faults: Faults) -> None:
 
 
 def check_placement(faults: Faults) -> None:
-    """Engines generate on the actor's devices, or on a pool of their own that weights can reach."""
+    """Engines generate on the actor's devices, or on a separate pool reachable for weights."""
     mode = faults["trainer.v1.trainer_mode"]
     if mode != "separate_async":
         key = "actor_rollout_ref.hybrid_engine"
@@ -131,7 +131,7 @@ def check_megatron(faults: Faults) -> None:
 
 
 def check_resume(faults: Faults) -> None:
-    """A checkpoint that is named must be a folder whose step verl can read."""
+    """If a checkpoint is named, the folder must exist, and the folder's name must end with the step."""
     if faults["trainer.resume_mode"] != "resume_path":
         return
     key = "trainer.resume_from_path"
@@ -141,7 +141,7 @@ def check_resume(faults: Faults) -> None:
 
 
 def check_queue_size(faults: Faults) -> None:
-    """TransferQueue must hold the rows of any step: one for each prompt and one for each rollout."""
+    """TransferQueue must hold the rows of any step: a row for each prompt and a row for each rollout."""
     size = faults[QUEUE_SIZE]
     if size is None or faults["transfer_queue.backend.storage_backend"] != "SimpleStorage":
         return

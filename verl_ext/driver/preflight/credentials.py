@@ -1,4 +1,4 @@
-"""Credentials: none in the configuration, and those of wandb where they are needed."""
+"""Checks credentials: none in the configuration, and a wandb login where wandb is used."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ WITHOUT_A_SERVER = ("offline", "disabled", "dryrun")  # wandb's modes
 
 
 def secrets(values: dict[str, Any]) -> list[str]:
-    """One sentence for each key that holds a secret; the secrets themselves are not shown.
+    """One sentence for each key with a secret; the secrets themselves are not shown.
 
-    verl prints its configuration, trackers store it, and hydra writes it to disk.
+    verl prints the configuration, trackers store it, and hydra writes it to disk.
 
     Args:
         values: the resolved configuration, as plain containers.
@@ -43,7 +43,7 @@ def _texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def check_wandb(faults: Faults) -> None:
-    """Refuse wandb where nobody is logged in: verl opens its loggers only once engines and weights are up."""
+    """Refuse wandb where nobody is logged in: verl opens loggers late, after the engines and weights are loaded."""
     chosen = faults["trainer.logger"]
     names = [chosen] if isinstance(chosen, str) else list(chosen)
     if "wandb" in names and (obstacle := _obstacle_to_wandb()):
@@ -62,7 +62,7 @@ def _obstacle_to_wandb() -> str | None:
         from wandb.sdk import wandb_setup
         from wandb.sdk.lib.wbauth import authenticate_session
     except ImportError:
-        return None  # another version of wandb, which reports a missing key itself, later
+        return None  # another version of wandb; wandb itself reports a missing key later
     settings = wandb_setup.singleton().settings
     if settings.mode in WITHOUT_A_SERVER:
         return None

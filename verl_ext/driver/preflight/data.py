@@ -74,7 +74,7 @@ def _rows(files: list[pyarrow.parquet.ParquetFile], key: str) -> Iterator[dict[s
 
 
 def _opened(faults: Faults, key: str) -> list[pyarrow.parquet.ParquetFile] | None:
-    """The files named by ``key``; None if one of them is not valid, not local or not parquet."""
+    """The files named by ``key``; None if any file is not valid, not local or not parquet."""
     names = faults[key]
     several = isinstance(names, ListConfig) and all(isinstance(name, str) for name in names)
     if not (isinstance(names, str) or several) or not names:
@@ -86,7 +86,7 @@ def _opened(faults: Faults, key: str) -> list[pyarrow.parquet.ParquetFile] | Non
 
 
 def _open(faults: Faults, key: str, name: str) -> pyarrow.parquet.ParquetFile | None:
-    """The file, or None: a file that should be here and cannot be read is refused."""
+    """The file, or None. If the file should be on this machine and cannot be read, the key is refused."""
     path = Path(name).expanduser()
     if "://" in name or (path.is_file() and path.suffix != ".parquet"):
         return None

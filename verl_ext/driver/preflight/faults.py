@@ -1,4 +1,4 @@
-"""The configuration under check, and every fault found in it."""
+"""The configuration under check, and all faults found."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from verl_ext.checks import InvalidValue, Kind
 
 
 class RefusedKey(Exception):
-    """A check has read a key that was refused: its verdict would only repeat that fault."""
+    """A check has read a refused key: the check's result would only repeat the known fault."""
 
 
 class Faults:
     """Collects one sentence per fault: ``<key>=<value> is not valid: <valid>``.
 
-    Checks read the configuration as ``faults["trainer.nnodes"]``. Reading a refused key raises :class:`RefusedKey`,
-    which ends the check that reads it, so every check runs whose keys are valid so far.
+    Checks read the configuration as ``faults["trainer.nnodes"]``. Reading a refused key raises :class:`RefusedKey`
+    and so ends the check. Checks of valid keys all run.
 
     Attributes:
         config: the configuration, complete and resolvable.
@@ -46,17 +46,17 @@ class Faults:
         return any(".".join(parts[:end]) in self._refused for end in range(1, len(parts) + 1))
 
     def run(self, *checks: Callable[[Faults], None]) -> None:
-        """Run each check until its end, or until it reads a refused key."""
+        """Run each check to the end, or until the check reads a refused key."""
         for check in checks:
             with contextlib.suppress(RefusedKey):
                 check(self)
 
     def check(self, key: str, kind: Kind) -> None:
-        """Refuse the value at ``key`` unless it is of this kind."""
+        """Refuse the value at ``key`` unless the value is of this kind."""
         self.refuse_if(not kind.accepts(self[key]), key, kind.valid)
 
     def refuse_if(self, bad: bool, key: str, valid: str) -> None:
-        """Refuse the value at ``key`` if it is ``bad``; ``valid`` says which values are valid."""
+        """Refuse the value at ``key`` if ``bad`` is true; ``valid`` describes the valid values."""
         if bad:
             self.refuse(key, OmegaConf.select(self.config, key), valid)
 

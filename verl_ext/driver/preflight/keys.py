@@ -1,4 +1,4 @@
-"""Each key by itself: values that verl would refuse only once a cluster is up, or never."""
+"""Checks each key by itself, to refuse values early. verl refuses them after a cluster is up, or never."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ MODES = ("sync", "colocate_async", "separate_async")
 
 
 def unset(valid: str) -> Kind:
-    """Keys that must stay null, false or empty, for the reason given."""
+    """A kind of key with only null, false or empty as valid values, for the reason given."""
     return Kind(lambda value: not value, valid)
 
 
 def only(value: object, valid: str) -> Kind:
-    """Keys with one valid value, for the reason given."""
+    """A kind of key with a single valid value, for the reason given."""
     return Kind(lambda given: given == value, valid)
 
 
@@ -105,7 +105,7 @@ OPTIONAL: dict[str, Kind] = {
     "data.prompt_key": TEXT,
     "data.filter_overlong_prompts": BOOLEAN,
     "data.truncation": one_of("error", "left", "right", "middle"),
-    f"{ROLLOUT}.temperature": POSITIVE,  # the actor divides by it
+    f"{ROLLOUT}.temperature": POSITIVE,  # the actor divides by the temperature
     f"{ROLLOUT}.top_p": SHARE,
     f"{ROLLOUT}.top_k": STEPS_OR_NEVER._replace(valid=COUNT_OR_ALL.valid),
     f"{ROLLOUT}.tensor_model_parallel_size": COUNT,
@@ -175,7 +175,7 @@ def check_keys(faults: Faults) -> None:
 
 
 def check_model(faults: Faults) -> None:
-    """A model path that looks local must be a folder; other names are looked up on the hub by verl."""
+    """A local model path must be an existing folder; verl looks up other names on the hub."""
     key = "actor_rollout_ref.model.path"
     path = faults[key]
     local = isinstance(path, str) and path.startswith(("/", ".", "~"))
@@ -184,7 +184,7 @@ def check_model(faults: Faults) -> None:
 
 
 def check_names(faults: Faults) -> None:
-    """Names that must be in one of verl's registries."""
+    """These names must be in verl's registries."""
     import verl.experimental.reward_loop.reward_manager as managers
     from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
     from verl.experimental.agent_loop.tool_parser import ToolParser

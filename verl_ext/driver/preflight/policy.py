@@ -1,4 +1,4 @@
-"""The rollout policy, and the checkpoint from which it goes on."""
+"""Checks the rollout policy, and the checkpoint to resume from."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BASE = "it must name a subclass of verl_ext.policy.RolloutPolicy"
 
 
 def policy_class(faults: Faults) -> type[RolloutPolicy] | None:
-    """The class that ``rollout_policy._target_`` names; None if it is refused."""
+    """The class named by ``rollout_policy._target_``; None if the name is refused."""
     section = faults.config.get(SECTION)
     if not isinstance(section, DictConfig):
         faults.refuse_if(True, SECTION, f"{BASE} in _target_")
@@ -37,7 +37,7 @@ def policy_class(faults: Faults) -> type[RolloutPolicy] | None:
 
 
 def make_policy(faults: Faults, policy: type[RolloutPolicy]) -> RolloutPolicy | None:
-    """The policy with its parameters; None if one of them is refused."""
+    """The policy, made from the class and the parameters; None if a parameter is refused."""
     parameters = inspect.signature(policy).parameters
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     section = OmegaConf.to_container(faults.config[SECTION], resolve=True)
@@ -56,10 +56,10 @@ def make_policy(faults: Faults, policy: type[RolloutPolicy]) -> RolloutPolicy | 
 
 
 def check_checkpoint(faults: Faults, policy: type[RolloutPolicy]) -> None:
-    """The checkpoint to resume from must be whole, of this policy, and saved by as many devices as load it.
+    """The checkpoint to resume from must be whole, of this policy, and saved by this run's number of devices.
 
-    A run that only validates needs only the weights, so any recipe may have trained them. The trainer checks a
-    checkpoint on another machine.
+    Validation alone needs only the weights, and any recipe may have trained the weights. If the checkpoint is on
+    another machine, the trainer makes this check.
     """
     mode = faults["trainer.resume_mode"]
     if mode == "disable":
@@ -91,7 +91,7 @@ def _check_batch_size(faults: Faults, policy: RolloutPolicy) -> None:
 
 
 def _refuse(faults: Faults, error: BaseException, parameters: Any) -> None:
-    """Refuse the parameter that the policy refuses, and the key that it is interpolated from."""
+    """Refuse a parameter refused by the policy, and the key interpolated into the parameter."""
     sentence = str(error).split("\n")[0]
     if not isinstance(error, InvalidValue) or (name := re.split(r"[.\[]", error.key)[0]) not in parameters:
         faults.add(sentence, SECTION)

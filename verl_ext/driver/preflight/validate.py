@@ -19,13 +19,13 @@ from verl_ext.policy import RolloutPolicy
 
 
 def validate(config: DictConfig) -> RolloutPolicy:
-    """Check the configuration and everything it names on disk; returns the policy it describes.
+    """Check the configuration and all files and folders named there; return the configured policy.
 
     Every check runs whose keys are valid, so a missing model does not hide a wrong threshold. verl's own checks stop at
     their first fault, and run last, on a configuration without faults of ours.
 
     Raises:
-        BadConfig: with one sentence for each fault: the key, its value and the valid values.
+        BadConfig: one sentence for each fault, with the key, the value and the valid values.
     """
     try:
         values = OmegaConf.to_container(config, resolve=True)
@@ -54,7 +54,7 @@ def _check(faults: Faults) -> RolloutPolicy | None:
 
 
 def _check_by_verl(faults: Faults) -> None:
-    """verl's own checks; a rollout's are made when its dataclass is."""
+    """verl's own checks. The conversion to verl's dataclass checks the section of a rollout."""
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import omega_conf_to_dataclass, validate_config
 

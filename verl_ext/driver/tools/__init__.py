@@ -1,1 +1,1 @@
-"""Tools for agents, on verl's interface. Each trajectory has its own shell or database, which ends with it."""
+"""Tools for agents, on verl's interface. Each trajectory has a private shell or database; both end together."""

@@ -1,6 +1,6 @@
-"""A bash shell in a sandbox of the trajectory's own, and the submission of the work done in it, for ``tool_agent``.
+"""Tools for verl's ``tool_agent`` loop: a bash shell in the trajectory's own sandbox, and the submission of the work.
 
-In the file that ``actor_rollout_ref.rollout.multi_turn.tool_config_path`` names (``examples/swe_tools.yaml``)::
+``actor_rollout_ref.rollout.multi_turn.tool_config_path`` names a file such as ``examples/swe_tools.yaml``::
 
     tools:
       - class_name: verl_ext.driver.tools.shell.ShellTool
@@ -8,9 +8,10 @@ In the file that ``actor_rollout_ref.rollout.multi_turn.tool_config_path`` names
       - class_name: verl_ext.driver.tools.shell.SubmitTool
         config: {type: native, deployment: {type: docker}}
 
-A row of the data says what to start and how to judge it, under ``extra_info.tools_kwargs``: ``bash.create_kwargs`` and
-``submit.create_kwargs`` with the same ``image``, ``setup`` and ``shell_setup``, the second also with ``test_command``
-and, if it is not the exit code that counts, ``expected`` (:mod:`verl_ext.data.swe_reward`).
+``extra_info.tools_kwargs`` of a data row describes the sandbox and the tests: ``bash.create_kwargs`` and
+``submit.create_kwargs`` hold the same ``image``, ``setup`` and ``shell_setup``. ``submit.create_kwargs`` also holds
+``test_command``. The exit code of the tests decides, unless the row gives ``expected``
+(:mod:`verl_ext.data.swe_reward`).
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ LONGEST_COMMAND = 280  # seconds; swe-rex's client gives up on any answer after 
 LIMITS = {
     "command_timeout": 120,  # seconds of a command
     "test_timeout": LONGEST_COMMAND,  # seconds of the tests
-    "idle_timeout": 1800,  # seconds without a call, after which a sandbox is stopped
-    "lifetime": 7200,  # seconds, after which a container ends by itself
+    "idle_timeout": 1800,  # seconds without a call until a sandbox is stopped
+    "lifetime": 7200,  # seconds until a container ends by itself
     "max_characters": 8000,  # of an observation
 }
 ENVIRONMENT = {
@@ -45,7 +46,7 @@ ENVIRONMENT = {
     "TQDM_DISABLE": "1",
     "PYTHONHASHSEED": "0",  # the order of sets
 }
-REPLACEMENTS = (  # of output that differs from run to run, so that a replayed prefix gets equal observations
+REPLACEMENTS = (  # of output with run-to-run differences, to give a replayed prefix equal observations
     (r"\bin \d+\.\d+s( \(\d+:\d\d:\d\d\))?", "in 0.00s"),  # pytest, unittest
     (r"\b\d+m\d+\.\d{3}s\b", "0m0.000s"),  # time
     (r"\bat 0x[0-9a-f]{6,16}\b", "at 0x0"),  # <object at 0x7f...>
@@ -55,16 +56,16 @@ OTHER_KEYS = ("type", "deployment", "environment", "replacements")
 
 
 class _SandboxTool(BaseTool):
-    """What both tools have in common: their configuration, and the trajectory's sandbox.
+    """The base of both tools: the configuration, and the trajectory's sandbox.
 
     Args:
-        config: ``deployment``, swe-rex's (``type`` and its settings, :mod:`~verl_ext.sandbox.deployments`), the
+        config: swe-rex's ``deployment`` (``type`` and settings, see :mod:`~verl_ext.sandbox.deployments`), the
             limits in ``LIMITS``, ``environment`` (variables of the shell, beside ``ENVIRONMENT``) and ``replacements``
-            (pairs of a regular expression and what to put in its place, beside ``REPLACEMENTS``).
-        tool_schema: what to tell the model instead of this tool's own.
+            (pairs of a regular expression and a replacement, beside ``REPLACEMENTS``).
+        tool_schema: the schema to show to the model instead of this tool's own.
 
     Raises:
-        ValueError: naming the key that is not valid.
+        ValueError: a key is not valid; the message names the key.
     """
 
     def __init__(self, config: dict[str, Any], tool_schema: OpenAIFunctionToolSchema | None = None):
@@ -83,7 +84,7 @@ class _SandboxTool(BaseTool):
         raise NotImplementedError
 
     async def create(self, instance_id: str | None = None, **kwargs: Any) -> tuple[str, ToolResponse]:
-        """Note the row's arguments for the call that follows."""
+        """Keep the row's arguments for the next call."""
         instance_id = instance_id or uuid4().hex
         self._arguments[instance_id] = kwargs.get("create_kwargs") or {}
         return instance_id, ToolResponse()
@@ -123,11 +124,11 @@ class _SandboxTool(BaseTool):
 
 
 class ShellTool(_SandboxTool):
-    """The tool ``bash``: runs a command in the trajectory's shell, and answers with what it prints.
+    """The tool ``bash``: runs a command in the trajectory's shell, and answers with the command's output.
 
-    The first call starts the sandbox; folder, variables and files last until the trajectory is over. A command that
-    fails, takes too long or ends the shell is an observation. A sandbox that cannot be started is not: it ends the
-    rollout, which counts as failed (``SandboxFailure``).
+    The first call starts the sandbox; folder, variables and files last until the trajectory is over. If a command
+    fails, takes too long or ends the shell, the model gets an observation. If the sandbox cannot be started, the
+    rollout ends and counts as failed (``SandboxFailure``).
     """
 
     def _schema(self) -> OpenAIFunctionToolSchema:
@@ -147,7 +148,7 @@ class ShellTool(_SandboxTool):
             The observation, no reward, no metrics.
 
         Raises:
-            SandboxFailure: there is no sandbox to be had, or it no longer answers.
+            SandboxFailure: the sandbox cannot be started, or no longer answers.
         """
         command = parameters.get("command") if isinstance(parameters, dict) else None
         if not isinstance(command, str):
@@ -159,8 +160,8 @@ class ShellTool(_SandboxTool):
 class SubmitTool(_SandboxTool):
     """The tool ``submit``: runs the row's tests in the trajectory's sandbox, and keeps the verdict for the reward.
 
-    The tests run in a bash of their own: the files count that the model has left, not the functions and variables of
-    its shell. The model is not told the verdict, and the first submission counts.
+    The tests run in a new bash: they see the files the model has left, but not the functions and variables of the
+    model's shell. The model is not told the verdict, and only the first submission counts.
     """
 
     def _schema(self) -> OpenAIFunctionToolSchema:
@@ -172,10 +173,10 @@ class SubmitTool(_SandboxTool):
         """Run the tests, and note in ``agent_data.extra_fields[VERDICT]`` whether they passed.
 
         Returns:
-            That the work was submitted, no reward, no metrics.
+            The observation ``[submitted]``, no reward, no metrics.
 
         Raises:
-            SandboxFailure: there is no sandbox to be had, it no longer answers, or the row does not say how to test.
+            SandboxFailure: the sandbox cannot be started or no longer answers, or the row has no ``test_command``.
         """
         if VERDICT in agent_data.extra_fields:
             return ToolResponse(text="[already submitted]"), 0.0, {}

@@ -1,6 +1,6 @@
-"""SQL on a database of the trajectory's own, for verl's ``tool_agent`` loop.
+"""A tool for verl's ``tool_agent`` loop: SQL on the trajectory's own database.
 
-In the file that ``actor_rollout_ref.rollout.multi_turn.tool_config_path`` names::
+``actor_rollout_ref.rollout.multi_turn.tool_config_path`` names a file with::
 
     tools:
       - class_name: verl_ext.driver.tools.sqlite.SqliteTool
@@ -23,9 +23,9 @@ from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 LIMITS = {"max_steps": 100_000, "max_characters": 200, "max_value_bytes": 4096, "max_database_bytes": 1 << 20}
 STEPS_PER_CHECK = 1000
 PAGE_BYTES = 4096
-LIKE_PATTERN_BYTES = 64  # matching takes time exponential in its wildcards
+LIKE_PATTERN_BYTES = 64  # matching takes time exponential in the number of wildcards
 FORBIDDEN = {sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH, sqlite3.SQLITE_PRAGMA}
-# The last two take seconds to write a field of a given width, in what counts as one step.
+# format and printf can take seconds to write one wide field, and SQLite counts the call as a single step.
 FORBIDDEN_FUNCTIONS = {"load_extension", "format", "printf"}
 SCHEMA = OpenAIFunctionToolSchema.model_validate(
     {
@@ -44,23 +44,24 @@ SCHEMA = OpenAIFunctionToolSchema.model_validate(
 
 
 class SqliteTool(BaseTool):
-    """The tool ``sql``: executes one statement, and answers with its rows or with SQLite's error message.
+    """The tool ``sql``: executes one statement, and answers with the rows or with SQLite's error message.
 
-    verl creates and releases a tool around every single call, so databases belong to the trajectory's ``agent_data``:
-    what one call changed the next one sees, no other trajectory does, and memory is freed with the trajectory. They are
-    in memory, and statements reach nothing outside of them (no ATTACH, DETACH, PRAGMA, VACUUM INTO, extensions).
+    verl creates and releases a tool around every single call, so a database belongs to the trajectory's ``agent_data``.
+    Later calls of the trajectory see the changes, other trajectories do not, and the memory is freed with the
+    trajectory. Databases are in memory, and statements reach no other data (no ATTACH, DETACH, PRAGMA, VACUUM INTO,
+    extensions).
 
     The same statements on the same script give the same observations and the same database on every machine, unless
-    they ask for randomness or time. That is why the limit on a statement's run time counts steps and not seconds.
+    they ask for randomness or time. For this reason, steps and not seconds limit a statement's run time.
 
     Args:
         config: ``max_steps`` of SQLite's virtual machine per statement (a few milliseconds), ``max_characters`` of an
             observation, ``max_value_bytes`` of a text, blob or row (Python 3.10 has no way to limit these), and
             ``max_database_bytes``. ``LIMITS`` has the defaults.
-        tool_schema: what to tell the model instead of ``SCHEMA``.
+        tool_schema: the schema to show to the model instead of ``SCHEMA``.
 
     Raises:
-        ValueError: an unknown key, or a limit that is not a whole number of at least 1.
+        ValueError: a key is not known, or a limit is not a whole number of at least 1.
     """
 
     def __init__(self, config: dict[str, Any], tool_schema: OpenAIFunctionToolSchema | None = None):
@@ -74,11 +75,11 @@ class SqliteTool(BaseTool):
         self._limits = limits
         self._scripts: dict[str, str] = {}
         self._databases: WeakKeyDictionary[Any, sqlite3.Connection] = WeakKeyDictionary()
-        # verl calls a tool from one event loop; with a lock, threads are fine as well.
+        # verl calls a tool from a single event loop; the lock allows threads too.
         self._lock = threading.Lock()
 
     async def create(self, instance_id: str | None = None, **kwargs: Any) -> tuple[str, ToolResponse]:
-        """Note the script for the call that follows; without one, databases start empty."""
+        """Keep the script for the next call; without a script, the database starts empty."""
         instance_id = instance_id or uuid4().hex
         self._scripts[instance_id] = (kwargs.get("create_kwargs") or {}).get("script") or ""
         return instance_id, ToolResponse()
@@ -86,13 +87,13 @@ class SqliteTool(BaseTool):
     async def execute(
         self, instance_id: str, parameters: dict[str, Any], *, agent_data: Any, **kwargs: Any
     ) -> tuple[ToolResponse, float, dict]:
-        """Execute ``parameters["query"]`` in the trajectory's database, which the first call makes.
+        """Execute ``parameters["query"]`` in the trajectory's database. The first call makes the database.
 
         Returns:
             The observation, no reward, no metrics.
 
         Raises:
-            ValueError: the row's script fails, which is a fault of the data and not of the model.
+            ValueError: the row's script fails: a fault of the data, not of the model.
         """
         with self._lock:
             if agent_data not in self._databases:
@@ -112,7 +113,7 @@ class SqliteTool(BaseTool):
         """
         with self._lock:
             database = self._databases[agent_data]
-            # Python writes it by means that statements are denied. A backup would wait for an open transaction's end.
+            # iterdump needs actions denied to statements. A backup would wait for the end of an open transaction.
             database.set_authorizer(lambda *_: sqlite3.SQLITE_OK)
             database.set_progress_handler(None, 0)
             try:
@@ -121,7 +122,7 @@ class SqliteTool(BaseTool):
                 database.set_authorizer(_authorize)
 
     def _open(self, script: str) -> sqlite3.Connection:
-        # Garbage may be collected in another thread, and the connection be closed there.
+        # The garbage collector may run in another thread and close the connection there.
         database = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         database.text_factory = lambda raw: raw.decode(errors="replace")
         try:
@@ -148,7 +149,7 @@ class SqliteTool(BaseTool):
         room = self._limits["max_characters"]
         try:
             cursor = database.execute(query)
-            for row in cursor:  # to the end, or changes of a statement that returns rows might be lost
+            for row in cursor:  # read all rows, or SQLite may lose the changes of a statement with RETURNING
                 if room >= 0:
                     lines.append("|".join(map(_render, row)))
                     room -= len(lines[-1]) + 1
