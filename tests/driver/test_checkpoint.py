@@ -74,7 +74,7 @@ def test_only_a_whole_checkpoint_is_recommended(tmp_path):
     (tmp_path / "global_step_best").mkdir()
     shutil.rmtree(whole_checkpoint(tmp_path, 4) / WEIGHTS)  # verl keeps trainer.max_actor_ckpt_to_keep of these
     (whole_checkpoint(tmp_path, 5) / WEIGHTS / "model_world_size_1_rank_0.pt").unlink()
-    with pytest.raises(BadCheckpoint, match="does not exist.*no whole checkpoint beside it, so start anew in another"):
+    with pytest.raises(BadCheckpoint, match="does not exist.*no other whole checkpoint, so start anew in another"):
         load_state(tmp_path / "global_step_3")
 
 
@@ -85,7 +85,7 @@ def test_what_verl_calls_the_latest(tmp_path):
     assert folder_to_resume(tmp_path) == tmp_path / "global_step_4"
 
 
-@pytest.mark.parametrize(("text", "said"), [("", "''"), ("4\x00", "instead of a step"), ("5", "which is not there")])
+@pytest.mark.parametrize(("text", "said"), [("", "''"), ("4\x00", "instead of a step"), ("5", "which does not exist")])
 def test_a_damaged_note_of_the_latest_is_refused(tmp_path, text, said):
     whole_checkpoint(tmp_path, 4)
     (tmp_path / TRACKER).write_text(text)

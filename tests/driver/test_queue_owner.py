@@ -43,7 +43,7 @@ def test_a_queue_belongs_to_one_run_and_goes_with_it(pytestconfig):
     try:
         await_queue(seconds=0)
         assert any("has the queue" in line for line in first.stdout)
-        with pytest.raises(RunError, match="another run on this Ray cluster .* or on a cluster of its own"):
+        with pytest.raises(RunError, match="another run on this Ray cluster .* or on a separate cluster"):
             await_queue(seconds=1)
         first.kill()
         first.wait()

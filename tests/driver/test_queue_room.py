@@ -54,6 +54,6 @@ def test_every_recipe_fits_as_it_is(recipe):
 def test_a_full_queue_is_told_from_other_errors(config):
     check_queue_full(RuntimeError("of another kind"), config)
     error = RuntimeError("Error in put operation: Storage capacity exceeded: 20 existing + 4 new > 20")
-    with pytest.raises(RunError, match=f"^TransferQueue is full with {SIZE}=100000 rows: raise it") as full:
+    with pytest.raises(RunError, match=f"^TransferQueue is full with {SIZE}=100000 rows: raise the limit") as full:
         check_queue_full(error, config)
     assert full.value.__cause__ is error

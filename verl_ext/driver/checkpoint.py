@@ -81,7 +81,7 @@ def folder_to_resume(run: str | Path) -> Path | None:
     if not (text.isascii() and text.isdigit()):
         raise BadCheckpoint(f"{tracker} holds {text[:40]!r} instead of a step: {_remedy(folder)}")
     if not folder.is_dir():
-        raise BadCheckpoint(f"{tracker} names {folder}, which is not there: {_remedy(folder)}")
+        raise BadCheckpoint(f"{tracker} names {folder}, which does not exist: {_remedy(folder)}")
     return folder
 
 
@@ -102,10 +102,10 @@ def newest_whole(run: Path, but: Path | None = None) -> Path | None:
 def _remedy(bad: Path) -> str:
     whole = newest_whole(bad.parent, but=bad)
     if whole is None:
-        return "there is no whole checkpoint beside it, so start anew in another trainer.default_local_dir"
+        return "the run has no other whole checkpoint, so start anew in another trainer.default_local_dir"
     return (
-        f"resume from the newest whole one with trainer.resume_mode=resume_path trainer.resume_from_path={whole}, or "
-        "start anew in another trainer.default_local_dir"
+        "resume from the newest whole checkpoint with trainer.resume_mode=resume_path "
+        f"trainer.resume_from_path={whole}, or start anew in another trainer.default_local_dir"
     )
 
 
@@ -113,11 +113,11 @@ def _read(path: Path) -> dict:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise BadCheckpoint(f"{path} does not exist, so this is no checkpoint of ours") from None
+        raise BadCheckpoint(f"{path} does not exist, so this is no checkpoint of verl-ext") from None
     except OSError as error:
         raise BadCheckpoint(f"{path} cannot be read ({error.strerror})") from None
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadCheckpoint(f"{path} is truncated or not ours ({error})") from None
+        raise BadCheckpoint(f"{path} is truncated, or not written by verl-ext ({error})") from None
     if not isinstance(document, dict) or document.get("version") != VERSION:
         found = document.get("version") if isinstance(document, dict) else None
         raise BadCheckpoint(f"{path} has version {found!r}, this code reads version {VERSION}")

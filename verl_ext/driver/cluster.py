@@ -87,8 +87,9 @@ def await_queue(seconds: float = QUEUE_PATIENCE) -> None:
     while QUEUE in list_named_actors(all_namespaces=True):
         if time.monotonic() >= deadline:
             raise RunError(
-                "another run on this Ray cluster has its TransferQueue, which two runs cannot share: start this run "
-                "when the other has ended, or on a cluster of its own (+ray_kwargs.ray_init.address=local starts one)"
+                "another run on this Ray cluster has a TransferQueue, and two runs cannot share a queue: start "
+                "this run when the other run has ended, or on a separate cluster "
+                "(+ray_kwargs.ray_init.address=local starts one)"
             )
         time.sleep(1)
 
@@ -97,6 +98,6 @@ def check_queue_full(error: Exception, config: DictConfig) -> None:
     """Raise RunError from ``error`` if the cause is a full TransferQueue."""
     if QUEUE_IS_FULL in str(error):
         raise RunError(
-            f"TransferQueue is full with {QUEUE_SIZE}={OmegaConf.select(config, QUEUE_SIZE)} rows: raise it, or use "
-            "null for no limit, and start the same command again; it goes on from the last checkpoint"
+            f"TransferQueue is full with {QUEUE_SIZE}={OmegaConf.select(config, QUEUE_SIZE)} rows: raise the limit, or "
+            "use null for no limit, and start the same command again; the run resumes from the last checkpoint"
         ) from error

@@ -48,7 +48,7 @@ def check_nodes() -> None:
         names = ", ".join(sorted(f"{node['NodeName']} ({node['NodeID'][:8]})" for node in gone))
         raise NodeLost(
             f"the run has lost {len(gone)} of its {len(ids)} nodes: {names}; start the same command again on a whole "
-            "cluster, and it goes on from the last checkpoint"
+            "cluster, and the run resumes from the last checkpoint"
         )
 
 
@@ -92,8 +92,8 @@ def check_workers() -> None:
         more = f" and {len(gone) - SHOWN} more" if len(gone) > SHOWN else ""
         raise WorkerLost(
             f"the run has lost {len(gone)} of its {len(names)} workers: {', '.join(gone[:SHOWN])}{more}; a worker that "
-            "dies without an error of its own was often killed for memory; start the same command again, and it goes "
-            "on from the last checkpoint"
+            "dies without an error of its own was often killed for memory; start the same command again, and the "
+            "run resumes from the last checkpoint"
         )
 
 

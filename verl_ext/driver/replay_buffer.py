@@ -110,7 +110,7 @@ class GroupReplayBuffer(ReplayBuffer):
                 f"{'' if training else 'validation at '}step {self._step}: no rollout has finished for "
                 f"{self.stall_timeout:.0f} s while {self.controller.outstanding if training else f'{prompts} prompts'} "
                 "are outstanding; see the logs of the rollout engines and reward workers, or raise "
-                "rollout_driver.stall_timeout if single responses take that long"
+                "rollout_driver.stall_timeout if single responses take longer"
             )
         return super()._wait_for_next_poll(partition_id, last_debug_time)
 

@@ -43,7 +43,7 @@ class PolicyTaskRunner(TaskRunnerV1.__ray_actor_class__):
         _choose_metrics_file(config)
         super().run(config)
         if (step := self.trainer.stopped_after) is not None:
-            raise Stopped(f"stopped after step {step}, as asked; the same command goes on from there")
+            raise Stopped(f"stopped after step {step}, as asked; the same command resumes the run from there")
 
 
 def train(config: DictConfig) -> None:

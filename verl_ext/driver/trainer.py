@@ -97,7 +97,7 @@ class PolicyTrainer(StoppableTrainer, WeightTurns):
         if len(self.train_dataset) < size:
             raise BadConfig(
                 f"data.train_files holds {len(self.train_dataset)} prompts after filtering, a training step needs "
-                f"data.train_batch_size={size} different ones: {remedy}"
+                f"data.train_batch_size={size} different prompts: {remedy}"
             )
         if not len(self.val_dataset):
             raise BadConfig(f"data.val_files holds 0 prompts after filtering, verl needs at least one: {remedy}")

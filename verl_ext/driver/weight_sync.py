@@ -39,8 +39,8 @@ def turn(folder: Path | None = None, seconds: float = PATIENCE) -> Iterator[None
         lock.acquire(timeout=seconds)
     except Timeout:
         raise RunError(
-            f"another run on this machine has been handing weights to its engines for {seconds:.0f} s (it holds "
-            f"{path}): see whether it hangs, and start this one again when it has ended"
+            f"another run on this machine has been handing weights to its engines for {seconds:.0f} s "
+            f"(lock file {path}): check whether the other run hangs, and start this run again when the other has ended"
         ) from None
     try:
         yield

@@ -26,15 +26,17 @@ def rows(count=40, **columns):
 
 
 BAD = {
-    "no rows": (rows(0), "it holds 0 prompts, a training step needs data.train_batch_size=8 different ones"),
-    "too few rows": (rows(7), "it holds 7 prompts, a training step needs data.train_batch_size=8 different ones"),
+    "no rows": (rows(0), "it holds 0 prompts, a training step needs data.train_batch_size=8 different prompts"),
+    "too few rows": (rows(7), "it holds 7 prompts, a training step needs data.train_batch_size=8 different prompts"),
     "one prompt, forty times": (
         rows(prompt=[MESSAGES] * 40, reward_model=[TRUTH] * 40),
-        "it holds 40 rows but only 1 different prompts, a training step needs data.train_batch_size=8 different ones",
+        "it holds 40 rows but only 1 different prompts, "
+        "a training step needs data.train_batch_size=8 different prompts",
     ),
     "seven prompts, repeated": (
         rows(prompt=[[{"role": "user", "content": str(i % 7)}] for i in range(40)], reward_model=[TRUTH] * 40),
-        "it holds 40 rows but only 7 different prompts, a training step needs data.train_batch_size=8 different ones",
+        "it holds 40 rows but only 7 different prompts, "
+        "a training step needs data.train_batch_size=8 different prompts",
     ),
     "no prompt": (rows(prompt=None), "it lacks the columns ['prompt'] (it has: data_source, reward_model)"),
     "no data source": (rows(data_source=None), "it lacks the columns ['data_source'] (it has: prompt, reward_model)"),

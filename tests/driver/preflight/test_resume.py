@@ -51,7 +51,7 @@ def test_a_checkpoint_of_another_recipe_or_of_none_of_ours_is_refused(config, tm
     run = f"trainer.default_local_dir={tmp_path}"
     assert "written by DynamicSampling, this run uses Uniform" in refusal(config, run)
     (folder / FILE_NAME).unlink()
-    assert "does not exist, so this is no checkpoint of ours" in refusal(config, run)
+    assert "does not exist, so this is no checkpoint of verl-ext" in refusal(config, run)
 
 
 def test_a_note_of_the_latest_that_verl_would_trip_over_is_refused(config, tmp_path):
@@ -68,7 +68,7 @@ def test_any_recipe_may_have_trained_the_weights_of_a_run_that_only_validates(co
     (folder / FILE_NAME).unlink()
     validate(changed(config, *only))
     assert "trainer.val_only=true would train" in refusal(config, *only, "trainer.val_before_train=false")
-    assert "is no checkpoint of ours" in refusal(config, *resume)
+    assert "is no checkpoint of verl-ext" in refusal(config, *resume)
 
 
 def test_shards_of_another_number_of_devices_are_refused(config, tmp_path):

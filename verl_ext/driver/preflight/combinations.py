@@ -92,7 +92,7 @@ def check_placement(faults: Faults) -> None:
         faults.refuse_if(not faults[key], key, f"trainer.v1.trainer_mode={mode} shares devices, use true")
         return
     for key in (f"{ROLLOUT}.nnodes", f"{ROLLOUT}.n_gpus_per_node"):
-        valid = f"trainer.v1.trainer_mode={mode} generates on a pool of its own, {COUNT.valid}"
+        valid = f"trainer.v1.trainer_mode={mode} generates on a separate pool, {COUNT.valid}"
         faults.refuse_if(not COUNT.accepts(faults[key]), key, valid)
     cpu, key = _is_cpu(faults), f"{ROLLOUT}.checkpoint_engine.backend"
     backend, known = faults[key], ("gloo",) if cpu else CARRIERS
@@ -100,7 +100,7 @@ def check_placement(faults: Faults) -> None:
     unknown = backend == "naive" or not (own or backend in known)
     faults.refuse_if(unknown, key, f"weights go to other devices, use one of {', '.join(known)}")
     key = "trainer.v1.separate_async.hybrid_rollout.enable_switch"
-    valid = "lending the actor's devices to generation asks verl's own sampler how much it has, use false"
+    valid = "lending the actor's devices to generation needs verl's own sampler, use false"
     faults.refuse_if(bool(faults[key]), key, valid)
 
 

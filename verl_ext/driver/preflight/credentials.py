@@ -25,7 +25,7 @@ def secrets(values: dict[str, Any]) -> list[str]:
     """
     return [
         f"{path} holds a secret, and configurations are printed, logged and saved under .hydra: set it in the "
-        "environment instead, and delete the copies of it that hydra has written"
+        "environment instead, and delete the copies hydra has written"
         for path, value in _texts(values)
         if NAME.search(path.rpartition(".")[2]) or PASSWORD_IN_ADDRESS.search(value)
     ]
@@ -71,6 +71,6 @@ def _obstacle_to_wandb() -> str | None:
             host=settings.base_url, source="trainer.logger", prompt=False, verify=False, update_session=False
         )
     except AuthenticationError as error:
-        return f"cannot log in ({error}); correct that, set WANDB_MODE=offline"
+        return f"cannot log in ({error}); correct the key, set WANDB_MODE=offline"
     missing = f"has no key for {settings.base_url}; run wandb login, set WANDB_API_KEY or WANDB_MODE=offline"
     return None if found else missing

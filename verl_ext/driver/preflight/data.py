@@ -27,7 +27,7 @@ def check_training_data(faults: Faults) -> None:
     rows, limit = sum(file.metadata.num_rows for file in files), faults["data.train_max_samples"]
     rows = min(rows, limit) if limit and limit > 0 else rows
     size, key = faults["data.train_batch_size"], faults["data.prompt_key"]
-    needs = f"a training step needs data.train_batch_size={size} different ones"
+    needs = f"a training step needs data.train_batch_size={size} different prompts"
     different: set[str] = set()
     if rows < size:
         faults.refuse_if(True, TRAINING, f"it holds {rows} prompts, {needs}")
