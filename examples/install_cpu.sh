@@ -35,7 +35,7 @@ check_machine() {
   ((free_gb >= NEEDED_GB)) || refuse "installing needs about $NEEDED_GB GB of disk, and $PWD has $free_gb GB free."
 }
 
-phase() {  # phase "what is done" command...: one line with the seconds it took; its output goes to the log
+phase() {  # phase <description> <command>...: prints one line with the command's seconds; output goes to the log
   local start=$SECONDS what=$1
   shift
   printf '%-58s' "$what"

@@ -43,13 +43,13 @@ CHAT_TEMPLATE = (
 
 
 def make_tokenizer(questions: Sequence[str]) -> PreTrainedTokenizerFast:
-    """One token per byte, and one for the words at the start of all questions of a task."""
+    """One token per byte, and a token for the words at the start of all questions of a task."""
     phrase = os.path.commonprefix(list(questions))
     return byte_tokenizer([phrase] if len(phrase) > 1 else [], CHAT_TEMPLATE)
 
 
 def byte_tokenizer(phrases: Sequence[str], chat_template: str) -> PreTrainedTokenizerFast:
-    """One token per byte, and one per phrase.
+    """One token per byte and per phrase.
 
     transformers loads every ``qwen2`` model with a byte-level BPE tokenizer, so this is a BPE tokenizer without merges.
     verl needs the token ``<|im_end|>`` and a newline as a single token.
@@ -84,7 +84,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast, hidden: int, layers: int) -> 
 
 
 def exposure(levels: Sequence[Level], total: int, decay: float) -> list[int]:
-    """How many of ``total`` examples come from each level: ``decay`` times as many as from the next easier one."""
+    """Number of the ``total`` examples from each level: ``decay`` times the number of the next easier level."""
     return shares([replace(level, weight=decay**place) for place, level in enumerate(levels)], total)
 
 
@@ -220,7 +220,7 @@ def data_files(data: Path, writer: str) -> list[Path]:
     """Both files of a data set.
 
     Raises:
-        typer.BadParameter: one is missing; ``writer`` is the name of the data set.
+        typer.BadParameter: a file is missing; ``writer`` is the name of the data set.
     """
     files = [data / "train.parquet", data / "validation.parquet"]
     if missing := [str(file) for file in files if not file.is_file()]:

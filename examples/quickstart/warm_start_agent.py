@@ -92,7 +92,7 @@ class Trajectory:
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per byte, and one for each phrase shared by all turns."""
+    """One token per byte, and for each phrase shared by all turns."""
     return byte_tokenizer(PHRASES, CHAT_TEMPLATE)
 
 

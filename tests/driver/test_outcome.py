@@ -45,7 +45,7 @@ def test_what_was_generated_is_known_even_where_the_mask_no_longer_says_it(token
         ([(CALL + END, 1), ("7", 0), (CALL + END, 1)], True),
         ([(CALL + END, 1)], True),
         ([(CALL + END, 1), ("7", 0)], False),  # the answer came
-        ([(CALL + END, 0), ("7", 0), (CALL + END, 1)], True),  # behind a replayed interaction
+        ([(CALL + END, 0), ("7", 0), (CALL + END, 1)], True),  # after an interaction of the prefix
         ([(CALL + END, 0), ("7", 0), ("7" + END, 1)], False),
         ([], False),
     ],

@@ -1,4 +1,4 @@
-"""Prefixes replayed through verl's own agent loops, unchanged."""
+"""Prefixes played back through verl's own, unchanged agent loops."""
 
 from __future__ import annotations
 

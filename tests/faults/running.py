@@ -107,9 +107,9 @@ FAULTS = {
         (
             *RECIPES["pilot_commit"],
             "trainer.v1.trainer_mode=colocate_async",
-            "rollout_policy.s=1",  # each step trains the prompts that the step before has piloted
-            "actor_rollout_ref.rollout.max_num_seqs=8",  # the commits of a step: pilots wait behind them,
-            "actor_rollout_ref.rollout.ignore_eos=true",  # and are still generated when those have their rewards
+            "rollout_policy.s=1",  # each step trains the prompts piloted in the step before
+            "actor_rollout_ref.rollout.max_num_seqs=8",  # room for the commits of a step: pilots wait behind them,
+            "actor_rollout_ref.rollout.ignore_eos=true",  # and are still generated when the commits have their rewards
             *_reward("every_other"),
         ),
         metric="training/off_policy/trajectory_spans/max",  # policy versions that generated parts of one trajectory

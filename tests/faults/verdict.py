@@ -1,4 +1,4 @@
-"""Compares a run that was killed and resumed with its record and its checkpoint."""
+"""Compares a killed and resumed run with its record and its checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The end of a sandbox: its time, and that no process or file is left."""
+"""The end of a sandbox: its time, and the removal of all its processes and files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training on two Ray nodes, one of which dies."""
+"""Training on two Ray nodes; one node dies."""
 
 from __future__ import annotations
 

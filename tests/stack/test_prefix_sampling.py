@@ -44,7 +44,7 @@ def test_prefixes_of_one_step_are_replayed_in_the_next(task, tmp_path):
 
 
 def test_an_agent_replays_its_interactions_and_divergence_is_dropped(agent_task, tmp_path):
-    """verl's own tool agent, on tasks of which most answer a replayed step differently."""
+    """verl's own tool agent. Most tasks answer a repeated step of a prefix differently."""
     steps = TrainingRun(
         agent_task,
         "prefix_sampling",
@@ -65,7 +65,7 @@ def test_an_agent_replays_its_interactions_and_divergence_is_dropped(agent_task,
     assert_books_balance(steps)
     for metrics in steps.values():
         assert metrics["rollouts/sampled"] % (BATCH * ROLLOUTS) == 0
-        assert metrics["training/rollout_probs_diff_max"] < 1e-3  # over several turns, replayed ones left out
+        assert metrics["training/rollout_probs_diff_max"] < 1e-3  # over several turns, without the turns of prefixes
         assert metrics["rollouts/failed"] == metrics.get("rollouts/diverged", 0)
     last = steps[8]
     replayed = ROLLOUTS * sum(metrics["prefix_sampling/rerollouts"] for metrics in steps.values())

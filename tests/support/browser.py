@@ -99,7 +99,7 @@ class Tab:
 
 @contextmanager
 def browser(chromium: str, profile: Path) -> Iterator[Tab]:
-    """A browser that resolves no host name. Its sandbox is off, because root cannot use it."""
+    """A browser that resolves no host name, without Chromium's sandbox, which root cannot use."""
     command = [
         chromium, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-extensions",
         "--no-first-run", "--disable-background-networking", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",

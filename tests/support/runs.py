@@ -17,7 +17,7 @@ def write_log(path: Path, steps: dict[int, dict], tail: str = "") -> Path:
 def training_steps(
     accuracies: list[float | None], rollouts: int, first: int = 0, seconds: float = 2.0
 ) -> dict[int, dict]:
-    """A step per accuracy, with ten tokens a rollout; None: no validation in that step. Step 0 validates only."""
+    """A step per accuracy, with ten tokens a rollout; None: a step without validation. Step 0 only validates."""
     steps = {}
     for step, accuracy in enumerate(accuracies, first):
         data = {"actor/loss": 0.1}

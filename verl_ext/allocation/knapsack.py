@@ -125,7 +125,7 @@ def rollouts_needed(success_rates: ArrayLike, *, confidence: float = CONFIDENCE)
 
 
 def _repeat_probability(rates: np.ndarray, gradient: str, greedy_probability: ArrayLike | None) -> np.ndarray:
-    """Probability of the response without a gradient: the greedy one (ReMax) or a wrong one (REINFORCE)."""
+    """Probability of a response without gradient: the greedy response (ReMax) or a wrong response (REINFORCE)."""
     if gradient != "remax":
         if greedy_probability is not None:
             raise ValueError(f'greedy_probability is for gradient="remax" only, and gradient={gradient!r}.')
