@@ -29,7 +29,7 @@ def test_a_turn_is_waited_for_and_ends_with_its_run(tmp_path):
     try:
         assert other.stdout.readline() == "mine\n"
         with (
-            pytest.raises(RunError, match=r"for 0 s \(it holds .*\.lock\)"),
+            pytest.raises(RunError, match=r"for 0 s \(lock file .*\.lock\)"),
             turn(tmp_path, 0.1),
         ):
             pass
