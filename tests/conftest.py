@@ -21,12 +21,13 @@ LOGGERS = ("recipe", "verl_ext", "verl_ext.one_wave")
 
 
 @pytest.fixture(autouse=True)
-def levels_of_loggers() -> Iterator[None]:
-    """Command lines set environment variables for their process; this fixture restores them after each test."""
-    before = {name: logging.getLogger(name).level for name in LOGGERS}
+def loggers_as_before() -> Iterator[None]:
+    """Commands and the driver configure loggers for their process; this fixture restores them after each test."""
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    before = [(logger.level, logger.propagate, logger.handlers) for logger in loggers]
     yield
-    for name, level in before.items():
-        logging.getLogger(name).setLevel(level)
+    for logger, (level, logger.propagate, logger.handlers) in zip(loggers, before, strict=True):
+        logger.setLevel(level)
 
 
 @pytest.fixture(autouse=True)

@@ -245,7 +245,7 @@ def test_a_kill_while_verl_notes_the_latest_checkpoint_is_to_be_refused_with_a_w
     assert keys == ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={tmp_path}/global_step_4"]
     for step in (2, 4):
         (tmp_path / f"global_step_{step}" / LAST_OF_VERL).unlink()
-    with pytest.raises(BadCheckpoint, match="there is no whole checkpoint"):
+    with pytest.raises(BadCheckpoint, match="the run has no other whole checkpoint"):
         resume_point(tmp_path)
 
 

@@ -51,6 +51,10 @@ NEW = " (put + in front to add a new key)"
             ["rollout_policy.n_pilots=3"],
             f"rollout_policy.n_pilots is not a key: did you mean rollout_policy.n_pilot?{NEW}",
         ),
+        (
+            ["experiment=qwen3_8b", "hardware=cpu", "rollout_policy.n_pilots=3"],
+            f"rollout_policy.n_pilots is not a key: did you mean rollout_policy.n_pilot?{NEW}",
+        ),
         (["n_pilot=3"], f"n_pilot is not a key: did you mean rollout_policy.n_pilot?{NEW}"),
         (["hardwre=h200"], f"hardwre is not a key: did you mean hardware?{NEW}"),
         (["zzz=1"], f"zzz is not a key: --cfg job prints all keys{NEW}"),

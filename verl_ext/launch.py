@@ -11,12 +11,12 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from importlib import resources
+from importlib import import_module, resources
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from verl_ext import extras
-from verl_ext.resolvers import recipe_folder, register_resolvers
+from verl_ext.resolvers import register_resolvers
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -33,11 +33,11 @@ FULL_ERROR = "HYDRA_FULL_ERROR"  # "1": hydra raises its errors instead of print
 def main(recipe: str) -> None:
     """Run ``python -m recipe.<recipe>`` with the overrides in ``sys.argv``; a mistake in them exits with 2."""
     arguments, flags = arranged(sys.argv[1:])
-    of_experiment = experiment_hardware(recipe, arguments)
-    hardware = chosen(arguments, "hardware", of_experiment or DEFAULT_HARDWARE)
     try:
         if {"--help", "-h"} & set(flags):
             return _print_help(recipe)
+        of_experiment = experiment_hardware(recipe, arguments)
+        hardware = chosen(arguments, "hardware", of_experiment or DEFAULT_HARDWARE)
         extras.require("gpu" if hardware in GPUS else "cpu", "hydra", "verl")
     except extras.MissingExtra as error:
         _refuse(error)
@@ -84,8 +84,9 @@ def experiment_hardware(recipe: str, arguments: Sequence[str]) -> str | None:
     """The hardware profile that the chosen experiment overrides, itself or in a file that it includes."""
 
     def overridden(config: str) -> str | None:
-        file = Path(recipe_folder()) / f"{config}.yaml"
-        defaults = OmegaConf.load(file).get("defaults", []) if file.is_file() else []
+        files = [Path(folder) / f"{config}.yaml" for folder in import_module("recipe").__path__]
+        file = next((file for file in files if file.is_file()), None)
+        defaults = OmegaConf.load(file).get("defaults", []) if file else []
         for entry in defaults:
             if "override /hardware" in entry:
                 return entry["override /hardware"]
@@ -97,6 +98,7 @@ def experiment_hardware(recipe: str, arguments: Sequence[str]) -> str | None:
     experiment = chosen(arguments, "experiment", "null")
     if experiment == "null":
         return None
+    extras.require("cpu", "omegaconf")
     from omegaconf import OmegaConf
 
     return overridden(f"{recipe}/config/experiment/{experiment}")
@@ -190,7 +192,8 @@ def _sentence(error: Exception, recipe: str, arguments: Sequence[str]) -> str:
     key = match[1] or match[2]
     if key in GPU_GROUPS:
         return f"{key} is not valid here: only the profiles hardware={', '.join(GPUS)} have it"
-    meant = nearest(key, _known_keys(recipe, [a for a in arguments if a.partition("=")[0] in GROUPS]))
+    groups = [argument for argument in arguments if argument.partition("=")[0] in GROUPS]
+    meant = nearest(key, _known_keys(recipe, [*groups, *implied(groups, experiment_hardware(recipe, groups))]))
     question = f"did you mean {meant}?" if meant else "--cfg job prints all keys"
     return f"{key} is not a key: {question}" + (" (put + in front to add a new key)" if match[1] else "")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from verl_ext.checks import (
     BOOLEAN,
@@ -69,12 +69,18 @@ REQUIRED: dict[str, Kind] = {
     "trainer.n_gpus_per_node": COUNT,
     "trainer.critic_warmup": only(0, "there is no critic to warm up, and steps before it would train nothing, use 0"),
     "trainer.resume_mode": one_of("auto", "disable", "resume_path"),
+    "trainer.test_freq": STEPS_OR_NEVER,
+    "trainer.val_before_train": BOOLEAN,
     "data.train_batch_size": COUNT,
+    "data.max_prompt_length": COUNT,
+    "data.max_response_length": COUNT,
     "data.gen_batch_size": only(None, "the policy decides how many prompts a step samples, use null"),
     f"{ACTOR}.ppo_mini_batch_size": COUNT,
     f"{ACTOR}.ppo_epochs": COUNT,
     f"{ACTOR}.use_dynamic_bsz": ON._replace(valid="the number of rows varies from step to step, use true"),
     f"{ACTOR}.loss_agg_mode": one_of(*AGGREGATIONS),
+    f"{ACTOR}.strategy": one_of("fsdp", "fsdp2", "megatron", "veomni", "torchtitan", "automodel"),
+    f"{ACTOR}.ppo_max_token_len_per_gpu": COUNT,
     "algorithm.adv_estimator": Kind(
         lambda value: str(value) in GROUP_ESTIMATORS,
         f"advantages are taken within groups, use one of {', '.join(GROUP_ESTIMATORS)}",
@@ -96,8 +102,6 @@ REQUIRED: dict[str, Kind] = {
 }
 # Not every configuration has these: Megatron's keys, for instance, are absent with FSDP.
 OPTIONAL: dict[str, Kind] = {
-    "data.max_prompt_length": COUNT,
-    "data.max_response_length": COUNT,
     "data.train_max_samples": COUNT_OR_ALL,
     "data.val_max_samples": COUNT_OR_ALL,
     "data.shuffle": BOOLEAN,
@@ -120,7 +124,6 @@ OPTIONAL: dict[str, Kind] = {
     f"{ACTOR}.megatron.tensor_model_parallel_size": COUNT,
     f"{ACTOR}.megatron.context_parallel_size": COUNT,
     f"{ACTOR}.megatron.pipeline_model_parallel_size": COUNT,
-    f"{ACTOR}.strategy": one_of("fsdp", "fsdp2", "megatron", "veomni", "torchtitan", "automodel"),
     f"{ACTOR}.optim.lr": NOT_NEGATIVE,
     f"{ACTOR}.optim.weight_decay": NOT_NEGATIVE,
     f"{ACTOR}.optim.lr_warmup_steps": INTEGER.or_null(),
@@ -132,7 +135,6 @@ OPTIONAL: dict[str, Kind] = {
     f"{ACTOR}.kl_loss_coef": NOT_NEGATIVE,
     f"{ACTOR}.use_kl_loss": BOOLEAN,
     f"{ACTOR}.loss_scale_factor": POSITIVE.or_null(),
-    f"{ACTOR}.ppo_max_token_len_per_gpu": COUNT,
     "actor_rollout_ref.model.lora_rank": integer_from(0),
     "algorithm.gamma": RATE,
     "algorithm.lam": RATE,
@@ -142,8 +144,6 @@ OPTIONAL: dict[str, Kind] = {
     "algorithm.rollout_correction.rollout_is_threshold": POSITIVE.or_null(),
     "reward.num_workers": COUNT,
     "trainer.save_freq": STEPS_OR_NEVER,
-    "trainer.test_freq": STEPS_OR_NEVER,
-    "trainer.val_before_train": BOOLEAN,
     "trainer.val_only": BOOLEAN,
     "trainer.balance_batch": BOOLEAN,
     "trainer.max_actor_ckpt_to_keep": COUNT.or_null(),
@@ -192,11 +192,13 @@ def check_names(faults: Faults) -> None:
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
     chosen, known = faults["trainer.logger"], Tracking.supported_backend
-    names = [chosen] if isinstance(chosen, str) else list(chosen or [])
+    names = [chosen] if isinstance(chosen, str) else list(chosen) if isinstance(chosen, ListConfig) else []
     unknown = not names or any(name not in known for name in names)
     faults.refuse_if(unknown, "trainer.logger", f"list one or more of {', '.join(known)}")
     _check_name(faults, f"{ROLLOUT}.name", RolloutReplicaRegistry._registry)
-    if faults.config.reward.reward_manager.get("source", "register") == "register":
+    manager = faults["reward.reward_manager"]
+    faults.refuse_if(not isinstance(manager, DictConfig), "reward.reward_manager", "it must hold name and source")
+    if isinstance(manager, DictConfig) and manager.get("source", "register") == "register":
         _check_name(faults, "reward.reward_manager.name", managers.registry.REWARD_MANAGER)
     loops, file = f"{ROLLOUT}.agent.default_agent_loop", f"{ROLLOUT}.agent.agent_loop_config_path"
     unknown = not faults[file] and faults[loops] not in _agent_loop_registry
@@ -213,10 +215,11 @@ def check_reward_function(faults: Faults) -> None:
     """The user's reward function must be importable."""
     from verl.utils.import_utils import load_extern_object
 
-    function, key = faults.config.reward.custom_reward_function, "reward.custom_reward_function.path"
-    if not function.path:
+    function, key = faults["reward.custom_reward_function"], "reward.custom_reward_function.path"
+    if not function or not function.get("path"):
         return
     try:
         load_extern_object(function.path, function.name)
-    except (ImportError, OSError, AttributeError, RuntimeError) as error:
-        faults.refuse(key, function.path, f"{function.name} cannot be loaded ({error})")
+    except (Exception, SystemExit) as error:  # importing a user's module can raise anything
+        cause = str(error.__cause__ or error).splitlines() or [type(error).__name__]
+        faults.refuse(key, function.path, f"{function.name} cannot be loaded ({cause[0]})")
