@@ -17,17 +17,18 @@ os.environ.setdefault("WANDB_MODE", "offline")  # the launch scripts log to wand
 for forces_a_terminal in ("FORCE_COLOR", "GITHUB_ACTIONS", "PY_COLORS", "TTY_COMPATIBLE", "TERMINAL_WIDTH"):
     os.environ.pop(forces_a_terminal, None)
 os.environ["TERM"] = "xterm"
-LOGGERS = ("recipe", "verl_ext", "verl_ext.one_wave")
+LOGGERS = ("recipe", "verl_ext")
 
 
 @pytest.fixture(autouse=True)
 def loggers_as_before() -> Iterator[None]:
     """Commands and the driver configure loggers for their process; this fixture restores them after each test."""
-    loggers = [logging.getLogger(name) for name in LOGGERS]
-    before = [(logger.level, logger.propagate, logger.handlers) for logger in loggers]
+    found = [logging.getLogger(name) for name in logging.root.manager.loggerDict if name.startswith(LOGGERS)]
+    before = [(logger.level, logger.propagate, logger.handlers, logger.disabled) for logger in found]
     yield
-    for logger, (level, logger.propagate, logger.handlers) in zip(loggers, before, strict=True):
+    for logger, (level, logger.propagate, logger.handlers, logger.disabled) in zip(found, before, strict=True):
         logger.setLevel(level)
+    logging.disable(logging.NOTSET)
 
 
 @pytest.fixture(autouse=True)
