@@ -21,14 +21,12 @@ LOGGERS = ("recipe", "verl_ext")
 
 
 @pytest.fixture(autouse=True)
-def loggers_as_before() -> Iterator[None]:
-    """Commands and the driver configure loggers for their process; this fixture restores them after each test."""
-    found = [logging.getLogger(name) for name in logging.root.manager.loggerDict if name.startswith(LOGGERS)]
-    before = [(logger.level, logger.propagate, logger.handlers, logger.disabled) for logger in found]
-    yield
-    for logger, (level, logger.propagate, logger.handlers, logger.disabled) in zip(found, before, strict=True):
-        logger.setLevel(level)
-    logging.disable(logging.NOTSET)
+def loggers_at_their_defaults() -> None:
+    """Commands and the driver configure loggers for their process; each test starts with unconfigured loggers."""
+    for name in [*LOGGERS, *(name for name in logging.root.manager.loggerDict if name.startswith(LOGGERS))]:
+        logger = logging.getLogger(name)
+        logger.setLevel(logging.NOTSET)
+        logger.handlers, logger.propagate, logger.disabled = [], True, False
 
 
 @pytest.fixture(autouse=True)
