@@ -8,7 +8,7 @@ install_packages() {
   if command -v "$1" >/dev/null || [[ $EUID -ne 0 ]] || ! command -v apt-get >/dev/null; then return; fi
   echo "Installing ${*:3} with apt-get, for $2."
   { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "${@:3}"; } \
-    >/dev/null 2>&1 || echo "$1 could not be installed: the tests that need it will be skipped, and say so." >&2
+    >/dev/null 2>&1 || echo "$1 could not be installed: the tests that need it will fail, and say so." >&2
 }
 
 install_packages chromium "the tests of the report's pages" chromium

@@ -41,7 +41,7 @@ def three_policies():
     ]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     which=st.integers(0, 2),
     seed=st.integers(0, 1000),

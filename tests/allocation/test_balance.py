@@ -15,7 +15,7 @@ def loads(costs, owner, workers):
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=60), st.integers(1, 12))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_every_item_has_a_worker_and_no_worker_is_far_behind(costs, workers):
     owner = balance.partition(costs, workers)
     assert owner.shape == (len(costs),) and owner.min() >= 0 and owner.max() < workers

@@ -16,7 +16,7 @@ FALLS = {"rloo": lambda n: Fraction(1, n - 1), "dr_grpo": lambda n: Fraction(n -
 
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=4), st.integers(0, 9), st.sampled_from(ESTIMATORS))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_equals_trying_all_allocations(twentieths, extra, estimator):
     n = len(twentieths)
     budget = min(3 * n + extra, 11 * n)
@@ -42,7 +42,7 @@ def test_equals_greedy_on_a_large_batch(estimator):
 
 
 @given(st.lists(st.floats(0.02, 0.98), min_size=2, max_size=8), st.floats(0, 1), st.sampled_from(ESTIMATORS))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_continuous_solution_is_a_minimum(rates, position, estimator):
     """Theorems 5.1 and 5.2, against SLSQP on the same relaxation."""
     n = len(rates)
@@ -64,7 +64,7 @@ def test_continuous_solution_is_a_minimum(rates, position, estimator):
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=30), st.floats(0, 1), st.sampled_from(ESTIMATORS))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_exact_is_between_the_relaxation_and_the_papers_rounding(rates, position, estimator):
     n = len(rates)
     budget = round(3 * n + position * 29 * n)

@@ -34,7 +34,7 @@ def problems(draw):
 
 
 @given(problems())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_equals_one_at_a_time_with_ties(problem):
     scale, ratio, budget, lower, upper = problem
     expected = one_at_a_time(lambda i, n: scale[i] * ratio[i] ** n, lower, upper, budget)
@@ -93,7 +93,7 @@ def one_at_a_time_with_costs(gain, lower, upper, budget, costs):
 
 
 @given(problems(), st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_costs_equal_one_at_a_time(problem, data):
     scale, ratio, _, lower, upper = problem
     costs = data.draw(st.lists(st.sampled_from([1, 2, 4, 8]), min_size=len(scale), max_size=len(scale)))
@@ -108,7 +108,7 @@ def test_costs_equal_one_at_a_time(problem, data):
 
 
 @given(problems(), st.sampled_from([1.0, 0.1, 1 / 3, 700.0]))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_equal_costs_change_nothing(problem, cost):
     scale, ratio, budget, lower, upper = problem
     plain = solve(*problem)

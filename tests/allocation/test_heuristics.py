@@ -20,7 +20,7 @@ def test_hard_first_spreads_what_is_left_over():
 
 
 @given(rates, st.integers(2, 20))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_counts_are_in_proportion_to_the_weights(rates, average):
     """Without active bounds, Webster's method is within one of the exact share, or nearly so."""
     rates = np.array(rates)
@@ -37,7 +37,6 @@ def test_counts_are_in_proportion_to_the_weights(rates, average):
 
 
 @given(rates, st.integers(0, 10))
-@settings(deadline=None)
 def test_bounds_hold(rates, extra):
     n = len(rates)
     budget = 2 * n + min(extra, 6 * n)

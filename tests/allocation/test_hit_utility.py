@@ -24,7 +24,7 @@ def exact_gain(alpha: int, beta: int, n: int) -> Fraction:
 
 
 @given(st.lists(st.integers(0, 8), min_size=1, max_size=4), st.integers(0, 9), st.integers(1, 3), st.integers(1, 3))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_equals_trying_all_allocations(successes, budget, a, b):
     expected = best_of_all(
         lambda i, n: exact_utility(a + successes[i], b + 8 - successes[i], n),
@@ -36,7 +36,7 @@ def test_equals_trying_all_allocations(successes, budget, a, b):
 
 
 @given(st.integers(0, 2**32 - 1))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_equals_algorithm_1_on_a_batch_with_exact_ties(seed):
     rng = np.random.default_rng(seed)
     n = int(rng.integers(20, 200))
@@ -76,7 +76,6 @@ def test_equals_the_papers_recursion_with_priors_per_prompt():
 
 
 @given(st.floats(0.1, 20), st.floats(0.1, 20), st.integers(0, 40))
-@settings(deadline=None)
 def test_utility_is_the_expected_chance_of_a_hit(alpha, beta, n):
     """1 - E[(1 - P)^n] (HORA eq. 3), by Gauss-Jacobi quadrature under the Beta density: exact for polynomials."""
     from scipy.special import roots_jacobi
@@ -93,7 +92,6 @@ def test_a_prompt_without_success_gets_the_most_and_one_with_all_still_something
 
 
 @given(st.lists(st.integers(0, 8), min_size=2, max_size=30), st.integers(0, 400))
-@settings(deadline=None)
 def test_bounds_hold_and_the_budget_is_spent(successes, budget):
     n = len(successes)
     if not 2 * n <= budget <= 20 * n:

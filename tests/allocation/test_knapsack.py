@@ -31,7 +31,7 @@ def exact_value(p: Fraction, n: int, info_gain: bool, gradient: str) -> Fraction
     st.booleans(),
     st.sampled_from(knapsack.GRADIENTS),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_equals_trying_all_allocations(rates, extra, lower, info_gain, gradient):
     n = len(rates)
     upper, budget = lower + 8, min(lower * n + extra, (lower + 8) * n)
@@ -97,7 +97,6 @@ def test_proposition_3(p, n):
 
 
 @given(st.lists(st.floats(0.01, 0.49), min_size=1, max_size=12), st.integers(3, 12))
-@settings(deadline=None)
 def test_the_harder_of_two_mirrored_prompts_gets_no_less(rates, average):
     n = len(rates)
     counts = knapsack.allocate([*rates, *(1 - rate for rate in rates)], 2 * n * average)
@@ -105,7 +104,7 @@ def test_the_harder_of_two_mirrored_prompts_gets_no_less(rates, average):
 
 
 @given(st.lists(st.sampled_from([0.0, 0.05, 0.25, 0.5, 0.9, 1.0]), min_size=1, max_size=40), st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_fallback_fills_in_the_stated_order(rates, data):
     rates = np.array(rates)
     budget = data.draw(st.integers(2 * rates.size, 128 * rates.size))

@@ -123,7 +123,7 @@ def test_many_prompts_are_no_numerical_problem():
 
 
 @given(st.integers(0, 2**32 - 1), st.lists(st.integers(5, 12), min_size=2, max_size=6), st.integers(-150, 150))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_results_depend_on_neither_units_nor_order(seed, sizes, exponent):
     random = np.random.default_rng(seed)
     rewards, norms = ([random.normal(2, 1, size) for size in sizes] for _ in range(2))

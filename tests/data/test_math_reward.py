@@ -1,7 +1,6 @@
 """math-verify behind verl's reward interface."""
 
 import threading
-import time
 
 import pytest
 
@@ -32,12 +31,11 @@ def test_it_works_in_the_threads_that_verl_calls_it_from():
     assert [result["acc"] for result in results] == [1.0] * 4
 
 
+@pytest.mark.timeout(120)  # the sum alone would take hours
 def test_an_answer_that_takes_too_long_is_wrong_and_does_not_stop_the_next(monkeypatch):
     math_reward.compute_score("math", r"\boxed{7}", "7")  # the workers have started
     with monkeypatch.context() as short:
         short.setattr(math_reward, "TIMEOUT", 0.5)
-        started = time.monotonic()
         endless = math_reward.compute_score("math", r"\boxed{\sum_{i=1}^{100000000} \frac{1}{i}}", "18")
         assert endless == {"score": 0.0, "acc": 0.0, "timed_out": 1.0}
-        assert time.monotonic() - started < 10
     assert math_reward.compute_score("math", r"\boxed{7}", "7")["acc"] == 1.0

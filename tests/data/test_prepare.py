@@ -14,14 +14,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+import typer
 from pyarrow import Table, parquet
 from typer.testing import CliRunner
 
 from verl_ext.data import prepare as command
 from verl_ext.data.catalog import CATALOG, PROMPTS
 from verl_ext.prompts import prompt_id
-
-typer = pytest.importorskip("typer")
 
 DAPO = PROMPTS["answer_line"]
 ROWS = {

@@ -12,14 +12,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from pyarrow import Table, parquet
 from typer.testing import CliRunner
 
-typer = pytest.importorskip("typer")
-
-from verl_ext.data import prepare as command  # noqa: E402
-from verl_ext.data import r2e_gym as data  # noqa: E402
-from verl_ext.data.swe_reward import is_as_expected, statuses  # noqa: E402
+from verl_ext.data import prepare as command
+from verl_ext.data import r2e_gym as data
+from verl_ext.data.swe_reward import is_as_expected, statuses
 
 EXPECTED = {"test_one": "PASSED", "\x1b[1mA.test_two\x1b[0m": "FAILED", "test_three[a - b]": "PASSED"}
 FILES = ("train", "validation")

@@ -3,14 +3,12 @@
 import json
 import random
 
+import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-pd = pytest.importorskip("pandas")
-pytest.importorskip("reasoning_gym")
-
-from verl_ext.data import reasoning_gym as data  # noqa: E402
-from verl_ext.data.levels import shares  # noqa: E402
+from verl_ext.data import reasoning_gym as data
+from verl_ext.data.levels import shares
 
 SIZES = {"train": 64, "validation": 16}
 SUMS = [

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 
+import pyarrow.parquet as pq
 import pytest
 
-pq = pytest.importorskip("pyarrow.parquet")
-
-from verl_ext.data.schema import make_row, number_rows, write_rows  # noqa: E402
+from verl_ext.data.schema import make_row, number_rows, write_rows
 
 
 def rows(*questions, **extra):

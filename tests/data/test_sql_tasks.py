@@ -5,14 +5,13 @@ from __future__ import annotations
 import random
 import sqlite3
 
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-pd = pytest.importorskip("pandas")
-
-from verl_ext.data import sql_tasks as data  # noqa: E402
+from verl_ext.data import sql_tasks as data
 
 SIZES = {"train": 63, "validation": 21}
 CALL = '<tool_call>\n{"name": "sql", "arguments": {"query": "..."}}\n</tool_call>'
@@ -67,7 +66,7 @@ def test_the_truth_is_what_sqlite_says(frames):
 
 
 @given(st.integers(10, 99), st.lists(st.tuples(st.sampled_from("+-*"), st.integers(1, 9)), min_size=1, max_size=16))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_execution_is_arithmetic(start, operations):
     values, value = [], start
     for sign, operand in operations:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 from support.configs import write_rows
 
 from verl_ext.prompts import prompt_id
 
 
 def test_a_prompt_of_the_driver_and_its_row_in_the_file_have_the_same_id(tmp_path):
-    pytest.importorskip("verl")
     import pyarrow.parquet as pq
     from omegaconf import OmegaConf
     from verl.utils.dataset.rl_dataset import RLHFDataset

@@ -62,7 +62,7 @@ def wanted_loss(groups, loss, mask, mode, prompt_weight):
     return numerator / (LENGTH if mode == "seq-mean-token-sum-norm" else 1)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     sizes=st.lists(st.integers(1, 6), min_size=1, max_size=6),
     padding=st.integers(0, 4),

@@ -61,7 +61,7 @@ def test_a_batch_is_predicted_at_what_was_observed_and_neighbours_follow():
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from(["copies", "nearly", "random", "constant", "far"]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_never_a_nan(seed, kind):
     rng = np.random.default_rng(seed)
     points = rng.normal(size=(40, 5))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -123,8 +124,10 @@ def test_samples_of_another_evaluation_are_not_added_to(folder):
 def test_a_checkpoint_that_was_saved_again_is_another_one(folder):
     assert evaluate("--checkpoint", "run/global_step_3").exit_code == 0
     assert evaluate("--checkpoint", "run/global_step_3/").exit_code == 0
-    time.sleep(0.01)
-    (folder / "run/global_step_3/actor/model_world_size_1_rank_0.pt").write_text("")
+    checkpoint = folder / "run/global_step_3"
+    newest = max(file.stat().st_mtime_ns for file in checkpoint.rglob("*"))
+    (checkpoint / "actor/model_world_size_1_rank_0.pt").write_text("")
+    os.utime(checkpoint / "actor/model_world_size_1_rank_0.pt", ns=(newest + 1, newest + 1))
     refused = evaluate("--checkpoint", "run/global_step_3", n=8)
     assert refused.exit_code == 2 and "were made with" in refused.said
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
+import typer
 from pyarrow import Table, parquet
 from typer.testing import CliRunner
 
 from verl_ext.evaluation import curate
 from verl_ext.evaluation.samples import row_ids
-
-typer = pytest.importorskip("typer")
 
 
 def run(*arguments: object):

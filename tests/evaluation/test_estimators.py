@@ -27,7 +27,7 @@ def exact_majority(answers, correct, k) -> Fraction:
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=8), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_pass_at_k_equals_trying_all_subsets(correct, data):
     n, k = len(correct), data.draw(st.integers(1, len(correct)))
     subsets = list(combinations(correct, k))
@@ -36,7 +36,7 @@ def test_pass_at_k_equals_trying_all_subsets(correct, data):
 
 
 @given(st.lists(st.tuples(st.sampled_from(["a", "b", "c", 4, None]), st.booleans()), min_size=1, max_size=8), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_majority_at_k_equals_trying_all_subsets(samples, data):
     answers, correct = zip(*samples, strict=True)
     k = data.draw(st.integers(1, len(answers)))

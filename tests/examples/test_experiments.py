@@ -297,7 +297,6 @@ def test_prefix_sampling_of_agents(script, response, turns):
 
 
 def test_the_tools_fit_the_settings():
-    pytest.importorskip("swerex")
     from verl.tools.tool_registry import load_all_tools
 
     config = resolved("prefix_sampling_qwen3_14b_swe")

@@ -12,16 +12,13 @@ from pathlib import Path
 import pytest
 from support.agent_loops import ScriptedEngine, make_loop
 from typer.testing import CliRunner
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase
+from verl.tools.tool_registry import initialize_tools_from_config
+from verl.utils import hf_tokenizer
 
-pytest.importorskip("reasoning_gym")  # needed by warm_start.py
-
-from verl.experimental.agent_loop.agent_loop import AgentLoopBase  # noqa: E402
-from verl.tools.tool_registry import initialize_tools_from_config  # noqa: E402
-from verl.utils import hf_tokenizer  # noqa: E402
-
-from verl_ext.data import sql_tasks  # noqa: E402
-from verl_ext.data.levels import write_splits  # noqa: E402
-from verl_ext.driver.prefixes import PrefixClient  # noqa: E402
+from verl_ext.data import sql_tasks
+from verl_ext.data.levels import write_splits
+from verl_ext.driver.prefixes import PrefixClient
 
 FOLDER = Path(__file__).parents[2] / "examples" / "quickstart"
 sys.path.insert(0, str(FOLDER))  # as for a script, to import warm_start.py beside it

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import settings as examples
+import typer
 from support.clusters import given_a_cluster
 from typer.testing import CliRunner
 
@@ -11,7 +11,6 @@ from verl_ext.hardware import GPU_MEMORY, SHAPES, Megatron, Settings, megatron_s
 from verl_ext.hardware.memory import TRAINING_SHARE, USABLE
 from verl_ext.hardware.profiles import MEGATRON_GPUS, PROFILES, profile
 
-typer = pytest.importorskip("typer")
 QWEN3_8B = SHAPES["Qwen/Qwen3-8B-Base"]
 CHOSEN = Settings(1, 0.75, 40960, 57344, 1, False)  # of h200 with 8b
 
@@ -42,7 +41,6 @@ def test_sizes_worked_out_by_hand():
     assert megatron_sizes(shape, 40e9, 8, 16384, chosen) == Megatron(4, 2, True)
 
 
-@examples(deadline=None)
 @given_a_cluster
 def test_sizes_fit_and_are_the_least_or_are_refused(model, memory, gpus, longest):
     shape = SHAPES[model]

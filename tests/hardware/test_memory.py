@@ -7,7 +7,7 @@ import runpy
 from pathlib import Path
 
 import pytest
-from hypothesis import settings as examples
+import typer
 from support.clusters import given_a_cluster
 from typer.testing import CliRunner
 
@@ -15,7 +15,6 @@ from verl_ext.hardware import GPU_MEMORY, SHAPES, Settings, Shape, settings, use
 from verl_ext.hardware.memory import SEQUENCES, TRAINING_SHARE, USABLE, WEIGHTS_SHARE, kv_cache_per_token
 from verl_ext.hardware.shapes import read
 
-typer = pytest.importorskip("typer")
 ROOT = Path(__file__).parents[2]
 QWEN3_8B = SHAPES["Qwen/Qwen3-8B-Base"]
 
@@ -24,8 +23,9 @@ QWEN3_8B = SHAPES["Qwen/Qwen3-8B-Base"]
     "model", ["Qwen/Qwen2.5-Math-1.5B", "Qwen/Qwen2.5-7B", "meta-llama/Llama-3.2-3B-Instruct", "Qwen/Qwen3-32B"]
 )
 def test_parameters_are_those_of_the_model_that_transformers_builds(model):
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
+    import torch
+    import transformers
+
     shape = SHAPES[model]
     config = transformers.AutoConfig.for_model(
         shape.family,
@@ -78,7 +78,6 @@ def test_what_a_gpu_holds_worked_out_by_hand():
     assert use(QWEN3_8B, 100e9, 16, 5120, Settings(2, 0.5, 4096, 8192, 1, True)).fullest == 50e9
 
 
-@examples(deadline=None)
 @given_a_cluster
 def test_settings_fit_or_are_refused(model, memory, gpus, longest):
     shape = SHAPES[model]

@@ -72,7 +72,7 @@ def test_hard_prompts_get_more_than_their_share_and_solved_ones_less():
 
 
 @given(st.integers(1, 12), st.integers(1, 6), st.integers(1, 5), st.integers(1, 12), st.sampled_from([0.0, 0.3, 0.8]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_books_balance_whatever_fails(size, extra, pre, shards, failure_rate):
     policy = Hora(train_batch_size=size, G=pre + extra, G0=pre, shards=min(shards, size))
     run = controller(policy, RATES, failure_rate=failure_rate, seed=size)

@@ -205,7 +205,7 @@ def test_data_of_one_sampling_batch_still_trains():
         assert len({entry.prompt.id for entry in batch}) == len(batch) >= 1
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 10_000),
     rates=st.lists(st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0]), min_size=30, max_size=60),

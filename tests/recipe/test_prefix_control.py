@@ -95,7 +95,7 @@ def test_a_bound_that_swallows_a_move_starts_no_cooldown():
 
 
 @given(observations, constants)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_every_ratio_follows_the_rule_of_the_paper(seen, options):
     """Replayed from the definition, a bucket at a time."""
     control = PrefixControl(8, BUCKETS, **options)

@@ -30,14 +30,14 @@ def rloo_advantages(rewards) -> list[float]:
 
 
 @given(rates, group_sizes)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_survival_is_the_probability_of_groups_with_unequal_rewards(p, n):
     expected = sum(chance for rewards, chance in every_group(n, p) if len(set(rewards)) > 1)
     assert signal.survival(p, n) == pytest.approx(expected, abs=1e-12)
 
 
 @given(rates, group_sizes)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_expected_pairs_average_over_groups(p, n):
     expected = sum(chance * unequal_pairs(rewards) for rewards, chance in every_group(n, p))
     assert signal.expected_pairs(p, n) == pytest.approx(expected, abs=1e-12)
@@ -79,7 +79,7 @@ def test_half_of_the_group_is_the_best_count(n):
 
 
 @given(st.integers(2, 8), rates)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_expected_pairs_are_pairs_weighed_by_their_counts(n, p):
     k = np.arange(n + 1)
     binomial = np.array([comb(n, i) * p**i * (1 - p) ** (n - i) for i in k])

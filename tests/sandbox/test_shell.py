@@ -13,12 +13,9 @@ import pytest
 from support.shells import LOCAL, Agent, Docker, alive, run, wait_for
 
 from verl_ext.data.swe_reward import VERDICT
-
-pytest.importorskip("swerex")
-
-from verl_ext.driver.tools.shell import ShellTool, SubmitTool  # noqa: E402
-from verl_ext.sandbox import shell as sandbox  # noqa: E402
-from verl_ext.sandbox.shell import SandboxFailure  # noqa: E402
+from verl_ext.driver.tools.shell import ShellTool, SubmitTool
+from verl_ext.sandbox import shell as sandbox
+from verl_ext.sandbox.shell import SandboxFailure
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 

@@ -70,7 +70,7 @@ def train(policy, steps: int = 4) -> None:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_refused_in_one_sentence_or_good_for_training(recipe, configs, data):
     config = configs(recipe).copy()

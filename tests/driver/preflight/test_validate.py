@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 from support.configs import compose, good_overrides, write_rows
@@ -161,12 +160,9 @@ def test_files_that_are_no_data_are_refused(tmp_path):
 
 def test_the_command_line_refuses_without_starting_ray(tmp_path):
     command = [sys.executable, "-m", "recipe.pilot_commit", *good_overrides(tmp_path), "rollout_policy.p_upper=2"]
-    started = time.monotonic()
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ})
-    seconds = time.monotonic() - started
     assert result.returncode == 2
     assert result.stderr.strip().splitlines()[-1] == (
         "error: rollout_policy.p_upper=2 is not valid: it must be a success rate in [0, 1]"
     )
     assert "Started a local Ray instance" not in result.stderr + result.stdout
-    assert seconds < 60  # far above the usual time; benchmarks/ measures the time

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 
 import pytest
 from support.agent_loops import ScriptedEngine, make_loop, make_tokenizer
@@ -11,13 +10,10 @@ from support.shells import LOCAL, Agent, run, wait_for
 
 from verl_ext.data.swe_reward import VERDICT
 from verl_ext.driver.prefixes import PLAYBACK, PrefixClient, PrefixPlayback, mask_prefix
+from verl_ext.driver.tools.shell import ShellTool, SubmitTool
+from verl_ext.sandbox import shell as sandbox
+from verl_ext.sandbox.shell import NEW_SHELL
 from verl_ext.trajectory import Trajectory
-
-pytest.importorskip("swerex")
-
-from verl_ext.driver.tools.shell import ShellTool, SubmitTool  # noqa: E402
-from verl_ext.sandbox import shell as sandbox  # noqa: E402
-from verl_ext.sandbox.shell import NEW_SHELL  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
@@ -146,12 +142,11 @@ def test_submit_compares_with_the_expected_outcomes(folder):
     assert run(verdict({"test_a": "PASSED"})) is False
 
 
+@pytest.mark.timeout(120)  # waiting for the commands would take an hour
 def test_tests_that_take_too_long_have_not_passed(folder):
     async def main():
-        agent = Agent(SubmitTool(LOCAL | {"test_timeout": 0.5}), rows=judged_by("sleep 60 & sleep 60"))
-        started = time.monotonic()
+        agent = Agent(SubmitTool(LOCAL | {"test_timeout": 0.5}), rows=judged_by("sleep 3600 & sleep 3600"))
         await agent.call("submit")
-        assert time.monotonic() - started < 5
         assert agent.data.extra_fields == {VERDICT: False}
 
     run(main())

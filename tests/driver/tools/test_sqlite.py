@@ -227,7 +227,7 @@ statements = st.lists(
 
 
 @given(statements)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_the_same_statements_make_the_same_database(queries):
     tool = SqliteTool({})
     first, second = (session(tool, "SELECT a FROM r", *queries) for _ in range(2))

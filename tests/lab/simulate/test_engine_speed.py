@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from verl_ext.lab.simulate.engine_speed import EngineSpeed, LengthModel, Slots
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=8), min_size=1, max_size=4), st.integers(1, 4))
 def test_list_scheduling_equals_a_queue_stepped_through_tick_by_tick(waves, places):
     slots = Slots(EngineSpeed(engines=1, slots=places, seconds_per_token=1.0))

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import beta as beta_distribution
 from scipy.stats import betabinom
@@ -41,7 +41,6 @@ def test_bands():
     assert band(np.array([0.0, 0.19, 0.2, 0.5, 0.79, 0.8, 1.0])).tolist() == [0, 0, 1, 2, 3, 4, 4]
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 3)), min_size=1, max_size=20), st.integers(0, 9))
 def test_nearest(visits, batch):
     log = log_of([(step, prompt, 1, 2) for step, prompt in sorted(visits)])
