@@ -29,7 +29,7 @@ Gain = Callable[[Rows, np.ndarray], np.ndarray]
 Objective = Callable[..., Gain]
 """(columns of the groups) -> their gain function; prompts with equal columns have equal gains."""
 
-SAMPLE = 4096  # gains in a sample
+LEAST_SAMPLE, MOST_SAMPLE = 2048, 65536  # gains in a sample: about one per group
 BLOCK = 16384  # groups searched together, so that their arrays stay in the processor's cache
 TIE = 1e-13  # relative distance of equal gains: the gains of the rates 0.1 and 0.9 differ by rounding
 
@@ -125,13 +125,19 @@ def _take(
     """
     if float((stop - start) @ weight) <= amount:
         return stop - start, np.zeros_like(start)
-    threshold = _threshold(gain, start, stop, weight, amount)
-    sure = _count(gain, start, stop, threshold * (1 + tie), np.greater)
+    threshold, low, high = _threshold(gain, start, stop, weight, amount)
+    close = (low > start) & (gain(slice(None), np.maximum(low - 1, start)) <= threshold * (1 + tie))
+    sure = _count(gain, np.where(close, start, low), high, threshold * (1 + tie), np.greater)
     return sure - start, _count(gain, sure, stop, threshold * (1 - tie), np.greater_equal) - sure
 
 
-def _threshold(gain: Gain, start: np.ndarray, stop: np.ndarray, weight: np.ndarray, amount: float) -> float:
-    """The largest gain at which the gains down to and including it cost more than ``amount``."""
+def _threshold(
+    gain: Gain, start: np.ndarray, stop: np.ndarray, weight: np.ndarray, amount: float
+) -> tuple[float, np.ndarray, np.ndarray]:
+    """The largest gain at which the gains down to and including it cost more than ``amount``.
+
+    Also returns counts per group: gains before the first reach the threshold, gains from the second on are below it.
+    """
 
     def cost(count: np.ndarray) -> float:
         return float((count - start) @ weight)
@@ -139,14 +145,14 @@ def _threshold(gain: Gain, start: np.ndarray, stop: np.ndarray, weight: np.ndarr
     low, high = start, stop  # gains before low are taken, gains from high on are not
     while True:
         remaining = int((high - low).sum())
-        number = remaining if remaining <= SAMPLE + 2 * low.size else SAMPLE + low.size // 4
+        number = remaining if remaining <= LEAST_SAMPLE + 2 * low.size else min(LEAST_SAMPLE + low.size, MOST_SAMPLE)
         groups, counts = _places(low, high, number)
         values = gain(groups, counts)
         order = np.argsort(-values)
         values, spent = values[order], np.cumsum(weight[groups[order]])
         rank = int(np.searchsorted(spent, (amount - cost(low)) * spent[-1] / (cost(high) - cost(low)), side="right"))
         if number == remaining:
-            return float(values[min(rank, number - 1)])
+            return float(values[min(rank, number - 1)]), low, high
         margin = 2 + int(np.sqrt(number))
         for pivot in values[np.clip([rank - margin, rank + margin], 0, number - 1)].tolist():
             above = _count(gain, low, high, pivot, np.greater)
@@ -155,7 +161,7 @@ def _threshold(gain: Gain, start: np.ndarray, stop: np.ndarray, weight: np.ndarr
                 break
             low = _count(gain, above, high, pivot, np.greater_equal)
             if cost(low) > amount:
-                return pivot
+                return pivot, above, low
 
 
 def _places(low: np.ndarray, high: np.ndarray, number: int) -> tuple[np.ndarray, np.ndarray]:
@@ -167,18 +173,25 @@ def _places(low: np.ndarray, high: np.ndarray, number: int) -> tuple[np.ndarray,
 
 
 def _count(gain: Gain, low: np.ndarray, high: np.ndarray, pivot: float, reaches: np.ufunc) -> np.ndarray:
-    """(groups,) counts between ``low`` and ``high`` up to which the gains reach ``pivot``, by binary search."""
+    """(groups,) counts between ``low`` and ``high`` up to which the gains reach ``pivot``.
+
+    Steps double while the gains reach the pivot and then halve, because most counts move little after the first pivot.
+    """
     result = low.copy()
+
+    def advance(groups: np.ndarray, step: int) -> np.ndarray:
+        """Add ``step`` to the counts of the groups whose gains still reach the pivot, and return these groups."""
+        groups = groups[result[groups] + step <= high[groups]]
+        groups = groups[reaches(gain(groups, result[groups] + step - 1), pivot)]
+        result[groups] += step
+        return groups
+
     for begin in range(0, low.size, BLOCK):
-        block = slice(begin, begin + BLOCK)
-        found = np.flatnonzero(reaches(gain(block, low[block]), pivot) & (low[block] < high[block]))
-        rows: Rows = block if found.size > 0.8 * low[block].size else begin + found
-        count, most = low[rows], high[rows]
-        step = 1 << int((most - count).max(initial=0)).bit_length()
-        while step := step >> 1:
-            trial = count + step
-            count = count + step * (reaches(gain(rows, trial - 1), pivot) & (trial <= most))
-        result[rows] = count
+        advanced = [np.arange(begin, min(begin + BLOCK, low.size))]
+        while advanced[-1].size:
+            advanced.append(advance(advanced[-1], 1 << len(advanced) - 1))
+        for level in range(len(advanced) - 2, 0, -1):
+            advance(advanced[level], 1 << level - 1)
     return result
 
 
