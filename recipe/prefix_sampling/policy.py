@@ -124,8 +124,10 @@ class PrefixSampling(RolloutPolicy):
     def start_step(self, step: int, draw: Draw) -> list[Action]:
         self._step, self._draw, self._rounds = step, draw, 0
         self._finished, self._ready, self._parent_bucket, self._counts = [], [], {}, Counter()
-        saved = self.store.take()
-        fresh = draw(self.train_batch_size - len(saved), but=[entry.prompt.id for entry in saved])
+        # After a resume with a smaller batch, more prefixes can wait than a step has groups.
+        saved = self.store.take(self.train_batch_size)
+        excluded = [*(entry.prompt.id for entry in saved), *self.store.prompt_ids]
+        fresh = draw(self.train_batch_size - len(saved), but=excluded)
         self._parent_bucket = {entry.prompt.id: entry.bucket for entry in saved}
         self._counts["rerollouts"] = len(saved)
         rerollouts = [Request(entry.prompt, self.n, entry.prefix) for entry in saved]
@@ -149,7 +151,8 @@ class PrefixSampling(RolloutPolicy):
             else:
                 self._ready.append(group)
         if not self._awaited and not self._ready and self._rounds < self.max_rounds:
-            actions += self._await([Request(prompt, self.n) for prompt in self._draw(self.train_batch_size)])
+            more = self._draw(self.train_batch_size, but=self.store.prompt_ids)
+            actions += self._await([Request(prompt, self.n) for prompt in more])
         return actions
 
     def take_batch(self) -> list[Group]:

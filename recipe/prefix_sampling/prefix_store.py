@@ -21,9 +21,9 @@ class SavedPrefix:
 class PrefixStore:
     """One prefix per prompt, in the order of saving.
 
-    Each step takes all prefixes and saves at most one per fresh group, so the store never holds more than B prefixes.
-    Its memory is at most 5 bytes · B · ratio · response length (the paper's Table 3 counts 4 bytes for each token of
-    prompt and response).
+    A step of B groups takes up to B prefixes and saves at most one per fresh group, so the store never holds more than
+    B prefixes, except after a resume with a smaller B. Its memory is at most 5 bytes · B · ratio · response length (the
+    paper's Table 3 counts 4 bytes for each token of prompt and response).
     """
 
     def __init__(self):
@@ -41,10 +41,14 @@ class PrefixStore:
         """Store ``entry``, replacing an older prefix of the same prompt."""
         self._entries[entry.prompt.id] = entry
 
-    def take(self) -> list[SavedPrefix]:
-        """Remove and return all prefixes, oldest first."""
-        entries, self._entries = list(self._entries.values()), {}
-        return entries
+    @property
+    def prompt_ids(self) -> list[str]:
+        """Ids of the prompts whose prefixes wait."""
+        return list(self._entries)
+
+    def take(self, count: int) -> list[SavedPrefix]:
+        """Remove and return at most ``count`` prefixes, oldest first."""
+        return [self._entries.pop(prompt_id) for prompt_id in self.prompt_ids[:count]]
 
     def state_dict(self) -> list:
         return [

@@ -101,7 +101,10 @@ FAULTS = {
         recipe="vip",
     ),
     "an agent loop raises": Fault(None, _agent_loop("raises_at_times"), least=STEPS),
-    "every rollout times out": Fault("step 1: all 16 rollouts failed;", ("rollout_driver.agent_timeout=0.001",)),
+    # An agent that has asked the engine for a turn would get reward 0 for the time-out.
+    "every rollout times out": Fault(
+        "step 1: all 16 rollouts failed;", (*_agent_loop("never_asks"), "rollout_driver.agent_timeout=1")
+    ),
     "rollouts are aborted for new weights": Fault(
         None,
         (

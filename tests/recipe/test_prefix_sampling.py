@@ -160,6 +160,95 @@ def test_failed_rollouts_are_left_out_of_the_pass_count():
     assert policy.pass_count(Group("g", Prompt("p", 0), [ended(True), failed])) == 8
 
 
+def timed_out() -> Rollout:
+    """As the driver reports an agent that took too long."""
+    return ended(False, truncated=True, trajectory=None)
+
+
+@pytest.mark.parametrize(
+    ("passed", "failed", "late", "bucket", "saved"),
+    [
+        (1, 0, 7, 1, 1),  # one success among time-outs is a head start, and not "all correct"
+        (4, 0, 4, 4, None),  # the best signal: trained on, and no prefix
+        (3, 1, 4, 3, None),  # nor a handicap for a group that mostly fails
+        (2, 1, 5, 2, 1),
+        (6, 1, 1, 6, 0),
+        (7, 0, 1, 7, None),  # the only failure was cut off, so no trajectory can be the prefix
+    ],
+)
+def test_an_agent_that_took_too_long_has_failed(passed, failed, late, bucket, saved):
+    policy = PrefixSampling(train_batch_size=1, n=8)
+    (request,) = opened(policy, 4)
+    rollouts = [timed_out() for _ in range(late)] + [ended(False) for _ in range(failed)]
+    group = Group("g", request.target, rollouts + [ended(True) for _ in range(passed)])
+    assert policy.on_group(group) == [] and policy.pass_count(group) == bucket
+    assert policy.take_batch() == [group]
+    prefixes = policy.store.take(1)
+    assert [(entry.bucket, int(entry.prefix.tokens[0])) for entry in prefixes] == (
+        [] if saved is None else [(bucket, saved)]
+    )
+    assert policy.metrics()["prefix_sampling/without_prefix"] == (bucket == 7)
+
+
+def test_a_group_that_only_times_out_has_no_signal():
+    policy = PrefixSampling(train_batch_size=1, n=8, max_rounds=1)
+    (request,) = opened(policy, 4)
+    (action,) = policy.on_group(Group("g", request.target, [timed_out() for _ in range(8)]))
+    assert action.reason == "all_wrong"
+
+
+def test_a_smaller_batch_after_a_restart_takes_no_more_prefixes_than_it_has_groups():
+    before = PrefixSampling(train_batch_size=7, n=8)
+    finish(before, opened(before, 40), [1, 2, 6, 7, 1, 2, 6])
+    resumed = PrefixSampling(train_batch_size=3, n=8)
+    resumed.load_state_dict(json.loads(json.dumps(before.state_dict())))
+    seen = []
+    for step in (2, 3, 4):
+        requests = opened(resumed, 40, step=step)
+        assert [request.rollouts for request in requests] == [8] * 3
+        seen.append([(request.target.id, request.prefix is not None) for request in requests])
+        finish(resumed, requests, [4] * 3)
+    assert seen[:2] == [[("p0", True), ("p1", True), ("p2", True)], [("p3", True), ("p4", True), ("p5", True)]]
+    assert seen[2] == [("p6", True), ("p0", False), ("p1", False)]  # the oldest first; none is lost
+
+
+def test_prompts_with_a_waiting_prefix_are_not_drawn_in_further_rounds():
+    before = PrefixSampling(train_batch_size=3, n=8)
+    finish(before, opened(before, 40), [1, 2, 6])
+    resumed = PrefixSampling(train_batch_size=1, n=8)
+    resumed.load_state_dict(before.state_dict())
+    (request,) = opened(resumed, 40, step=2)
+    (discard, more) = resumed.on_group(Group("g", request.target, [ended(False)] * 8, prefix=request.prefix))
+    assert (request.target.id, discard.reason, more.target.id) == ("p0", "all_wrong", "p0")
+    assert resumed.store.prompt_ids == ["p1", "p2"]
+
+
+def controlled(policy: PrefixSampling, pass_rates: list[float]) -> list[float]:
+    """The ratio of bucket 1 after each of its re-rollouts."""
+    ratios = []
+    for rate in pass_rates:
+        policy.control.observe(1, rate)
+        ratios.append(policy.control.ratio(1))
+    return ratios
+
+
+def test_the_controller_has_the_parameters_of_the_policy():
+    """Each value differs from the default and changes the result; expected by hand from eq. 2 with alpha = 1/2."""
+    options = {"initial_ratio": 0.5, "ratio_bounds": [0.4, 0.7], "ema_alpha": 0.5, "target": 0.5}
+    options |= {"dead_zone": 0.2, "step": 0.15, "cooldown": 1}
+    policy = PrefixSampling(train_batch_size=1, n=8, **options)
+    # Averages: 0.35, within the dead zone; 0.175, up; cooling; 0.04, up to the bound; cooling; 0.51; 0.76, down;
+    # cooling; 0.94, down to the bound; cooling.
+    rates = [0.2, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+    expected = [0.5, 0.65, 0.65, 0.7, 0.7, 0.7, 0.55, 0.55, 0.4, 0.4]
+    assert controlled(policy, rates) == pytest.approx(expected)
+
+
+def test_the_paper_waits_five_updates_after_a_step():
+    policy = PrefixSampling(train_batch_size=1, n=8, ema_alpha=1.0)
+    assert controlled(policy, [0.0] * 8) == pytest.approx([0.32] * 6 + [0.34] * 2)
+
+
 def test_a_group_without_signal_is_replaced_when_no_other_has_any():
     run = controller(PrefixSampling(train_batch_size=2, max_rounds=30), [0.0] * 30 + [0.5])
     batch = run_step(run, 1)
@@ -187,7 +276,8 @@ def test_the_store_holds_five_bytes_a_token():
     copy = PrefixStore()
     copy.load_state_dict(json.loads(json.dumps(store.state_dict())))
     assert copy.state_dict() == store.state_dict()
-    assert [entry.prompt.id for entry in store.take()] == ["p0", "p1", "p2"] and len(store) == 0
+    assert [entry.prompt.id for entry in store.take(2)] == ["p0", "p1"] and store.prompt_ids == ["p2"]
+    assert [entry.prompt.id for entry in store.take(5)] == ["p2"] and len(store) == 0
 
 
 def test_rewards_that_are_no_verdicts_are_refused_in_one_sentence():

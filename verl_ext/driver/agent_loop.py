@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import ray
@@ -14,6 +15,7 @@ from verl.utils import tensordict_utils as tu
 
 from verl_ext.allocation.balance import partition, random_dispatch
 from verl_ext.driver.prefixes import PLAYBACK, PrefixClient, PrefixPlayback, mask_prefix
+from verl_ext.driver.transcript import TRANSCRIPT, Transcript, TranscriptClient
 from verl_ext.prompts import prompt_id, prompt_id_of_group
 from verl_ext.trajectory import Trajectory
 
@@ -31,12 +33,15 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
     - verl numbers the sessions of every submission from 0, so a second wave of a group would overwrite the first.
       Here the session numbers of a later wave follow the numbers of the earlier waves.
     - A :class:`PrefixClient` answers the loop; the tokens of the prefix are masked in the loop's output.
+    - An agent that takes longer than ``rollout_driver.agent_timeout`` has failed its task: the trajectory so far gets
+      reward 0, stays out of the loss, and its tokens count. If the reward function takes too long, or the engine gave
+      no turn, the agent is not to blame, and the rollout is a failed rollout.
     - The masks do not hold all facts, so others, such as the number of generated tokens, are stored in extra fields.
     """
 
     def __init__(self, *args, **kwargs):  # Ray's wrapping fails without this signature
         super().__init__(*args, **kwargs)
-        self.llm_client = PrefixClient(self.llm_client, self.rollout_config.response_length)
+        self.llm_client = TranscriptClient(PrefixClient(self.llm_client, self.rollout_config.response_length))
         self._timeout = self.config.rollout_driver.agent_timeout
         self._compact_filtering = self.config.rollout_driver.compact_filtering
         self._tool_parser = ToolParser.get_tool_parser(self.rollout_config.multi_turn.format, self.tokenizer)
@@ -51,21 +56,36 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
         rollout_prefix: Mapping | None = None,
         **kwargs,
     ):
-        if rollout_prefix:
-            PLAYBACK.set(PrefixPlayback(Trajectory.from_state_dict(rollout_prefix)))
-        run = super()._run_agent_loop(
-            sampling_params, trajectory, session_id=session_id + int(session_offset), **kwargs
-        )
-        return await asyncio.wait_for(run, None if trajectory["validate"] else self._timeout)
+        playback = PrefixPlayback(Trajectory.from_state_dict(rollout_prefix)) if rollout_prefix else None
+        transcript = Transcript(prefix_length=len(playback.prefix) if playback else 0)
+        PLAYBACK.set(playback)
+        TRANSCRIPT.set(transcript)
+        kwargs["session_id"] = session_id + int(session_offset)
+        timeout, clock = None if trajectory["validate"] else self._timeout, asyncio.get_running_loop().time
+        started = clock()
+        try:
+            return await asyncio.wait_for(super()._run_agent_loop(sampling_params, trajectory, **kwargs), timeout)
+        except asyncio.TimeoutError:
+            of_agent = timeout is not None and clock() - started >= timeout
+            known = transcript.prompt is not None and not transcript.loop_has_ended
+            if not of_agent or not known or (playback and playback.diverged):
+                raise
+        await self._put_timed_out(transcript, **{k: v for k, v in kwargs.items() if k not in ("agent_name", "trace")})
+
+    async def _put_timed_out(self, transcript: Transcript, **kwargs: Any) -> None:
+        output = transcript.timed_out(self.rollout_config.response_length, version=int(kwargs["global_steps"]) - 1)
+        output.extra_fields |= {GENERATED: transcript.generated, TRUNCATED: True, DIVERGED: False}
+        await super()._agent_loop_postprocess(output, False, **kwargs)
 
     async def _agent_loop_postprocess(self, output, validate, **kwargs):
-        playback = PLAYBACK.get()
+        playback, transcript = PLAYBACK.get(), TRANSCRIPT.get()
+        transcript.loop_has_ended = True
         for each in [] if validate else output if isinstance(output, list) else [output]:
             if playback is not None:
                 mask_prefix(each, playback, version=int(kwargs["global_steps"]) - 1)
             note_ending(
                 each,
-                truncated=await self._is_truncated(each),
+                truncated=not transcript.ended_by_tool and await self._is_truncated(each),
                 diverged=playback is not None and playback.diverged,
                 compact_filtering=self._compact_filtering,
             )

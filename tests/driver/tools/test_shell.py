@@ -11,6 +11,7 @@ from support.shells import LOCAL, Agent, run, wait_for
 from verl_ext.data.swe_reward import VERDICT
 from verl_ext.driver.prefixes import PLAYBACK, PrefixClient, PrefixPlayback, mask_prefix
 from verl_ext.driver.tools.shell import ShellTool, SubmitTool
+from verl_ext.driver.transcript import TRANSCRIPT, Transcript, TranscriptClient
 from verl_ext.sandbox import shell as sandbox
 from verl_ext.sandbox.shell import NEW_SHELL
 from verl_ext.trajectory import Trajectory
@@ -200,6 +201,30 @@ def test_a_prefix_is_replayed_in_a_sandbox_of_its_own(folder):
     assert not playback.diverged and sum(again.response_mask[: len(prefix)]) == 0 < sum(again.response_mask)
     assert again.extra_fields[VERDICT] is False
     assert (folder / "answer").read_text() == "21\n"  # the folder and the variable as left by the prefix
+
+
+def test_a_submission_ends_the_trajectory(folder):
+    """The engine is not asked again, and every prefix ends before the submission."""
+    tokenizer = make_tokenizer()
+    steps = [turn("bash", command="echo 42 > answer"), turn("submit"), turn("bash", command="rm answer"), "never asked"]
+    engine = ScriptedEngine(tokenizer, steps)
+
+    async def main():
+        loop = make_loop(
+            "tool_agent", TranscriptClient(engine), tokenizer, [ShellTool(LOCAL), SubmitTool(LOCAL)], *LOOP
+        )
+        TRANSCRIPT.set(Transcript())
+        messages = [{"role": "user", "content": "make answer 42"}]
+        return await loop.run({}, raw_prompt=messages, tools_kwargs=judged_by(f"grep -qx 42 {folder}/answer"))
+
+    output = run(main())
+    assert output.extra_fields[VERDICT] is True and len(engine.calls) == 2
+    assert (folder / "answer").read_text() == "42\n"
+    trajectory = Trajectory(output.response_ids, output.response_mask)
+    assert [span.generated for span in trajectory.spans] == [True, False, True, False]
+    assert "[submitted]" in tokenizer.decode(output.response_ids)
+    prefix = trajectory.prefix(0.99)
+    assert len(prefix) == trajectory.spans[1].stop and "submit" not in tokenizer.decode(prefix.tokens)
 
 
 def test_an_environment_that_answers_differently_is_noticed(folder):

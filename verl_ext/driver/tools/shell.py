@@ -26,6 +26,7 @@ from verl.tools.base_tool import BaseTool
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
 from verl_ext.data.swe_reward import VERDICT, is_as_expected
+from verl_ext.driver.transcript import end_trajectory
 from verl_ext.sandbox.deployments import deployment_config, deployment_maker
 from verl_ext.sandbox.shell import Outcome, Plan, Sandbox, SandboxFailure, sandbox_of
 
@@ -161,11 +162,13 @@ class SubmitTool(_SandboxTool):
     """The tool ``submit``: runs the row's tests in the trajectory's sandbox, and keeps the verdict for the reward.
 
     The tests run in a new bash: they see the files the model has left, but not the functions and variables of the
-    model's shell. The model is not told the verdict, and only the first submission counts.
+    model's shell. The first submission counts, and ends the trajectory: no prefix of the trajectory contains it. The
+    model is not told the verdict.
     """
 
     def _schema(self) -> OpenAIFunctionToolSchema:
-        return _function("submit", "Hands in the work as it is now. Call it once, when the task is done.", {})
+        description = "Hands in the work as it is now, and ends the task. Call it once, when the task is done."
+        return _function("submit", description, {})
 
     async def execute(
         self, instance_id: str, parameters: dict[str, Any], *, agent_data: Any, **kwargs: Any
@@ -186,6 +189,7 @@ class SubmitTool(_SandboxTool):
         sandbox = self._sandbox(instance_id, agent_data)
         outcome = await sandbox.execute(arguments["test_command"], self._limits["test_timeout"])
         agent_data.extra_fields[VERDICT] = _passed(outcome, arguments.get("expected"))
+        end_trajectory()
         return ToolResponse(text="[submitted]"), 0.0, {}
 
 

@@ -1,0 +1,271 @@
+"""The agent-loop worker with verl's own loops, a scripted engine, and a clock set by its tools."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import torch
+import transfer_queue as tq
+from support.agent_loops import END, ScriptedEngine, make_tokenizer, sql_call
+from support.configs import compose
+from tensordict import TensorDict
+from transformers import Qwen2Config
+
+from verl_ext.driver.agent_loop import WaveWorker
+from verl_ext.driver.tools.sqlite import SqliteTool
+from verl_ext.driver.transcript import end_trajectory
+from verl_ext.trajectory import Trajectory
+
+TIMEOUT = 1200.0
+UID = "cbf2f5c0150fb418-17"
+SCRIPT = "CREATE TABLE r(a INTEGER); INSERT INTO r VALUES(7);"
+ADD, WAIT, SUBMIT = sql_call("UPDATE r SET a=a+4 RETURNING a"), sql_call("wait"), sql_call("submit")
+
+
+class Clock:
+    """The time of an event loop, in seconds; stands still unless somebody advances it."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def run(self, coroutine):
+        loop = asyncio.SelectorEventLoop()
+        loop.time = lambda: self.now
+        try:
+            asyncio.set_event_loop(loop)
+            return loop.run_until_complete(coroutine)
+        finally:
+            loop.close()
+            asyncio.set_event_loop(None)
+
+
+class TestTool(SqliteTool):
+    """SQL, and two more commands: ``wait`` never answers, ``submit`` ends the trajectory."""
+
+    __test__ = False
+
+    def __init__(self, clock: Clock):
+        super().__init__({"type": "native"})
+        self.clock = clock
+
+    async def execute(self, instance_id, parameters, *, agent_data, **kwargs):
+        if parameters["query"] == "wait":
+            self.clock.now += TIMEOUT
+            await asyncio.Event().wait()
+        if parameters["query"] == "submit":
+            end_trajectory()
+            parameters = {"query": "SELECT 'submitted'"}
+        return await super().execute(instance_id, parameters, agent_data=agent_data, **kwargs)
+
+
+class SlowEngine(ScriptedEngine):
+    """The engine needs longer than the agent has for its turn number ``slow``, and some passes of the event loop."""
+
+    clock: Clock
+    slow: int = -1
+
+    async def generate(self, request_id, **kwargs):
+        answer = await super().generate(request_id, **kwargs)
+        if len(self.calls) - 1 == self.slow:
+            self.clock.now += TIMEOUT
+            for _ in range(20):
+                await asyncio.sleep(0)
+        return answer
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return make_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer.save_pretrained(folder)
+    Qwen2Config(architectures=["Qwen2ForCausalLM"], vocab_size=len(tokenizer)).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def queue(monkeypatch):
+    """The last tags and fields of every key that the worker puts into TransferQueue."""
+    tags: dict[str, dict] = {}
+    rows: dict[str, TensorDict] = {}
+
+    async def put(key, partition_id, tag):
+        tags[key] = tag
+
+    async def put_batch(keys, fields, tags, partition_id):
+        rows.update(zip(keys, fields, strict=True))
+        await asyncio.gather(*(put(key, partition_id, tag) for key, tag in zip(keys, tags, strict=True)))
+
+    monkeypatch.setattr(tq, "init", lambda: None)
+    monkeypatch.setattr(tq, "async_kv_put", put)
+    monkeypatch.setattr(tq, "async_kv_batch_put", put_batch)
+    return tags, rows
+
+
+@pytest.fixture
+def roll_out(queue, model, tokenizer):
+    """Run one rollout; returns (status of its group, the stored row or None, the engine)."""
+
+    def run(
+        turns,
+        *,
+        slow=-1,
+        prefix=None,
+        timeout=TIMEOUT,
+        compact_filtering=False,
+        worker_class=WaveWorker,
+        engine_class=SlowEngine,
+    ):
+        config = compose(
+            "grpo",
+            f"actor_rollout_ref.model.path={model}",
+            "data.max_prompt_length=256",
+            "data.max_response_length=1024",
+            f"rollout_driver.agent_timeout={timeout or 'null'}",
+            f"rollout_driver.compact_filtering={str(compact_filtering).lower()}",
+        )
+        clock = Clock()
+        engine = engine_class(tokenizer, turns)
+        engine.clock, engine.slow = clock, slow
+
+        async def main():
+            worker = worker_class(config, engine)
+            worker.clock, worker.tools = clock, [TestTool(clock)]
+            prompt = {
+                "uid": UID,
+                "agent_name": "tool_agent",
+                "raw_prompt": [{"role": "user", "content": "+4"}],
+                "tools_kwargs": {"sql": {"create_kwargs": {"script": SCRIPT}}},
+                "global_steps": 6,
+                "index": 0,
+                "session_offset": 2,
+                "rollout_prefix": {} if prefix is None else prefix.state_dict(),
+                "__rollout_n__": 1,
+            }
+            trajectory = {"step": 6, "sample_index": 0, "rollout_n": 0, "validate": False}
+            await worker._run_prompt(prompt, {"temperature": 1.0}, trajectory)
+
+        clock.run(main())
+        tags, rows = (dict(each) for each in queue)
+        for each in queue:
+            each.clear()
+        assert set(rows) <= {f"{UID}_2_0"}
+        row = None
+        for key, fields in rows.items():
+            row = {name: getattr(value, "data", value) for name, value in fields.items()}
+            row |= {name: fields[name] for name in fields.keys() if torch.is_tensor(fields[name])}  # noqa: SIM118
+            row["tag"] = tags[key]
+        return tags[UID]["status"], row, engine
+
+    return run
+
+
+def length_of(tokenizer, *turns: str) -> int:
+    return sum(len(tokenizer.encode(turn + END, add_special_tokens=False)) for turn in turns)
+
+
+def extra(row) -> dict:
+    return row["extra_fields"]
+
+
+@pytest.mark.parametrize("compact_filtering", [True, False])
+def test_an_agent_whose_tool_takes_too_long_has_failed_its_task(roll_out, tokenizer, compact_filtering):
+    status, row, engine = roll_out([ADD, WAIT, "never asked"], compact_filtering=compact_filtering)
+    assert status == "finished" and len(engine.calls) == 2
+    fields = extra(row)
+    assert float(row["rm_scores"].sum()) == 0.0 and fields["reward_extra_info"] == {"acc": 0.0}
+    assert fields["truncated"] and not fields["diverged"]
+    assert fields["generated_tokens"] == length_of(tokenizer, ADD, WAIT)  # its tokens are paid for
+    assert int(row["response_mask"].sum()) == 0  # and in no loss
+    text = tokenizer.decode(row["responses"].tolist())
+    assert text.startswith(ADD) and "<tool_response>11</tool_response>" in text and text.endswith(WAIT + END)
+    assert row["prompts"].tolist() == engine.calls[0]["prompt_ids"]
+    assert (
+        row["prompts"].tolist() + row["responses"].tolist()[: -length_of(tokenizer, WAIT)]
+        == (engine.calls[1]["prompt_ids"])
+    )
+    assert len(row["rollout_log_probs"]) == len(row["responses"]) == len(row["rm_scores"])
+    assert (row["tag"]["min_global_steps"], row["tag"]["max_global_steps"]) == (3, 3)
+
+
+def test_a_turn_in_generation_is_finished_and_counted(roll_out, tokenizer):
+    status, row, engine = roll_out([ADD, "the answer is 11"], slow=1)
+    assert status == "finished" and len(engine.calls) == 2
+    assert extra(row)["generated_tokens"] == length_of(tokenizer, ADD, "the answer is 11")
+    assert extra(row)["truncated"] and float(row["rm_scores"].sum()) == 0.0 == float(row["response_mask"].sum())
+
+
+def test_prefix_tokens_of_a_late_rollout_are_not_counted_as_generated(roll_out, tokenizer):
+    _, row, _ = roll_out([ADD, ADD, WAIT])
+    first = Trajectory(row["responses"], [True] + [False] * (len(row["responses"]) - 1))
+    turn, total = length_of(tokenizer, ADD), len(first)
+    observation = (total - length_of(tokenizer, ADD, ADD, WAIT)) // 2
+    generated = ([True] * turn + [False] * observation) * 2 + [True] * length_of(tokenizer, WAIT)
+    prefix = Trajectory(row["responses"], generated).prefix(0.9)
+    assert len(prefix) == turn + observation
+    status, row, engine = roll_out([WAIT], prefix=prefix)
+    assert status == "finished" and len(engine.calls) == 1
+    assert extra(row)["generated_tokens"] == length_of(tokenizer, WAIT)
+    assert row["responses"].tolist()[: len(prefix)] == prefix.tokens.tolist()
+
+
+def test_late_while_the_prefix_is_replayed(roll_out, tokenizer):
+    prefix = Trajectory(
+        tokenizer.encode(WAIT + END + "x", add_special_tokens=False), [True] * length_of(tokenizer, WAIT) + [False]
+    )
+    status, row, engine = roll_out(["never asked"], prefix=prefix)
+    assert status == "finished" and engine.calls == []
+    assert extra(row)["generated_tokens"] == 0 and not extra(row)["diverged"]
+    assert row["tag"]["min_global_steps"] == 5  # the weights of step 6
+
+
+def test_the_agent_is_not_to_blame_for_an_engine_that_fails_too_late(roll_out):
+    def turns():
+        yield ADD
+        raise RuntimeError("the engine has a fault")
+
+    class Engine(SlowEngine):
+        async def generate(self, request_id, **kwargs):
+            self.clock.now += TIMEOUT * (len(self.calls) == 1)
+            await asyncio.sleep(0)
+            return await super().generate(request_id, **kwargs)
+
+    status, row, engine = roll_out(turns(), engine_class=Engine)
+    assert (status, row, len(engine.calls)) == ("failure", None, 2)
+
+
+def test_the_agent_is_not_to_blame_for_a_reward_that_never_comes(roll_out):
+    class Worker(WaveWorker):
+        calls = 0
+
+        async def _compute_score(self, outputs, kwargs):
+            self.calls += 1
+            if self.calls == 1:
+                self.clock.now += TIMEOUT
+                await asyncio.Event().wait()
+            await super()._compute_score(outputs, kwargs)
+
+    status, row, _ = roll_out([ADD, "11"], worker_class=Worker)
+    assert (status, row) == ("failure", None)
+
+
+def test_no_deadline_without_a_setting(roll_out, tokenizer):
+    status, row, _ = roll_out([ADD, "11"], slow=0, timeout=None)
+    assert status == "finished" and not extra(row)["truncated"]
+    assert int(row["response_mask"].sum()) == length_of(tokenizer, ADD, "11")
+
+
+def test_a_submission_ends_the_trajectory(roll_out, tokenizer):
+    status, row, engine = roll_out([ADD, SUBMIT, ADD, "never asked"])
+    assert status == "finished" and len(engine.calls) == 2
+    assert not extra(row)["truncated"]
+    assert extra(row)["generated_tokens"] == int(row["response_mask"].sum()) == length_of(tokenizer, ADD, SUBMIT)
+    trajectory = Trajectory(row["responses"], row["response_mask"])
+    assert tokenizer.decode(trajectory.tokens).rstrip().endswith("<|im_start|>assistant")
+    for ratio in (0.05, 0.5, 0.95, 0.999):
+        prefix = tokenizer.decode(trajectory.prefix(ratio).tokens)
+        assert ADD in prefix and SUBMIT not in prefix
