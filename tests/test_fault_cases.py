@@ -204,7 +204,8 @@ def test_the_last_error_is_the_runs_own():
     assert last_error("all is well\n") == ""
 
 
-def test_the_agent_loop_is_found_where_its_file_says(monkeypatch):
+def test_the_agent_loops_are_found_where_their_file_says(monkeypatch):
     monkeypatch.syspath_prepend(AGENT_LOOPS)  # as in start()
-    (entry,) = OmegaConf.load(AGENT_LOOPS / "agent_loops.yaml")
-    assert entry.name == "raises_at_times" and issubclass(hydra.utils.get_class(entry._target_), AgentLoopBase)
+    entries = OmegaConf.load(AGENT_LOOPS / "agent_loops.yaml")
+    assert [entry.name for entry in entries] == ["raises_at_times", "never_asks"]
+    assert all(issubclass(hydra.utils.get_class(entry._target_), AgentLoopBase) for entry in entries)
