@@ -87,6 +87,7 @@ def one_of(*choices: str | None) -> Kind:
     return Kind(lambda value: (value is None or isinstance(value, str)) and value in choices, f"use one of {names}")
 
 
+MOST_ROLLOUTS = 2**40  # of an allocation; sums of counts stay exact in float64 and int64
 COUNT = integer_from(1)
 INTEGER = Kind(is_integer, "use an integer")
 BOOLEAN = Kind(lambda value: isinstance(value, bool | np.bool_), "use true or false")
@@ -154,9 +155,12 @@ def budget(value: object, costs: np.ndarray | None) -> float:
     """The budget: an integer number of rollouts or, with ``costs``, a finite number in their unit.
 
     Raises:
-        InvalidValue: ``value`` is negative, not finite or, without costs, not an integer.
+        InvalidValue: ``value`` is negative, not finite, more than 2**40 rollouts or, without costs, not an integer.
     """
-    return integer("budget", value) if costs is None else number("budget", value, 0)
+    checked = integer("budget", value) if costs is None else number("budget", value, 0)
+    most = MOST_ROLLOUTS * (1.0 if costs is None else float(costs.min()))
+    require(checked <= most, "budget", value, f"use at most {most:g}, which pays for 2**40 of the cheapest rollouts")
+    return checked
 
 
 # ---- arrays ----
@@ -194,13 +198,14 @@ def positive(key: str, array: np.ndarray) -> np.ndarray:
 
 
 def integers(key: str, values: ArrayLike, size: int, least: int = 0) -> np.ndarray:
-    """``values`` as (size,) int64, each at least ``least``; a scalar is repeated.
+    """``values`` as (size,) int64, each at least ``least``; a scalar is repeated. Entries above 2**53 become 2**53.
 
     Raises:
         InvalidValue: naming the first entry that is not an integer or too small.
     """
     array = vector(key, values, size)
-    return _each(key, array, (array == np.floor(array)) & (array >= least), integer_from(least).valid).astype(np.int64)
+    _each(key, array, (array == np.floor(array)) & (array >= least), integer_from(least).valid)
+    return np.minimum(array, 2**53).astype(np.int64)
 
 
 def _each(key: str, array: np.ndarray, accepted: np.ndarray, valid: str) -> np.ndarray:

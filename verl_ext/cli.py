@@ -30,6 +30,7 @@ COMMANDS = {
     "simulate": Command("verl_ext.lab.simulate.__main__:main", "Compare recipes without a model."),
     "report": Command("verl_ext.lab.report.__main__:main", "Compare runs: a page, plots and tables."),
     "waste": Command("verl_ext.lab.waste.__main__:main", "Show how a run's rollouts were used."),
+    "fit_probe": Command("verl_ext.lab.fit_probe:main", "Fit a prior of prompt difficulty on logged rollouts."),
     "verify": Command("verl_ext.lab.simulate.verify_record:main", "Run a fresh policy against a run's record."),
     "evaluate": Command("verl_ext.evaluation.command:app", "Sample a model on benchmarks: pass@k, mean@k, maj@k."),
     "data": Command("verl_ext.data.prepare:main", "Write a data set: a published or a generated one."),

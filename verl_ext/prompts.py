@@ -32,6 +32,11 @@ def prompt_id(data_source: str | None, messages: Iterable[Mapping[str, Any]], gr
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
+def prompt_text(messages: Iterable[Mapping[str, Any]]) -> str:
+    """The text of a prompt for estimators that embed it: all messages, one per line."""
+    return "\n".join(str(message["content"]) for message in messages)
+
+
 def prompt_id_of_group(uid: str) -> str | None:
     """The prompt id in a group's id, or in the ``uid`` of a line of verl's rollout log (``trainer.rollout_data_dir``).
 

@@ -32,13 +32,15 @@ class Hora(RolloutPolicy):
         train_batch_size: prompts per training step (Γ).
         G: rollouts per prompt on average.
         G0: pre-rollouts per prompt, fewer than G.
-        alpha0: first parameter of the Beta prior.
-        beta0: second parameter of the Beta prior.
+        alpha0: first parameter of the Beta prior, at most 1e12.
+        beta0: second parameter of the Beta prior, at most 1e12.
         shards: number of shards of the batch.
         upper: most additional rollouts of a prompt; None: no limit.
-        estimator: name of an estimator that predicts a prior per prompt (Appendix F); None: Beta(alpha0, beta0).
+        estimator: name of an estimator that predicts a prior per prompt (Appendix F); None: Beta(alpha0, beta0). It
+            learns from the counts of phase A, and during the warm-up from the whole groups.
         estimator_options: further arguments of the estimator.
-        allocator: ``hit_utility``; ``hard_first`` for the ablation; or any other allocator.
+        allocator: ``hit_utility``; ``hard_first`` for the ablation of Table 2 (phase B evenly to prompts without a
+            success in phase A); or any other allocator.
         allocator_options: further arguments of the allocator.
         warm_up_component: reward component that ends the warm-up with uniform GRPO; None: no warm-up.
         warm_up_threshold: mean of the component that counts as learned.
@@ -86,6 +88,7 @@ class Hora(RolloutPolicy):
         checks.require(G0 < G, "G0", G0, f"it must be less than G={G}, or nothing is left to allocate")
         for key, value in (("alpha0", alpha0), ("beta0", beta0)):
             checks.positive_number(key, value)
+            checks.number(key, value, 0, hit_utility.MOST)
         checks.COUNT.check("shards", shards)
         checks.require(
             shards <= train_batch_size, "shards", shards, f"it must not exceed train_batch_size={train_batch_size}"
@@ -106,14 +109,16 @@ class Hora(RolloutPolicy):
         self.warm_up = WarmUp(warm_up_component, warm_up_threshold, warm_up_cycles)
         self.prompt_weight = prompt_weight
         for prompts in (2, 3):  # two sizes, to refuse options of a fixed length as well
-            self._divide(np.full(prompts, 0.5), np.full(prompts, 0.5 * self.G0))
+            self._divide(np.full(prompts, 0.5), np.full(prompts, 0.5 * self.G0), np.zeros(prompts))
         self._start_batch()
-        self._share: Counter[str] = Counter()
 
     def _start_batch(self) -> None:
         self._shard_of: dict[str, int] = {}  # prompt id -> shard, while pre-rollouts are generated
+        self._place: dict[str, int] = {}  # prompt id -> place in the batch; equal gains go to the first place
         self._awaited: Counter[int] = Counter()  # shard -> number of groups whose pre-rollouts are generated
         self._pre_rolled: dict[int, list[Group]] = {}
+        self._counted: dict[str, tuple[float, int]] = {}  # prompt id -> success rate and trials of its pre-rollouts
+        self._share: Counter[tuple[str, int]] = Counter()  # (kind, successes) -> prompts, rollouts of phase B
         self._outstanding = 0
         self._ready: list[Group] = []
 
@@ -126,11 +131,11 @@ class Hora(RolloutPolicy):
 
     def start_step(self, step: int, draw: Draw) -> list[Action]:
         self._start_batch()
-        self._share = Counter()
         prompts = draw(self.train_batch_size)
         self._outstanding = len(prompts)
         if not self.warm_up.over:
             return [Request(prompt, self.G) for prompt in prompts]
+        self._place = {prompt.id: place for place, prompt in enumerate(prompts)}
         for shard, rows in enumerate(np.array_split(np.arange(len(prompts)), self.shards)):
             self._shard_of |= {prompts[row].id: shard for row in rows}
             self._awaited[shard] = len(rows)
@@ -155,18 +160,24 @@ class Hora(RolloutPolicy):
     def _phase_b(self, groups: list[Group]) -> list[Action]:
         """Divide the remaining budget of a shard. Groups whose pre-rollouts all failed get no further rollouts."""
         actions: list[Action] = []
+        groups = sorted(groups, key=lambda group: self._place[group.prompt.id])  # they come as they finish
         usable = [group for group in groups if group.usable]
         actions += [action for group in groups if not group.usable for action in self._finish(group)]
         if not usable:
             return actions
         trials = np.array([len(group.usable) for group in usable])
-        successes = np.array([group.success_rate for group in usable]) * trials
+        rates = np.array([group.success_rate for group in usable])
+        self._counted |= {
+            group.prompt.id: counted for group, *counted in zip(usable, rates.tolist(), trials.tolist(), strict=True)
+        }
+        successes = rates * trials
         alpha, beta = self._prior(usable)
         alpha, beta = alpha + successes, beta + trials - successes
-        additional = self._divide(alpha / (alpha + beta), alpha + beta, budget=len(groups) * (self.G - self.G0))
+        budget = len(groups) * (self.G - self.G0)
+        additional = self._divide(alpha / (alpha + beta), alpha + beta, successes, budget)
         for group, wins, count in zip(usable, np.round(successes).astype(int), additional.tolist(), strict=True):
-            self._share[f"prompts_{wins}"] += 1
-            self._share[f"rollouts_{wins}"] += count
+            self._share["prompts", wins] += 1
+            self._share["rollouts", wins] += count
             actions += [Request(group, count)] if count else self._finish(group)
         return actions
 
@@ -178,13 +189,15 @@ class Hora(RolloutPolicy):
         rates = np.clip(self.estimator.predict(prompts), 1e-3, 1 - 1e-3)
         return hit_utility.prior_from_prediction(rates, self.estimator.strength(prompts))
 
-    def _divide(self, rates: np.ndarray, strength: np.ndarray, budget: int | None = None) -> np.ndarray:
-        """(n,) additional rollouts for prompts with posteriors Beta(s p, s (1 - p))."""
+    def _divide(
+        self, rates: np.ndarray, strength: np.ndarray, successes: np.ndarray, budget: int | None = None
+    ) -> np.ndarray:
+        """(n,) additional rollouts for prompts with posteriors Beta(s p, s (1 - p)), by (n,) successes of phase A."""
         budget = rates.size * (self.G - self.G0) if budget is None else budget
         upper = budget if self.upper is None else max(self.upper, -(-budget // rates.size))
         total = rules.allocate(
             self.allocator,
-            rules.Beliefs(rates, strength),
+            rules.Beliefs(rates, strength, successes=successes),
             budget + self.G0 * rates.size,
             lower=self.G0,
             upper=self.G0 + upper,
@@ -199,8 +212,9 @@ class Hora(RolloutPolicy):
         batch, self._ready = self._ready, []
         self.warm_up.see([rollout for group in batch for rollout in group.usable])
         if self.estimator is not None:
-            rates = np.array([group.success_rate for group in batch])
-            trials = np.array([len(group.usable) for group in batch])
+            # Not the pooled groups: phase B prefers hard prompts, which would then weigh more (Appendix F: c_i of G_0).
+            counted = [self._counted.get(group.prompt.id) or (group.success_rate, len(group.usable)) for group in batch]
+            rates, trials = np.array(counted).T
             self.estimator.observe([group.prompt for group in batch], rates, trials)
         return batch
 
@@ -219,11 +233,12 @@ class Hora(RolloutPolicy):
             self.estimator.load_state_dict(state["estimator"])
 
     def metrics(self) -> dict[str, float]:
-        """Shares of prompts and of phase B by the number c of pre-rollout successes (HORA §4.1, Figure 3)."""
+        """Shares of prompts and of phase B by the number c of pre-rollout successes (HORA §4.1, Figure 3).
+
+        Every c from 0 to G0 is there, so that means over steps are right; steps of the warm-up have no shares.
+        """
         values = {"hora/warm_up": float(not self.warm_up.over)}
-        for kind in ("prompts", "rollouts"):
-            total = sum(count for name, count in self._share.items() if name.startswith(kind))
-            for name, count in self._share.items():
-                if name.startswith(kind) and total:
-                    values[f"hora/share_of_{kind}_c{name.removeprefix(kind + '_')}"] = count / total
+        for kind in ("prompts", "rollouts") if self._share else ():
+            counts = [self._share[kind, wins] for wins in range(self.G0 + 1)]
+            values |= {f"hora/share_of_{kind}_c{wins}": count / sum(counts) for wins, count in enumerate(counts)}
         return values

@@ -54,6 +54,15 @@ def test_equals_algorithm_1_on_a_batch_with_exact_ties(seed):
     assert hit_utility.allocate(successes, trials, 12 * n).tolist() == expected
 
 
+@pytest.mark.parametrize("beta", [9_900, 10**6, 10**9])
+def test_equals_algorithm_1_where_gains_are_nearly_equal(beta):
+    """From Beta(1, 10^9) on, one rollout lowers a gain by 2e-9, less than the rounding of log-gamma there."""
+    successes, budget = [0, 0, 1, 1, 3], 150
+    gain = lambda i, k: exact_gain(1 + successes[i], beta + 4 - successes[i], k)  # noqa: E731
+    expected = one_at_a_time(gain, [0] * 5, [budget // 3] * 5, budget)
+    assert hit_utility.allocate(successes, 4, budget, prior=(1, beta), upper=budget // 3).tolist() == expected
+
+
 def test_equals_the_papers_recursion_with_priors_per_prompt():
     """M(0) = a / (a + b), M(n + 1) = M(n) (b + n) / (a + b + n + 1): HORA §3.2, as implemented there."""
     rng = np.random.default_rng(3)

@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 from support.engine import controller, run_step
 
 from recipe.hora.policy import Hora
+from recipe.hora.warm_up import WarmUp
 from verl_ext.allocation import hit_utility
 from verl_ext.errors import RunError
 from verl_ext.estimation.probe import LinearProbe
+from verl_ext.policy import Rollout
 
 RATES = [0.0, 0.05, 0.3, 0.6, 1.0] * 16
 
@@ -60,6 +62,126 @@ def test_a_shard_goes_on_as_soon_as_its_own_pre_rollouts_are_in():
     assert run.outstanding == sum(count for _, count in rest) + 2 * 2
 
 
+def test_upper_bounds_the_additional_rollouts():
+    policy = Hora(train_batch_size=20, G=10, G0=4, shards=2, upper=7)
+    run = controller(policy, RATES)
+    batch = {group.prompt.id: group for group in run_step(run, 1)}
+    order = [prompt for prompt, _ in run.engine.submitted[0]]
+    reached = 0
+    for shard in np.array_split(np.array(order), 2):
+        groups = [batch[prompt] for prompt in shard]
+        successes = [sum(rollout.correct for rollout in group.rollouts[:4]) for group in groups]
+        additional = [len(group.rollouts) - 4 for group in groups]
+        assert additional == hit_utility.allocate(successes, 4, 60, upper=7).tolist()
+        reached += additional.count(7)
+        assert max(hit_utility.allocate(successes, 4, 60)) > 7  # without the bound, some prompt gets more
+    assert reached >= 2
+
+
+def test_failed_pre_rollouts_are_no_trials():
+    policy = Hora(train_batch_size=12, G=10, G0=4, shards=1)
+    run = controller(policy, RATES, failure_rate=0.3, seed=5)
+    batch = run_step(run, 1)
+    requested = run.engine.submitted[0]
+    counts = dict(run.engine.submitted[1])
+    groups = {group.prompt.id: group.rollouts[:4] for group in batch}
+    alive = [prompt for prompt, _ in requested if prompt in groups]
+    trials = [sum(not rollout.failed for rollout in groups[prompt]) for prompt in alive]
+    successes = [sum(bool(rollout.correct) for rollout in groups[prompt]) for prompt in alive]
+    expected = hit_utility.allocate(successes, trials, 12 * 6)
+    assert [counts.get(prompt, 0) for prompt in alive] == expected.tolist()
+    assert min(trials) < 4 and expected.tolist() != hit_utility.allocate(successes, 4, 12 * 6).tolist()
+
+
+def test_the_strength_of_a_learned_prior_counts(tmp_path):
+    """Equation 14: alpha = s p + c, beta = s (1 - p) + G0 - c, with the strength s of each prompt."""
+    kinds = np.tile(np.eye(5), (16, 1))
+    np.save(tmp_path / "kinds.npy", kinds)
+    probe = LinearProbe(kinds, dual=True, learning_rate=0.05)
+    outcomes = np.array([0.0, 0.25, 1.0, 0.5, 1.0] * 16)  # the third kind is 0 or 1: a weak prior of a half
+    outcomes[2::10] = 0.0
+    probe.fit(np.arange(80), outcomes, np.full(80, 8), steps=200)
+    (tmp_path / "probe.json").write_text(json.dumps(probe.state_dict()))
+    options = {
+        "features": str(tmp_path / "kinds.npy"),
+        "state": str(tmp_path / "probe.json"),
+        "dual": True,
+        "online": False,
+    }
+    policy = Hora(train_batch_size=15, G=10, G0=4, shards=1, estimator="probe", estimator_options=options)
+    run = controller(policy, RATES)
+    batch = {group.prompt.id: group for group in run_step(run, 1)}
+    groups = [batch[prompt] for prompt, _ in run.engine.submitted[0]]
+    successes = [sum(rollout.correct for rollout in group.rollouts[:4]) for group in groups]
+    rates, strength = probe.predict_prior([group.prompt.row for group in groups])
+    assert np.ptp(strength) > 2
+
+    def allocated(strength):
+        prior = hit_utility.prior_from_prediction(rates.clip(1e-3, 1 - 1e-3), strength)
+        return hit_utility.allocate(successes, 4, 15 * 6, prior=prior).tolist()
+
+    assert [len(group.rollouts) - 4 for group in groups] == allocated(strength) != allocated(2.0)
+
+
+@pytest.mark.parametrize("failure_rate", [0.0, 0.2])
+def test_priors_learn_from_the_counts_of_phase_a(failure_rate):
+    """Not from the pooled groups, in which a hard prompt has several times the rollouts of a solved one."""
+    policy = Hora(train_batch_size=20, G=16, G0=4, shards=2, estimator="beta_posterior")
+    run = controller(policy, RATES, failure_rate=failure_rate, seed=1)
+    batch = run_step(run, 1)
+    observed = {prompt: counts for prompt, *counts in policy.estimator.state_dict()["estimator"]["counts"]}
+    pre = {group.prompt.id: [r for r in group.rollouts[:4] if not r.failed] for group in batch}
+    assert observed == {prompt: [sum(r.correct for r in rollouts), len(rollouts)] for prompt, rollouts in pre.items()}
+    assert len({len(group.rollouts) for group in batch}) > 3  # the groups differ in size
+
+
+def test_in_the_warm_up_priors_learn_from_whole_groups():
+    policy = Hora(train_batch_size=5, G=6, G0=2, estimator="beta_posterior", warm_up_component="format")
+    run = controller(policy, RATES)
+    batch = run_step(run, 1)
+    observed = {prompt: counts for prompt, *counts in policy.estimator.state_dict()["estimator"]["counts"]}
+    assert observed == {group.prompt.id: [sum(r.correct for r in group.rollouts), 6] for group in batch}
+
+
+@pytest.mark.parametrize("rates", [RATES, [0.9] * 40], ids=["some_unsolved", "none_unsolved"])
+def test_hard_first_is_table_2s_ablation(rates):
+    """Phase B goes evenly to prompts with c = 0; without such prompts, evenly to all (ours)."""
+    policy = Hora(train_batch_size=16, G=10, G0=8, shards=2, allocator="hard_first")
+    run = controller(policy, rates)
+    batch = {group.prompt.id: group for group in run_step(run, 1)}
+    order = [prompt for prompt, _ in run.engine.submitted[0]]
+    without_hard = 0
+    for shard in np.array_split(np.array(order), 2):
+        groups = [batch[prompt] for prompt in shard]
+        hard = [not any(rollout.correct for rollout in group.rollouts[:8]) for group in groups]
+        without_hard += not any(hard)
+        eligible = [place for place in range(8) if hard[place] or not any(hard)]
+        share, rest = divmod(8 * 2, len(eligible))
+        expected = [0] * 8
+        for rank, place in enumerate(eligible):
+            expected[place] = share + (rank < rest)
+        assert [len(group.rollouts) - 8 for group in groups] == expected
+    assert without_hard == (0 if rates is RATES else 2)
+
+
+def test_every_bucket_of_figure_3_is_logged_also_at_0():
+    """Shares average over steps as the paper's do: 0 where a count did not occur, and nothing in the warm-up."""
+    run = controller(Hora(train_batch_size=10, G=8, G0=4, shards=2), [0.0] * 20 + [1.0] * 20)
+    buckets = {f"hora/share_of_{kind}_c{count}" for kind in ("prompts", "rollouts") for count in range(5)}
+    for step in (1, 2):
+        batch = run_step(run, step)
+        values = {name: value for name, value in run.metrics().items() if name in buckets}
+        assert set(values) == buckets and not any(values[f"hora/share_of_prompts_c{c}"] for c in (1, 2, 3))
+        solved = [group for group in batch if group.rollouts[0].correct]
+        share = sum(len(group.rollouts) - 4 for group in solved) / 40
+        assert values["hora/share_of_prompts_c4"] == pytest.approx(len(solved) / 10)
+        assert values["hora/share_of_rollouts_c4"] == pytest.approx(share)
+        assert values["hora/share_of_rollouts_c0"] == pytest.approx(1 - share)
+    warm = controller(Hora(train_batch_size=4, G=4, G0=2, warm_up_component="format"), RATES)
+    run_step(warm, 1)
+    assert not [name for name in warm.metrics() if "share" in name]
+
+
 def test_hard_prompts_get_more_than_their_share_and_solved_ones_less():
     run = controller(Hora(train_batch_size=40, G=16, G0=8, shards=4), RATES)
     shares = defaultdict(float)
@@ -102,6 +224,23 @@ def test_warm_up_is_uniform_until_the_component_was_good_three_times():
     assert warm == [True] * 5 + [False] * 2
 
 
+@pytest.mark.parametrize(
+    ("means", "over_after"),
+    [("110111", 6), ("0111", 4), ("1101101", None), ("111", 3), ("0000", None)],
+)
+def test_only_three_good_cycles_in_a_row_end_the_warm_up(means, over_after):
+    warm_up, ended = WarmUp("format", 0.85, 3), None
+    for cycle, good in enumerate(means, 1):
+        values = [1.0, 0.7] if good == "1" else [1.0, 0.69]  # means of 0.85, the threshold itself, and 0.845
+        warm_up.see([Rollout(0.0, False, 1, 0, components={"format": value}) for value in values])
+        restored = WarmUp("format", 0.85, 3)
+        restored.load_state_dict(json.loads(json.dumps(warm_up.state_dict())))
+        warm_up = restored
+        if warm_up.over and ended is None:
+            ended = cycle
+    assert ended == over_after
+
+
 def test_an_unknown_component_is_named():
     run = controller(Hora(train_batch_size=4, G=4, G0=2, warm_up_component="style"), RATES)
     with pytest.raises(ValueError, match="warm_up_component='style'.*format"):
@@ -114,7 +253,6 @@ def test_an_unknown_component_is_named():
         ("gaussian_process", {"prior_mean": -1.0}),
         ("probe", {"online": True}),
         ("probe", {"online": True, "dual": True}),
-        ("probe", {"online": False}),
         ("beta_posterior", {}),
         ("history", {}),
     ],
@@ -165,6 +303,8 @@ def test_state_is_restored(features):
         ("G0", 8.0),
         ("G", 1),
         ("alpha0", 0),
+        ("alpha0", 1e308),
+        ("beta0", 1e13),
         ("beta0", float("nan")),
         ("shards", 0),
         ("shards", 17),
@@ -190,6 +330,7 @@ def test_bad_parameters_are_named(key, value):
         ({"estimator": "history", "estimator_options": {"length": 3}}, "estimator_options"),
         ({"estimator": "probe", "estimator_options": {"features": "/no/such.npy"}}, "features"),
         ({"estimator": "history", "estimator_options": {"state": "/no/such.json"}}, "state"),
+        ({"estimator": "probe", "estimator_options": {"online": False}}, "estimator_options.state=None is not valid"),
     ],
 )
 def test_combinations_that_cannot_work_are_refused(options, named):

@@ -20,11 +20,13 @@ class Beliefs:
         success_rates: (n,) in [0, 1].
         strength: (n,) or scalar, weight of the rates in rollouts; ``hit_utility`` uses the prior Beta(s p, s (1 - p)).
         reward_variance: (n,) variance of the rewards if they are not verdicts; None: p (1 - p).
+        successes: (n,) correct rollouts so far in this step; None: no rollout of the step has finished.
     """
 
     success_rates: np.ndarray
     strength: np.ndarray | float = 2.0
     reward_variance: np.ndarray | None = None
+    successes: np.ndarray | None = None
 
 
 def allocate(
@@ -70,7 +72,8 @@ def _uniform(beliefs: Beliefs, budget: int, lower: int, upper: int, done: int) -
 
 
 def _hit_utility(beliefs: Beliefs, budget: int, lower: int, upper: int, done: int, **options: Any) -> np.ndarray:
-    inside = np.clip(beliefs.success_rates, 1e-6, 1 - 1e-6)
+    rates = beliefs.success_rates
+    inside = np.select([rates <= 0, rates >= 1], [1e-6, 1 - 1e-6], rates)  # the Beta prior has no rate of 0 or 1
     prior = hit_utility.prior_from_prediction(inside, beliefs.strength)
     n = inside.size
     additional = hit_utility.allocate(
@@ -90,10 +93,10 @@ def _gradient_variance(beliefs: Beliefs, budget: int, lower: int, upper: int, do
 
 
 def _hard_first(beliefs: Beliefs, budget: int, lower: int, upper: int, done: int) -> np.ndarray:
-    """The prompts with the lowest believed rate are the hard ones."""
-    hard = beliefs.success_rates > beliefs.success_rates.min()
-    additional = budget - lower * hard.size
-    return lower + heuristics.hard_first(hard.astype(float), additional, upper=upper - lower)
+    """Hard prompts: no success among the finished rollouts; without such rollouts, a believed rate of 0."""
+    successes = beliefs.success_rates if beliefs.successes is None else beliefs.successes
+    additional = budget - lower * successes.size
+    return lower + heuristics.hard_first(successes, additional, upper=upper - lower)
 
 
 def _inverse_accuracy(beliefs: Beliefs, budget: int, lower: int, upper: int, done: int, **options: Any) -> np.ndarray:

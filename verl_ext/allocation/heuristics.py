@@ -13,6 +13,8 @@ from numpy.typing import ArrayLike
 from verl_ext import checks
 from verl_ext.allocation import greedy
 
+EPSILON = 1e-12, 1e12  # limits within which weights are neither 0 nor infinite
+
 
 def hard_first(
     successes: ArrayLike, budget: int, *, lower: ArrayLike = 0, upper: ArrayLike | None = None
@@ -32,7 +34,7 @@ def hard_first(
         ValueError: the argument named in the message is not finite, out of range, of the wrong shape or infeasible.
     """
     successes = checks.within("successes", checks.vector("successes", successes), 0, np.inf)
-    n, budget = successes.size, checks.integer("budget", budget)
+    n, budget = successes.size, int(checks.budget(budget, None))
     lower = checks.integers("lower", lower, n)
     upper = np.full(n, max(budget, lower.max())) if upper is None else checks.integers("upper", upper, n)
     greedy.require_feasible(budget, lower, upper, np.ones(n))
@@ -57,7 +59,7 @@ def inverse_accuracy(
         ValueError: the argument named in the message is not finite, out of range, of the wrong shape or infeasible.
     """
     rates = checks.within("success_rates", checks.vector("success_rates", success_rates), 0, 1)
-    return proportional(1 - rates + checks.positive_number("epsilon", epsilon), budget, lower=lower, upper=upper)
+    return proportional(1 - rates + checks.number("epsilon", epsilon, *EPSILON), budget, lower=lower, upper=upper)
 
 
 def inverse_variance(
@@ -77,13 +79,13 @@ def inverse_variance(
         ValueError: the argument named in the message is not finite, out of range, of the wrong shape or infeasible.
     """
     if reward_variance is not None:
-        spread = checks.within("reward_variance", checks.vector("reward_variance", reward_variance), 0, np.inf)
+        spread = checks.within("reward_variance", checks.vector("reward_variance", reward_variance), 0, 1e300)
     elif success_rates is None:
         raise ValueError("success_rates=None needs reward_variance.")
     else:
         rates = checks.within("success_rates", checks.vector("success_rates", success_rates), 0, 1)
         spread = rates * (1 - rates)
-    return proportional(1 / (spread + checks.positive_number("epsilon", epsilon)), budget, lower=lower, upper=upper)
+    return proportional(1 / (spread + checks.number("epsilon", epsilon, *EPSILON)), budget, lower=lower, upper=upper)
 
 
 def proportional(weights: ArrayLike, budget: int, *, lower: ArrayLike, upper: ArrayLike) -> np.ndarray:
@@ -94,7 +96,7 @@ def proportional(weights: ArrayLike, budget: int, *, lower: ArrayLike, upper: Ar
     """
     weights = checks.positive("weights", checks.vector("weights", weights))
     lower, upper = (checks.integers(name, bound, weights.size) for name, bound in (("lower", lower), ("upper", upper)))
-    return greedy.maximize(_webster, [weights], checks.integer("budget", budget), lower, upper)
+    return greedy.maximize(_webster, [weights], checks.budget(budget, None), lower, upper)
 
 
 def _webster(weights: np.ndarray) -> greedy.Gain:

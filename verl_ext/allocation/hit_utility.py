@@ -9,6 +9,8 @@ from verl_ext import checks
 from verl_ext.allocation import greedy
 
 Prior = tuple[ArrayLike, ArrayLike]
+MOST = 1e12  # largest successes, trials and prior parameters: up to here rounding keeps gains decreasing
+FAR = 1e4  # from here on the logarithm of the gamma function is too coarse, and Stirling's series is exact
 
 
 def allocate(
@@ -31,7 +33,7 @@ def allocate(
         successes: (n,) correct rollouts, 0 <= successes <= trials; fractions are accepted.
         trials: (n,) or scalar, rollouts so far.
         budget: additional rollouts in all; with ``costs``, units of cost.
-        prior: (a0, b0), each a scalar or (n,), greater than 0.
+        prior: (a0, b0), each a scalar or (n,), greater than 0 and at most 1e12, as are successes and trials.
         lower: scalar or (n,), fewest additional rollouts.
         upper: scalar or (n,), most additional rollouts; None: no limit.
         costs: (n,) expected cost of one rollout, for instance its tokens.
@@ -59,15 +61,15 @@ def posterior(successes: ArrayLike, trials: ArrayLike, *, prior: Prior = (1.0, 1
     Raises:
         ValueError: the argument named in the message is not finite, out of range or of the wrong shape.
     """
-    successes = checks.within("successes", checks.vector("successes", successes), 0, np.inf)
-    trials = checks.within("trials", checks.vector("trials", trials, successes.size), 0, np.inf)
+    successes = checks.within("successes", checks.vector("successes", successes), 0, MOST)
+    trials = checks.within("trials", checks.vector("trials", trials, successes.size), 0, MOST)
     if (successes > trials).any():
         row = int(np.argmax(successes > trials))
         raise ValueError(f"successes[{row}]={successes[row]:g} is more than trials[{row}]={trials[row]:g}.")
     if not isinstance(prior, (tuple, list)) or len(prior) != 2:
         raise ValueError(f"prior={prior!r} must be a pair (alpha, beta) of numbers or (n,) arrays.")
     alpha, beta = (
-        checks.positive(name, checks.vector(name, entry, successes.size))
+        checks.within(name, checks.positive(name, checks.vector(name, entry, successes.size)), 0, MOST)
         for name, entry in zip(("prior[0]", "prior[1]"), prior, strict=True)
     )
     return alpha + successes, beta + trials - successes
@@ -103,10 +105,20 @@ def prior_from_prediction(success_rates: ArrayLike, strength: ArrayLike = 2.0) -
 def _gain(alpha: np.ndarray, beta: np.ndarray) -> greedy.Gain:
     from scipy.special import gammaln  # half of this package's import time
 
-    constant = np.log(alpha) + gammaln(alpha + beta) - gammaln(beta)
-    after = alpha + beta + 1
+    def log_ratio(z: np.ndarray, step: np.ndarray) -> np.ndarray:
+        """log(gamma(z) / gamma(z + step))."""
+        ratio = gammaln(z) - gammaln(z + step)
+        far = np.flatnonzero(z > FAR)
+        if far.size:
+            z, step = z[far], step[far]
+            ratio[far] = step * (1 - np.log(z + step)) - (z - 0.5) * np.log1p(step / z)
+            ratio[far] += (1 / z - 1 / (z + step)) / 12
+        return ratio
+
+    step = alpha + 1
+    constant = np.log(alpha) - np.log(alpha + beta) - log_ratio(beta, step)
 
     def gain(groups: np.ndarray | slice, counts: np.ndarray) -> np.ndarray:
-        return np.exp(constant[groups] + gammaln(beta[groups] + counts) - gammaln(after[groups] + counts))
+        return np.exp(constant[groups] + log_ratio(beta[groups] + counts, step[groups]))
 
     return gain

