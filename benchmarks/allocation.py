@@ -23,14 +23,13 @@ from typing import Annotated
 
 import numpy as np
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from verl_ext.allocation import gradient_variance, hit_utility, knapsack
 from verl_ext.estimation import GaussianProcess
+from verl_ext.lab.table import Table, open_console
 
 SIZES = [(512, 8), (512, 16), (17_000, 8), (100_000, 8), (1_000_000, 8)]
-console = Console()
+console = open_console()
 
 
 def seconds(call: Callable[[], object], repeats: int) -> float:
@@ -103,8 +102,8 @@ def rules(n: int, average: int) -> dict[str, tuple[Callable[[], np.ndarray], Cal
 
 def compare_rules(most: int) -> list[dict]:
     """A table of each rule at each size."""
+    found: list[dict] = []
     rows = []
-    table = Table("prompts x rollouts", "rule", "ours", "heap", "heap / ours", "ours / (read + sort)", "equal counts")
     for n, average in SIZES:
         if n > most:
             continue
@@ -117,12 +116,13 @@ def compare_rules(most: int) -> list[dict]:
                 expected = heap()
                 slow = time.perf_counter() - start
                 equal = bool((ours() == expected).all())
-            rows.append({"prompts": n, "average": average, "rule": name, "ours": fast, "heap": slow, "equal": equal})
-            rows[-1]["limit"] = limit
+            times = {"ours": fast, "heap": slow, "equal": equal, "limit": limit}
+            found.append({"prompts": n, "average": average, "rule": name, **times})
             cells = (f"{fast * 1e3:,.2f} ms", f"{slow * 1e3:,.1f} ms", f"{slow / fast:,.1f}", f"{fast / limit:,.0f}")
-            table.add_row(f"{n:,} x {average}", name, *cells, "yes" if equal else "no")
-    console.print(table)
-    return rows
+            rows.append((f"{n:,} x {average}", name, *cells, "yes" if equal else "no"))
+    header = ("prompts x rollouts", "rule", "ours", "heap", "heap / ours", "ours / (read + sort)", "equal counts")
+    console.print(Table("Rules of allocation", header, rows))
+    return found
 
 
 def compare_solvers(n: int = 512, average: int = 8) -> list[dict]:
@@ -160,17 +160,18 @@ def compare_solvers(n: int = 512, average: int = 8) -> list[dict]:
     }
     if importlib.util.find_spec("cvxpy"):
         solvers["cvxpy, relaxation"] = cvxpy
-    table = Table(f"{n} x {average}, VIP with RLOO", "time", "ratio to exact", "summed variance")
+    found: list[dict] = []
     rows = []
     for name, solve in solvers.items():
         with console.status(name):
             counts = solve()
             taken = seconds(solve, 5 if name.startswith("ours") else 1)
         total = float(gradient_variance.variance(np.clip(counts, 3, 128), rates).sum())
-        rows.append({"solver": name, "seconds": taken, "variance": total})
-        table.add_row(name, f"{taken * 1e3:,.2f} ms", f"{taken / rows[0]['seconds']:,.1f}", f"{total:.8f}")
-    console.print(table)
-    return rows
+        found.append({"solver": name, "seconds": taken, "variance": total})
+        rows.append((name, f"{taken * 1e3:,.2f} ms", f"{taken / found[0]['seconds']:,.1f}", f"{total:.8f}"))
+    header = ("solver", "time", "ratio to exact", "summed variance")
+    console.print(Table(f"{n} x {average}, VIP with RLOO", header, rows))
+    return found
 
 
 def measure_process(kind: str, prompts: int, batch: int, width: int = 384, updates: int = 5) -> dict[str, float]:
@@ -221,7 +222,7 @@ def memory(field: str) -> int:
 
 def compare_gaussian_processes(prompts: int, batch: int, kinds: tuple[str, ...]) -> list[dict]:
     """A table of both forms, each in its own process, for its peak memory."""
-    table = Table(f"GP, {prompts:,} prompts, batch {batch}", "prepare once", "predict + observe", "memory needed")
+    found: list[dict] = []
     rows = []
     for kind in kinds:
         code = "import json, sys; sys.path.insert(0, sys.argv[1]); from allocation import measure_process\n"
@@ -230,11 +231,12 @@ def compare_gaussian_processes(prompts: int, batch: int, kinds: tuple[str, ...])
         command = [sys.executable, "-c", code, folder, kind.partition("'")[0], str(prompts), str(batch)]
         with console.status(kind):
             result = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-        rows.append({"kind": kind, **result})
+        found.append({"kind": kind, **result})
         cells = (f"{result['prepare']:.2f} s", f"{result['update']:.3f} s", f"{result['mebibytes']:,.0f} MiB")
-        table.add_row(kind, *cells)
-    console.print(table)
-    return rows
+        rows.append((kind, *cells))
+    header = ("process", "prepare once", "predict + observe", "memory needed")
+    console.print(Table(f"Gaussian process, {prompts:,} prompts, batch {batch}", header, rows))
+    return found
 
 
 def main(

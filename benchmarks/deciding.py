@@ -21,13 +21,12 @@ from typing import Annotated
 
 import numpy as np
 import typer
-from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from recipe.hora.policy import Hora
 from recipe.knapsack.policy import Knapsack
 from recipe.vip.policy import Vip
+from verl_ext.lab.table import Table, open_console
 from verl_ext.policy import Group, Prompt, Request, Rollout, RolloutPolicy
 
 WIDTH = 384  # dimensions of a MiniLM embedding
@@ -102,9 +101,9 @@ def main(
     update: Annotated[float, typer.Option(min=0.0, help="Seconds between the decisions of two steps.")] = 1.0,
 ) -> None:
     """Print the table."""
-    console = Console()
-    columns = ("recipe", "a step waits, median", "least to largest", "processor, median", "of another thread")
-    table = Table(*columns, title=f"milliseconds, {batch} prompts of {size:,}")
+    console = open_console()
+    header = ("recipe", "a step waits, median", "least to largest", "processor, median", "of another thread")
+    rows = []
     with tempfile.TemporaryDirectory() as folder:
         features = Path(folder) / "features.npy"
         np.save(features, np.random.default_rng(1).normal(size=(size, WIDTH)).astype(np.float32))
@@ -112,9 +111,9 @@ def main(
             times, beside = measure(policy, size, batch, steps, update)
             (wall, thread), wall_times = 1000 * np.median(times, axis=0), 1000 * times[:, 0]
             spread = f"{wall_times.min():.0f} to {wall_times.max():.0f}"
-            table.add_row(name, f"{wall:.0f}", spread, f"{thread:.0f}", f"{1000 * beside:.0f}")
+            rows.append((name, f"{wall:.0f}", spread, f"{thread:.0f}", f"{1000 * beside:.0f}"))
     console.print(f"machine: {platform.machine()}, Python {platform.python_version()}, numpy {np.__version__}")
-    console.print(table)
+    console.print(Table(f"milliseconds, {batch} prompts of {size:,}", header, rows))
 
 
 if __name__ == "__main__":

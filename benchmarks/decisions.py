@@ -16,8 +16,8 @@ from typing import Annotated
 
 import numpy as np
 import typer
-from rich.console import Console
-from rich.table import Table
+
+from verl_ext.lab.table import Table, open_console
 
 Step = dict[str, float]
 
@@ -45,47 +45,49 @@ def mean_of(name: str, first: int = 1) -> Callable[[list[Step]], float]:
 def hora(folder: Path) -> Table:
     """HORA's Figure 3: shares of prompts and of second-wave rollouts, by successes c among the pre-rollouts."""
     runs = read_runs(folder, "hora")
-    table = Table("c", "share of prompts", "share of second-wave rollouts", title=f"hora, {len(runs)} seeds")
+    rows = []
     counts = sorted({name for run in runs for step in run for name in step if name.startswith("hora/share_of_prompts")})
     for name in counts:
         prompts, rollouts = mean_of(name), mean_of(name.replace("prompts", "rollouts"))
-        table.add_row(name.rpartition("c")[2], over_seeds(runs, prompts), over_seeds(runs, rollouts))
-    return table
+        rows.append((name.rpartition("c")[2], over_seeds(runs, prompts), over_seeds(runs, rollouts)))
+    header = ("c", "share of prompts", "share of second-wave rollouts")
+    return Table(f"hora, {len(runs)} seeds", header, rows)
 
 
 def vip(folder: Path, warm_up: int) -> Table:
     """Mean absolute error of predicted against realised success rates, from step ``warm_up`` + 1 on."""
     runs = read_runs(folder, "vip")
-    title = f"vip, {len(runs)} seeds, after {warm_up} steps"
-    table = Table("predictor", "mean absolute error", title=title)
-    for label, name in (("Gaussian process", "mae"), ("moving average", "mae_moving_average")):
-        table.add_row(label, over_seeds(runs, mean_of(f"vip/prediction_{name}", warm_up + 1), ".3f"))
-    table.add_row("correlation (GP)", over_seeds(runs, mean_of("vip/prediction_correlation", warm_up + 1), ".2f"))
-    return table
+    metrics = (("Gaussian process", "mae", ".3f"), ("moving average", "mae_moving_average", ".3f"))
+    metrics += (("correlation (Gaussian process)", "correlation", ".2f"),)
+    rows = [
+        (label, over_seeds(runs, mean_of(f"vip/prediction_{name}", warm_up + 1), form))
+        for label, name, form in metrics
+    ]  # fmt: skip
+    return Table(f"vip, {len(runs)} seeds, after {warm_up} steps", ("predictor", "mean absolute error"), rows)
 
 
 def knapsack(folder: Path, uniform_steps: int) -> Table:
     """Knapsack-RL's eq. 4 against uniform: share of rollouts, and of groups, with a gradient, after the first epoch."""
-    table = Table("", "rollouts with a gradient", "groups", title=f"after {uniform_steps} steps")
+    rows = []
     for recipe in ("knapsack", "grpo"):
         runs = [run for run in read_runs(folder, recipe) if "rollouts/effective_ratio" in run[0]]
         names = ("rollouts/effective_ratio", "groups/effective_ratio")
         cells = (over_seeds(runs, mean_of(name, uniform_steps + 1)) for name in names)
-        table.add_row(f"{recipe}, {len(runs)} seeds", *cells)
-    return table
+        rows.append((f"{recipe}, {len(runs)} seeds", *cells))
+    return Table(f"after {uniform_steps} steps", ("", "rollouts with a gradient", "groups"), rows)
 
 
 def prefix_sampling(folder: Path) -> Table:
     """Prefix Sampling's §4.3, by the parent's passes: does the controller bring re-rollouts nearer to one half?"""
     labels = ("groups", "pass rate", "moving average at the end", "ratio at the end")
-    table = Table("", "of 8", *labels, title="re-rollouts, groups and pass rate in the second half of the run")
+    rows: list[tuple[str, ...]] = []
     for name in ("prefix_ada", "prefix_fix"):
         runs = read_runs(folder, name)
         for k in sorted({int(metric[-1]) for run in runs for metric in run[-1] if "/child_pass_rate_k" in metric}):
             cells = [over_seeds(runs, partial(second_half, k=k, counted=counted), form) for counted, form in HALF]
             cells += [over_seeds(runs, lambda run, m=f"prefix_sampling/{m}_k{k}": run[-1][m], ".2f") for m in LAST]
-            table.add_row(f"{name}, {len(runs)} seeds", str(k), *cells)
-    return table
+            rows.append((f"{name}, {len(runs)} seeds", str(k), *cells))
+    return Table("re-rollouts, groups and pass rate in the second half of the run", ("", "of 8", *labels), rows)
 
 
 HALF, LAST = ((True, ".0f"), (False, ".3f")), ("pass_rate_ema", "ratio")
@@ -105,14 +107,14 @@ def second_half(run: list[Step], k: int, counted: bool) -> float:
 
 def overhead(folder: Path) -> Table:
     """Seconds spent deciding, and their share of a step."""
-    table = Table("", "median, ms", "largest, ms", "median share of a step", title="deciding")
+    rows = []
     for recipe in ("hora", "vip", "knapsack"):
         steps = [step for run in read_runs(folder, recipe) for step in run]
         if steps:
             seconds = np.array([step["allocation/seconds"] for step in steps])
             share = np.median(seconds / [step["timing_s/step"] for step in steps])
-            table.add_row(recipe, f"{1000 * np.median(seconds):.1f}", f"{1000 * seconds.max():.1f}", f"{share:.2%}")
-    return table
+            rows.append((recipe, f"{1000 * np.median(seconds):.1f}", f"{1000 * seconds.max():.1f}", f"{share:.2%}"))
+    return Table("deciding", ("", "median, ms", "largest, ms", "median share of a step"), rows)
 
 
 def main(
@@ -120,7 +122,7 @@ def main(
     epoch: Annotated[int, typer.Option(min=1, help="Number of steps in the first epoch.")] = 8,
 ) -> None:
     """Print a table for every recipe with runs in the folder."""
-    console = Console()
+    console = open_console()
     tables = {
         "hora": hora,
         "vip": partial(vip, warm_up=epoch),

@@ -19,10 +19,9 @@ from typing import Annotated
 import numpy as np
 import typer
 from model_free import FastEngine, epochs, policies, prompts, run_step
-from rich.console import Console
-from rich.table import Table
 
 from verl_ext.controller import RolloutController
+from verl_ext.lab.table import Table, open_console
 
 ROLLOUTS = 16  # per prompt
 AT_ONCE = 64  # waves that finish between two checks for finished rollouts
@@ -95,7 +94,7 @@ def main(
     steps: Annotated[int, typer.Option(min=1, help="Measured steps.")] = 3,
 ) -> None:
     """Measure the driver's cost per rollout."""
-    columns = (
+    header = (
         "recipe",
         "prompts",
         "rollouts",
@@ -105,12 +104,13 @@ def main(
         "state, MB",
         "saving, s",
     )
-    table = Table(*columns, title=f"{ROLLOUTS} rollouts per trained prompt, median of {steps} steps")
+    rows = []
     with tempfile.TemporaryDirectory() as folder:
         for recipe in recipes or ("grpo", "pilot_commit", "hora"):
             for batch in prompts or (1024, 2048, 4096):
-                table.add_row(*measure(recipe, batch, steps, Path(folder)))
-    Console(width=130).print(table)
+                rows.append(measure(recipe, batch, steps, Path(folder)))
+    title = f"{ROLLOUTS} rollouts per trained prompt, median of {steps} steps"
+    open_console().print(Table(title, header, rows))
 
 
 if __name__ == "__main__":

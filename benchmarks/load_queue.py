@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
+from verl_ext.lab.table import Table, open_console
 from verl_ext.launch import export_environment
 
 
@@ -30,13 +29,14 @@ def main(
     export_environment("cpu")  # before verl is imported
     from queue_trainer import DRIVER, PARTS, one_step
 
-    console = Console(width=160)
+    console = open_console()
     costs = [f"{part}, ms/rollout" for part in (DRIVER, *PARTS)]
-    table = Table("recipe", "prompts", "rollouts", "s/step", *costs, f"{DRIVER}, MiB", "queue, MiB")
+    header = ("recipe", "prompts", "rollouts", "s/step", *costs, f"{DRIVER}, MiB", "queue, MiB")
+    rows = []
     for count in prompts or [256, 512, 1024]:
-        table.add_row(*one_step(recipe, model.resolve(), count, rollouts, tokens))
+        rows.append(one_step(recipe, model.resolve(), count, rollouts, tokens))
         console.print(f"{count:,} prompts: done")
-    console.print(table)
+    console.print(Table("Cost of a step", header, rows))
 
 
 if __name__ == "__main__":

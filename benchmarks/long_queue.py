@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
+from verl_ext.lab.table import Table, open_console
 from verl_ext.launch import export_environment
 
 HUNDRED = 100
@@ -32,20 +31,18 @@ def main(
     export_environment("cpu")  # before verl is imported
     from queue_trainer import DRIVER, PARTS, many_steps
 
-    console = Console(width=160)
+    console = open_console()
     looks = []
     for look in many_steps(recipe, model.resolve(), prompts, rollouts, tokens, steps, HUNDRED):
         console.print(f"{HUNDRED * len(looks):,} steps: done; {look[1]} rows in the queue")
         looks.append(look)
-    table = Table(
-        "process", "step, ms", "last, ms", "ratio", "memory, MiB", "open files", title=f"{recipe}, {steps} steps"
-    )
+    rows = []
     usages = [usage for usage, _ in looks]
     for part in (DRIVER, *PARTS):
         seconds = [usage[part].seconds for usage in usages]
         first, last = seconds[1] - seconds[0], seconds[-1] - seconds[-2]
         begin, end = usages[1][part], usages[-1][part]
-        table.add_row(
+        row = (
             part,
             f"{1e3 * first / HUNDRED:.1f}",
             f"{1e3 * last / HUNDRED:.1f}",
@@ -53,7 +50,9 @@ def main(
             f"{begin.memory / 2**20:.1f} → {end.memory / 2**20:.1f}",
             f"{begin.files} → {end.files}",
         )
-    console.print(table)
+        rows.append(row)
+    header = ("process", "step, ms", "last, ms", "ratio", "memory, MiB", "open files")
+    console.print(Table(f"{recipe}, {steps} steps", header, rows))
 
 
 if __name__ == "__main__":

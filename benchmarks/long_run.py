@@ -18,8 +18,8 @@ from typing import Annotated
 
 import typer
 from model_free import LongRun, policies
-from rich.console import Console
-from rich.table import Table
+
+from verl_ext.lab.table import Table, open_console
 
 HUNDRED = 100
 
@@ -51,15 +51,13 @@ def main(
     steps: Annotated[int, typer.Option(min=2 * HUNDRED, help="Training steps.")] = 2000,
 ) -> None:
     """Compare times and sizes of the first hundred steps with those of the last."""
-    columns = ("recipe", "step, ms", "last, ms", "ratio", "memory, MiB", "state, kB", "live groups", "log", "files")
-    table = Table(*columns, title=f"{steps} steps: first hundred → last")
+    header = ("recipe", "step, ms", "last, ms", "ratio", "memory, MiB", "state, kB", "live groups", "log", "files")
     with tempfile.TemporaryDirectory() as folder:
         names = recipes or list(policies(Path(folder)))
         # One process per recipe, to separate their memory.
         with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
-            for row in pool.map(measure, names, [steps] * len(names), [Path(folder)] * len(names)):
-                table.add_row(*row)
-    Console(width=160).print(table)
+            rows = list(pool.map(measure, names, [steps] * len(names), [Path(folder)] * len(names)))
+    open_console().print(Table(f"{steps} steps: first hundred → last", header, rows))
 
 
 if __name__ == "__main__":

@@ -58,20 +58,20 @@ class FastEngine:
 
     def success_rate(self, group: Group) -> tuple[float, int]:
         """Success rate of a rollout of this group, and the tokens of its prefix."""
-        rate, replayed = self.success_rates[group.prompt.id], 0
+        rate, prefix_tokens = self.success_rates[group.prompt.id], 0
         if group.prefix is not None:
-            replayed = len(group.prefix)
-            rate += replayed / LENGTH * (int(group.prefix.tokens[0]) - rate)
-        return rate, replayed
+            prefix_tokens = len(group.prefix)
+            rate += prefix_tokens / LENGTH * (int(group.prefix.tokens[0]) - rate)
+        return rate, prefix_tokens
 
     def rollout(self, group: Group) -> Rollout:
         draw, fails, tokens = self.rng.random(3).tolist()
         if fails < self.failure_rate:
             return Rollout(float("nan"), None, 0, self.version, failed=True)
-        rate, replayed = self.success_rate(group)
+        rate, prefix_tokens = self.success_rate(group)
         correct = draw < rate
         return Rollout(
-            float(correct), correct, 1 + int(49 * tokens), self.version, replayed, trajectory=OUTCOMES[correct]
+            float(correct), correct, 1 + int(49 * tokens), self.version, prefix_tokens, trajectory=OUTCOMES[correct]
         )
 
 

@@ -35,11 +35,10 @@ from typing import Annotated
 import numpy as np
 import typer
 from prefix_population import Children, Population, steer
-from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from recipe.prefix_sampling.prefix_control import PrefixControl
+from verl_ext.lab.table import Table, open_console
 
 N, BUCKETS, STEPS, WINDOW = 8, (1, 2, 6, 7), 150, 10
 RESPONSES = {"weak": Population(N, 3.0), "strong": Population(N, 6.0), "late": Population(N, 6.0, curvature=2.0)}
@@ -52,7 +51,7 @@ DRIFTS = {
 }
 GRID = {"ema_alpha": (0.02, 0.05, 0.1, 0.2), "dead_zone": (0.05, 0.075, 0.1), "step": (0.01, 0.02, 0.05)}
 INITIAL_RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.7)
-console = Console()
+console = open_console()
 
 
 @dataclass(frozen=True)
@@ -136,10 +135,8 @@ def summary(results: list[Result]) -> list[str]:
     return [*(f"{error:.3f}" for error in errors), f"{whole_run:.3f}", f"{in_zone:.0%}", f"{turned:.0f}"]
 
 
-def table(title: str, *columns: str) -> Table:
-    """An empty table: the given columns, then the columns of :func:`summary`."""
-    errors = ("error", "± seeds", "worst", *DRIFTS, "whole run")
-    return Table(*columns, *errors, "in zone", "turns", title=title)
+HEADER = ("error", "± seeds", "worst", *DRIFTS, "whole run", "in zone", "turns")
+"""Columns of :func:`summary`."""
 
 
 def main(
@@ -154,22 +151,24 @@ def main(
         runs.append((constants, [simulate(case, **constants) for case in cases]))
     runs.sort(key=lambda run: np.mean([result.error for result in run[1]]))
     default = PrefixControl(N, BUCKETS)
-    constants_table = table("constants, best first", "alpha", "half-life", "dead zone", "step")
+    rows = []
     for constants, results in runs:
         chosen = all(getattr(default, name) == value for name, value in constants.items())
         alpha, *others = constants.values()
         half_life = f"{math.log(0.5) / math.log1p(-alpha):.1f}"
-        cells = [f"{alpha:g}", half_life, *(f"{value:g}" for value in others), *summary(results)]
-        constants_table.add_row(*cells, style="bold" if chosen else None)
-    console.print(constants_table)
+        label = f"{alpha:g} (default)" if chosen else f"{alpha:g}"
+        rows.append((label, half_life, *(f"{value:g}" for value in others), *summary(results)))
+    header = ("alpha", "half-life", "dead zone", "step", *HEADER)
+    console.print(Table("Constants, best first", header, rows))
 
-    initial_table = table("initial ratio, other constants at their defaults", "initial ratio", "adaptive")
+    rows = []
     for adaptive, ratio in itertools.product((True, False), INITIAL_RATIOS):
         constants = {"initial_ratio": ratio, "adaptive": adaptive}
         results = [simulate(case, **constants) for case in cases]
-        initial_table.add_row(f"{ratio:g}", "yes" if adaptive else "no", *summary(results))
+        rows.append((f"{ratio:g}", "yes" if adaptive else "no", *summary(results)))
         runs.append((constants, results))
-    console.print(initial_table)
+    header = ("initial ratio", "adaptive", *HEADER)
+    console.print(Table("Initial ratio, other constants at their defaults", header, rows))
     out.mkdir(parents=True, exist_ok=True)
     saved = [{"constants": constants, "results": [asdict(result) for result in results]} for constants, results in runs]
     (out / "prefix_control.json").write_text(json.dumps(saved))

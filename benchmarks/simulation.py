@@ -26,14 +26,13 @@ from typing import Annotated
 
 import numpy as np
 import typer
-from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from verl_ext.lab.simulate import LearningModel, Method, SimulatedRun, World, simulate
 from verl_ext.lab.simulate.comparison import MethodCost, compare, spread
 from verl_ext.lab.simulate.engine_speed import EngineSpeed, LengthModel
 from verl_ext.lab.simulate.run import ACCURACY, MODES
+from verl_ext.lab.table import Table, open_console
 
 BATCH, NOISE = 16, 200.0 / 8
 LEARNING = LearningModel(shared=0.04, noise=NOISE)
@@ -43,7 +42,7 @@ DEEPMATH = World(
 )  # the paper: 1,000 steps of 128 prompts
 POLARIS = World("polaris_8b", 53_000 // 8 // 4, steps=125, test_freq=1, learning=LEARNING)  # the paper: 500 steps
 Seeds = Annotated[int, typer.Option(min=2, help="Runs of each method, with different seeds.")]
-console = Console(width=150)
+console = open_console()
 app = typer.Typer(add_completion=False)
 
 
@@ -76,7 +75,8 @@ def ratio(one: MethodCost, other: MethodCost) -> str:
 def table1(seeds: Seeds = 3, optimizer: str = "sgd") -> None:
     """Table 1: rollouts to GRPO's final accuracy, and to half of GRPO's gain, beside the paper's ratios."""
     title = f"Table 1, optimizer={optimizer}"
-    shown = Table("population", "n", "target", "GRPO/PC", "DAPO/PC", "paper GRPO/PC", "paper DAPO/PC", title=title)
+    header = ("population", "n", "target", "GRPO/PC", "DAPO/PC", "paper GRPO/PC", "paper DAPO/PC")
+    rows = []
     settings = (
         (DEEPMATH, 128, (32, 96), "1.5 (1.5B)", "4.0 (1.5B)"),
         (POLARIS, 64, (16, 48), "1.5, 1.5, 1.9 (4B, 8B, 14B)", "never, 2.6, 2.3"),
@@ -94,8 +94,8 @@ def table1(seeds: Seeds = 3, optimizer: str = "sgd") -> None:
             _, (grpo, dynamic_sampling, pilot) = compare(runs, start + share * (end - start))
             target = f"{start:.1%} to {start + share * (end - start):.1%}"
             cells = (target, ratio(grpo, pilot), ratio(dynamic_sampling, pilot))
-            shown.add_row(world.population, str(n), *cells, *(paper if share == 1 else ("", "")))
-    console.print(shown)
+            rows.append((world.population, str(n), *cells, *(paper if share == 1 else ("", ""))))
+    console.print(Table(title, header, rows))
 
 
 @app.command()
@@ -115,8 +115,7 @@ def table2(seeds: Seeds = 3) -> None:
         "hora G=64 G0=16 shards=4": "",
         "hora G=64 G0=16 shards=16": "",
     }
-    columns = ("method", "rollouts", "generation, s", "to GRPO's", "paper, s", "6,144 slots, s", "to GRPO's")
-    shown = Table(*columns, title="Table 2: a step; the first and the last are left out")
+    rows = []
     found = [run(list(methods), replace(world, speed=speed), seeds, batch=128) for speed in (scarce, ample)]
     firsts = [per_step(members["grpo-n=64"], "timing_s/gen", world) for members in found]
     for name, paper in zip(found[0], methods.values(), strict=True):
@@ -125,8 +124,9 @@ def table2(seeds: Seeds = 3) -> None:
             [spread(t, ".0f"), f"{np.mean(t) / np.mean(first):.2f}"] for t, first in zip(times, firsts, strict=True)
         ]
         rollouts = spread(per_step(found[0][name], "rollouts/sampled", world))
-        shown.add_row(name, rollouts, *cells[0], paper, *cells[1])
-    console.print(shown)
+        rows.append((name, rollouts, *cells[0], paper, *cells[1]))
+    header = ("method", "rollouts", "generation, s", "to GRPO's", "paper, s", "6,144 slots, s", "to GRPO's")
+    console.print(Table("Table 2: a step; the first and the last are left out", header, rows))
 
 
 def per_step(members: Sequence[SimulatedRun], metric: str, world: World) -> list[float]:
@@ -140,16 +140,9 @@ def table3(seeds: Seeds = 3) -> None:
     """Table 3: Pilot-Commit with and without eviction, at an eighth of the paper's rollouts."""
     names = {pilot_commit(32, 96, p_solve="null"): ("33,379", "35.8 %"), pilot_commit(32, 96): ("25,676", "4.5 %")}
     runs = run(list(names), DEEPMATH, seeds)
-    columns = (
-        "method",
-        "rollouts/step x 8",
-        "steps with a second round",
-        "best accuracy",
-        "evicted",
-        "paper",
-        "second round",
-    )
-    shown = Table(*columns, title="Table 3")
+    header = ("method", "rollouts/step x 8", "steps with a second round", "best accuracy", "evicted", "paper")
+    header += ("second round",)
+    rows = []
     _, found = compare(runs)
     for cost, members, paper in zip(found, runs.values(), names.values(), strict=True):
         steps = [[record for step, record in member.records.items() if step] for member in members]
@@ -158,8 +151,8 @@ def table3(seeds: Seeds = 3) -> None:
         evicted = [seed[-1]["data/evicted_total"] / DEEPMATH.prompts for seed in steps]
         cells = (spread(cost.rollouts_per_step, ",.0f", 8), spread(again, ".1f", 100, " %"))
         cells += (spread(cost.accuracy, ".1f", 100, " %"), spread(evicted, ".0f", 100, " %"))
-        shown.add_row(cost.name, *cells, *paper)
-    console.print(shown)
+        rows.append((cost.name, *cells, *paper))
+    console.print(Table("Table 3", header, rows))
 
 
 @app.command()
@@ -169,16 +162,14 @@ def figure4(seeds: Seeds = 3) -> None:
     world = replace(DEEPMATH, steps=100)
     runs = run(["grpo n=64", *(pilot_commit(*split) for split in splits)], world, seeds)
     target, found = compare(runs)
-    shown = Table("method", "rollouts", "times fewer than GRPO", "steps", title=f"Figure 4a: to {target:.1%}")
-    for cost in found:
-        shown.add_row(cost.name, spread(cost.rollouts), ratio(found[0], cost), spread(cost.steps))
-    console.print(shown)
+    rows = [(cost.name, spread(cost.rollouts), ratio(found[0], cost), spread(cost.steps)) for cost in found]
+    header = ("method", "rollouts", "times fewer than GRPO", "steps")
+    console.print(Table(f"Figure 4a: to {target:.1%}", header, rows))
     splits = [(4, 84), (8, 72), (16, 48), (24, 24), (28, 12)]
     _, found = compare(run([pilot_commit(*split) for split in splits], world, seeds))
-    shown = Table("method", "accuracy at the end", "rollouts/step", title=f"Figure 4b: after {world.steps} steps")
-    for cost in found:
-        shown.add_row(cost.name, spread(cost.accuracy, ".1f", 100, " %"), spread(cost.rollouts_per_step))
-    console.print(shown)
+    rows = [(cost.name, spread(cost.accuracy, ".1f", 100, " %"), spread(cost.rollouts_per_step)) for cost in found]
+    header = ("method", "accuracy at the end", "rollouts/step")
+    console.print(Table(f"Figure 4b: after {world.steps} steps", header, rows))
 
 
 @app.command()
@@ -186,7 +177,7 @@ def hora(seeds: Seeds = 3) -> None:
     """HORA's Figure 3: the second wave by successes, on a population with the paper's two shares of prompts."""
     world = World("math12k_7b", 2_000, steps=20, learning=LearningModel(shared=0, own=0))
     (members,) = run(["hora G=32 G0=8"], world, seeds, batch=100).values()
-    shown = Table("successes of 8", "share of prompts", "of the second wave", "paper", "paper", title="HORA, Figure 3")
+    rows = []
     for count, paper in ((0, ("15 %", "58 %")), (8, ("51 %", "12 %"))):
         shares = [
             [
@@ -195,8 +186,9 @@ def hora(seeds: Seeds = 3) -> None:
             ]
             for kind in ("prompts", "rollouts")
         ]
-        shown.add_row(str(count), *(spread(values, ".1f", 100, " %") for values in shares), *paper)
-    console.print(shown)
+        rows.append((str(count), *(spread(values, ".1f", 100, " %") for values in shares), *paper))
+    header = ("successes of 8", "share of prompts", "of the second wave", "paper", "paper")
+    console.print(Table("HORA, Figure 3", header, rows))
 
 
 @app.command()
@@ -223,8 +215,8 @@ def conditions(seeds: Seeds = 3) -> None:
         "adam": replace(base, learning=ADAM),
     }
     columns = ("world", "target", "dynamic_sampling", "pilot_commit", "prefix_sampling", "hora", "vip", "knapsack")
-    shown = Table(*columns, title="times fewer rollouts than GRPO, to 70 % of GRPO's gain")
-    tail = Table("world", *columns[5:], title="gain in pass@32 over GRPO's, at equal rollouts")
+    shown: list[tuple[str, ...]] = []
+    tail: list[tuple[str, ...]] = []
     for name, world in worlds.items():
         runs = run(["grpo n=16"], world, seeds)
         curves = [member.records for member in runs["grpo-n=16"]]
@@ -233,13 +225,14 @@ def conditions(seeds: Seeds = 3) -> None:
         runs |= run(other_cost, replace(world, until=target), seeds) | run(same_cost, world, seeds)
         _, found = compare(runs, target)
         cells = (ratio(found[0], cost) for cost in found[1:])
-        shown.add_row(name, f"{start:.1%} to {target:.1%}", *cells)
+        shown.append((name, f"{start:.1%} to {target:.1%}", *cells))
         gains = [
             [gain(member, "val-aux/simulated/acc/best@32/mean") for member in members] for members in runs.values()
         ]
         relative = ([own / grpo for own, grpo in zip(each, gains[0], strict=True)] for each in gains[-len(same_cost) :])
-        tail.add_row(name, *(spread(each, ".2f") for each in relative))
-    console.print(shown, tail)
+        tail.append((name, *(spread(each, ".2f") for each in relative)))
+    console.print(Table("times fewer rollouts than GRPO, to 70 % of GRPO's gain", columns, shown))
+    console.print(Table("gain in pass@32 over GRPO's, at equal rollouts", ("world", *columns[5:]), tail))
 
 
 def gain(simulated: SimulatedRun, metric: str) -> float:
@@ -251,7 +244,7 @@ def gain(simulated: SimulatedRun, metric: str) -> float:
 def modes(seeds: Seeds = 3) -> None:
     """Compare trainer modes on 8 devices: all take turns, or half generate and half train (separate_async)."""
     columns = ("responses", "update", "method", *(f"{mode}: s/step, engines busy, delay" for mode in MODES))
-    shown = Table(*columns, title="128 prompts x 8, 8 devices; the first and the last step are left out")
+    rows: list[tuple[str, ...]] = []
     for tail, update in itertools.product((0.3, 1.0), (2e-5, 1e-4)):
         for text in ("grpo n=8", pilot_commit(4, 4)):
             cells = []
@@ -268,15 +261,15 @@ def modes(seeds: Seeds = 3) -> None:
                 delay = np.mean(per_step(members, "off_policy/delay_mean", world))
                 cells.append(f"{spread(seconds, '.0f')}, {np.mean(busy):.0%}, {delay:.1f}")
             length = "alike" if tail < 1 else "long-tailed"
-            shown.add_row(length, "short" if update < 1e-4 else "long", text, *cells)
-    console.print(shown)
+            rows.append((length, "short" if update < 1e-4 else "long", text, *cells))
+    console.print(Table("128 prompts x 8, 8 devices; the first and the last step are left out", columns, rows))
 
 
 @app.command()
 def speed(prompts: int = 100_000, steps: int = 30, batch: int = 512) -> None:
     """Measure the simulator: rollouts per second of one core."""
     world = World("polaris_8b", prompts, steps=steps)
-    shown = Table("method", "rollouts", "CPU seconds", "rollouts/s", title=f"{prompts:,} prompts, {batch} a step")
+    rows = []
     for text in (
         "grpo n=8",
         "dynamic_sampling n=8",
@@ -288,8 +281,9 @@ def speed(prompts: int = 100_000, steps: int = 30, batch: int = 512) -> None:
         started = time.process_time()
         simulated = simulate(Method.parse(text, batch), world, 0)
         seconds = time.process_time() - started
-        shown.add_row(text, f"{simulated.rollouts:,}", f"{seconds:.1f}", f"{simulated.rollouts / seconds:,.0f}")
-    console.print(shown)
+        rows.append((text, f"{simulated.rollouts:,}", f"{seconds:.1f}", f"{simulated.rollouts / seconds:,.0f}"))
+    header = ("method", "rollouts", "CPU seconds", "rollouts/s")
+    console.print(Table(f"{prompts:,} prompts, {batch} a step", header, rows))
 
 
 if __name__ == "__main__":

@@ -19,13 +19,12 @@ from typing import Annotated
 import hydra
 import typer
 from omegaconf import OmegaConf
-from rich.console import Console
-from rich.table import Table
 
+from verl_ext.lab.table import Table, open_console
 from verl_ext.launch import export_environment
 
 WARM_UP = 3  # steps left out of each run
-console = Console()
+console = open_console()
 
 
 def shared(task: Path, steps: int) -> list[str]:
@@ -72,14 +71,14 @@ def verls(overrides: list[str], folder: Path) -> list[str]:
 
 def compare(title: str, key: str, ours: list[dict], other: list[dict], names: tuple[str, str], limit: float) -> float:
     """Print both medians of ``key`` and their ratio."""
-    table = Table("", "median s", "min s", "max s", "steps", title=title)
+    rows = []
     values = [[step[key] for step in steps] for steps in (ours, other)]
     for name, seconds in zip(names, values, strict=True):
         row = (statistics.median(seconds), min(seconds), max(seconds))
-        table.add_row(name, *(f"{value:.3f}" for value in row), str(len(seconds)))
+        rows.append((name, *(f"{value:.3f}" for value in row), str(len(seconds))))
     ratio = statistics.median(values[0]) / statistics.median(values[1])
-    table.add_row("ratio", f"{ratio:.3f}", "", "", f"target: at most {limit}")
-    console.print(table)
+    rows.append(("ratio", f"{ratio:.3f}", "", "", f"target: at most {limit}"))
+    console.print(Table(title, ("", "median s", "min s", "max s", "steps"), rows))
     return ratio
 
 

@@ -19,11 +19,10 @@ from typing import Annotated
 import numpy as np
 import typer
 from numpy.typing import ArrayLike
-from rich.console import Console
-from rich.table import Table
 from scipy import stats
 
 from verl_ext import checks
+from verl_ext.lab.table import Table, open_console
 
 MIN_ROLLOUTS = 3
 """Two points always lie on a line, and O'Brien's transformation divides by n - 2; VIP §5.2 also requires 3."""
@@ -232,7 +231,7 @@ def main(
             _groups(name, groups)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    table = Table("assumption, test", "statistic", "p-value", "prompts", "left out", f"at alpha={alpha:g}")
+    rows = []
     for test, arguments in (
         (correlation_fisher, (rewards, norms)),
         (correlation_edgington, (rewards, norms)),
@@ -242,13 +241,14 @@ def main(
         try:
             result = test(*arguments)
         except ValueError as error:  # if all rewards agree, the variances can still be tested
-            table.add_row(test.__name__, "", "", "", "", str(error))
+            rows.append((test.__name__, "", "", "", "", str(error)))
             continue
         numbers = (result.statistic, result.p_value, result.prompts, result.left_out)
         verdict = "rejected" if result.rejected(alpha) else "not rejected"
-        table.add_row(result.name, *(f"{number:.5g}" for number in numbers), verdict)
-    console = Console()
-    console.print(table)
+        rows.append((result.name, *(f"{number:.5g}" for number in numbers), verdict))
+    header = ("assumption, test", "statistic", "p-value", "prompts", "left out", f"at alpha={alpha:g}")
+    console = open_console()
+    console.print(Table("VIP's assumptions", header, rows))
     console.print(f"malformed lines: {malformed}; prompts with fewer than {MIN_ROLLOUTS} rollouts: {too_few}")
 
 

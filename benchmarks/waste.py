@@ -22,8 +22,8 @@ from uuid import UUID
 
 import numpy as np
 import typer
-from rich.console import Console
-from rich.table import Table
+
+from verl_ext.lab.table import Table, open_console
 
 GROUP, BATCH = 8, 256
 WORDS = "so we have that the sum of both sides is 42, hence x = 7. Wait, let me check this again: 3 · 14 = 42. "
@@ -79,7 +79,7 @@ def main(
     response: Annotated[int, typer.Option(min=1, help="Bytes of a response.")] = 200,
 ) -> None:
     """Write a log and measure its analysis."""
-    console = Console()
+    console = open_console()
     with TemporaryDirectory() as folder:
         log = Path(folder, "rollouts")
         log.mkdir()
@@ -89,10 +89,10 @@ def main(
         with console.status("Analysing the log"):
             seconds, cpu, memory = measure(log, Path(folder, "out"))
         found = json.loads(Path(folder, "out", "waste.json").read_text())["log"]
-    table = Table("rollouts", "prompts", "steps", "log", "wall clock", "CPU time", "peak memory")
+    header = ("rollouts", "prompts", "steps", "log", "wall clock", "CPU time", "peak memory")
     counts = (f"{found[name]:,}" for name in ("rollouts", "prompts", "steps"))
-    table.add_row(*counts, f"{size / 2**30:.2f} GiB", f"{seconds:.1f} s", f"{cpu:.1f} s", f"{memory:.2f} GiB")
-    console.print(table)
+    costs = (f"{size / 2**30:.2f} GiB", f"{seconds:.1f} s", f"{cpu:.1f} s", f"{memory:.2f} GiB")
+    console.print(Table("Cost of the waste analysis", header, [(*counts, *costs)]))
 
 
 if __name__ == "__main__":

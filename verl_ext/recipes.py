@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from verl_ext.launch import DEFAULT_HARDWARE
+from verl_ext.resolvers import REFERENCE
 
 WIDTH = 100
 CONFIG = resources.files("verl_ext.config")
@@ -27,7 +28,6 @@ VERL_KEYS = (
     ("trainer.total_training_steps=null", "null: trainer.total_epochs decides."),
     ("trainer.logger", "A list of console, file, tensorboard, wandb and others."),
 )
-REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 SECTIONS = re.compile(r"\n\s*(?:Args|Attributes|Raises):\n")
 ROLE = re.compile(r":\w+:`~?(?:[\w.]*\.)?(\w+)`")
 

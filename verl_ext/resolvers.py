@@ -1,14 +1,48 @@
-"""Functions that the recipes' configurations can call, as in ``${add:1,2}``: OmegaConf's resolvers."""
+"""Reading the recipes' configurations: their references, the functions they can call, and refusals by a policy.
+
+The functions are OmegaConf's resolvers, called as in ``${add:1,2}``.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+"""A reference to another key of the configuration, such as ``${data.seed}``; group 1 is the key."""
+
+
+@contextlib.contextmanager
+def refusals(parameters: Container[str]) -> Iterator[None]:
+    """Names keys in full where a policy is made: its refusal of ``n`` becomes a refusal of ``rollout_policy.n``.
+
+    Args:
+        parameters: names of the policy's parameters; its refusals of other keys keep their names.
+
+    Raises:
+        InvalidValue: the policy refuses a parameter.
+        ValueError: hydra cannot make the policy, or the policy refuses something else; in one sentence.
+    """
+    import hydra
+    from omegaconf.errors import OmegaConfBaseException
+
+    from verl_ext.checks import InvalidValue
+
+    try:
+        yield
+    except (hydra.errors.InstantiationException, OmegaConfBaseException, ValueError, TypeError) as error:
+        cause = error.__cause__ or error
+        if isinstance(cause, InvalidValue) and re.split(r"[.\[]", cause.key)[0] in parameters:
+            raise InvalidValue(f"rollout_policy.{cause.key}", cause.value, cause.valid) from error
+        lines = [line for line in str(cause).split("\n") if not line.strip().startswith(("full_key:", "object_type="))]
+        raise ValueError(" ".join(lines)) from error
 
 
 def register_resolvers() -> None:

@@ -1,11 +1,12 @@
 """Tables in terminals of any width."""
 
 from io import StringIO
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from verl_ext.lab.table import Table, count, number, percent, times_fewer
+from verl_ext.lab.table import Table, count, number, open_console, percent, times_fewer
 
 NAME = "pilot_commit-n_pilot=8,n_commit=24-p_solve=null"
 TABLE = Table(
@@ -76,3 +77,18 @@ def test_numbers():
 )
 def test_more_times_fewer_is_cheaper(reference, own, ratio):
     assert times_fewer(reference, own) == ratio
+
+
+def test_a_file_or_a_pipe_has_room_for_tables_and_columns_decides(monkeypatch):
+    monkeypatch.setattr("sys.stdout", StringIO())
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert open_console().width == 160
+    monkeypatch.setenv("COLUMNS", "70")
+    assert open_console().width == 70
+
+
+def test_benchmarks_show_their_numbers_in_tables_of_the_lab():
+    """rich's own tables cut names and numbers on a narrow terminal."""
+    texts = {path.name: path.read_text() for path in (Path(__file__).parents[2] / "benchmarks").glob("*.py")}
+    assert len(texts) > 10 and not [name for name, text in texts.items() if "rich.table" in text]
+    assert not [name for name, text in texts.items() if "Table(" in text and "open_console()" not in text]

@@ -37,14 +37,14 @@ class BernoulliEngine(FastEngine):
     def rollout(self, group: Group) -> Rollout:
         if self.rng.random() < self.failure_rate:
             return Rollout(float("nan"), None, 0, self.version, failed=True)
-        rate, replayed = self.success_rate(group)
+        rate, prefix_tokens = self.success_rate(group)
         correct = bool(self.rng.random() < rate)
         return Rollout(
             float(correct),
             correct,
             int(self.rng.integers(1, 50)),
             self.version,
-            prefix_tokens=replayed,
+            prefix_tokens=prefix_tokens,
             components={"format": float(self.rng.random() < min(1.0, 0.3 * (1 + self.version)))},
             trajectory=Trajectory([int(correct)] * LENGTH, [True] * LENGTH),
         )

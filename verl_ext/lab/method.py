@@ -11,20 +11,17 @@ from typing import Any
 
 import hydra
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from verl_ext.checks import InvalidValue
 from verl_ext.estimation.by_name import BY_TEXT
-from verl_ext.launch import register_resolvers
 from verl_ext.policy import Panel, RolloutPolicy
 from verl_ext.recipes import recipes
+from verl_ext.resolvers import REFERENCE, refusals, register_resolvers
 
 # Keys of verl's configuration for a rollout_policy to refer to. A recipe's own file overrides them.
 BASE = {
     "data": {"train_batch_size": 128, "seed": 1, "max_response_length": 4096},
     "actor_rollout_ref": {"rollout": {"n": 8}},
 }
-INTERPOLATION = re.compile(r"\$\{([\w.]+)\}")
 
 
 @dataclass(frozen=True)
@@ -64,7 +61,7 @@ class Method:
         if bad is not None:
             raise ValueError(f"method={text!r} is not valid: {bad} must be written as key=value.")
         overrides = [word if "." in word.split("=")[0] else f"rollout_policy.{word}" for word in words[1:]]
-        read = sorted(set(INTERPOLATION.findall(OmegaConf.to_yaml(own.rollout_policy))))
+        read = sorted(set(REFERENCE.findall(OmegaConf.to_yaml(own.rollout_policy))))
         for key in (override.split("=")[0] for override in overrides):
             if not key.startswith("rollout_policy.") and key not in read:
                 valid = f"beside keys of rollout_policy it takes {', '.join(read) or 'none'}"
@@ -136,11 +133,5 @@ def instantiate(config: DictConfig | dict[str, Any]) -> RolloutPolicy:
     Raises:
         ValueError: hydra cannot make the policy, or the policy refuses its settings; in one sentence.
     """
-    try:
+    with refusals(config):
         return hydra.utils.instantiate(config)
-    except (hydra.errors.InstantiationException, OmegaConfBaseException, ValueError, TypeError) as error:
-        cause = error.__cause__ or error
-        if isinstance(cause, InvalidValue) and re.split(r"[.\[]", cause.key)[0] in config:
-            raise ValueError(f"rollout_policy.{cause}") from error
-        lines = [line for line in str(cause).split("\n") if not line.strip().startswith(("full_key:", "object_type="))]
-        raise ValueError(" ".join(lines)) from error

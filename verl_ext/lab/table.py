@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -16,6 +18,7 @@ from rich.text import Text
 NOTHING = "–"
 NUMERIC = re.compile(rf"[-+]?\d|{NOTHING}")
 TEXT = ' class="text"'
+WIDE = 160  # characters; rich would take 80
 GAP = 2
 """Blanks between two columns of a terminal."""
 WORDS, RANGES = re.compile(r"\S+"), re.compile(r"\([^()]*\)|\S+")
@@ -126,6 +129,11 @@ def _head(cell: str, numeric: bool) -> str:
 
 def _cell(cell: str, numeric: bool) -> str:
     return f"<td{'' if numeric else TEXT}>{escape(cell)}</td>"
+
+
+def open_console() -> Console:
+    """Standard output, as wide as the terminal or COLUMNS says; a file or a pipe has room for :data:`WIDE` tables."""
+    return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDE)
 
 
 def times_fewer(reference: float | None, own: float | None) -> float | None:

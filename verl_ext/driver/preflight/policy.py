@@ -5,17 +5,16 @@ from __future__ import annotations
 import inspect
 import re
 from pathlib import Path
-from typing import Any
 
 import hydra
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from verl_ext.checks import InvalidValue
 from verl_ext.controller import check_written_by
 from verl_ext.driver.checkpoint import WEIGHTS, BadCheckpoint, folder_to_resume, load_state
 from verl_ext.driver.preflight.faults import Faults
 from verl_ext.policy import PROMPT_WEIGHT, RolloutPolicy
+from verl_ext.resolvers import REFERENCE, refusals
 
 SECTION, TARGET = "rollout_policy", "rollout_policy._target_"
 BASE = "it must name a subclass of verl_ext.policy.RolloutPolicy"
@@ -45,12 +44,13 @@ def make_policy(faults: Faults, policy: type[RolloutPolicy]) -> RolloutPolicy | 
     for name in unknown:
         faults.refuse(f"{SECTION}.{name}", section.pop(name), f"{policy.__name__} takes {', '.join(parameters)}")
     try:
-        made = hydra.utils.instantiate(section)
-        PROMPT_WEIGHT.check("prompt_weight", made.prompt_weight)
-        _check_batch_size(faults, made)
-        made.check_trainer_mode(faults["trainer.v1.trainer_mode"])
-    except (hydra.errors.InstantiationException, OmegaConfBaseException, ValueError, TypeError) as error:
-        _refuse(faults, error.__cause__ or error, parameters)
+        with refusals(parameters):
+            made = hydra.utils.instantiate(section)
+            PROMPT_WEIGHT.check("prompt_weight", made.prompt_weight)
+            _check_batch_size(faults, made)
+            made.check_trainer_mode(faults["trainer.v1.trainer_mode"])
+    except ValueError as error:
+        _refuse(faults, error)
         return None
     return made
 
@@ -91,14 +91,13 @@ def _check_batch_size(faults: Faults, policy: RolloutPolicy) -> None:
         raise InvalidValue("train_batch_size", own, f"it is data.train_batch_size={size}, change that")
 
 
-def _refuse(faults: Faults, error: BaseException, parameters: Any) -> None:
+def _refuse(faults: Faults, error: ValueError) -> None:
     """Refuse a parameter refused by the policy, and the key interpolated into the parameter."""
-    sentence = str(error).split("\n")[0]
-    if not isinstance(error, InvalidValue) or (name := re.split(r"[.\[]", error.key)[0]) not in parameters:
-        faults.add(sentence, SECTION)
+    if not isinstance(error, InvalidValue):
+        faults.add(str(error), SECTION)
         return
-    written = OmegaConf.to_container(faults.config[SECTION], resolve=False)
-    source = re.fullmatch(r"\$\{([\w.]+)\}", str(written.get(name)))
+    name = re.split(r"[.\[]", error.key)[1]
+    source = REFERENCE.fullmatch(str(OmegaConf.to_container(faults.config[SECTION], resolve=False).get(name)))
     keys = [f"{SECTION}.{name}", *([source[1]] if source else [])]
     if not any(faults.has_refused(key) for key in keys):
-        faults.add(f"{SECTION}.{sentence}", *keys)
+        faults.add(str(error), *keys)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from verl_ext.lab.page import Page, check_folder
@@ -19,6 +18,7 @@ from verl_ext.lab.report.plots import plots
 from verl_ext.lab.report.runs import by_method, find_runs, names, read_run
 from verl_ext.lab.report.summary import summarize
 from verl_ext.lab.report.tables import tables
+from verl_ext.lab.table import open_console
 
 
 def main(
@@ -53,7 +53,7 @@ def main(
     drawn = list(plots(by_method(found), summary["target_accuracy"]))
     page = Page("Runs compared", summary["rule"], shown, summary["notes"], drawn, summary).write(out, "report")
 
-    console = Console()
+    console = open_console()
     for line in (summary["rule"], *shown, *summary["notes"], f"Page: {page}"):
         console.print(Text(line) if isinstance(line, str) else line)
 

@@ -27,6 +27,7 @@ from verl_ext.lab.simulate.engine_speed import EngineSpeed, LengthModel
 from verl_ext.lab.simulate.learning import fit_shared
 from verl_ext.lab.simulate.population import draw_logits
 from verl_ext.lab.simulate.run import DATA_SEED
+from verl_ext.lab.table import open_console
 
 
 def option(text: str, panel: str, **bounds: float) -> typer.models.OptionInfo:
@@ -95,7 +96,7 @@ def main(
     prefix_curvature: Annotated[float, option("Above 1, the end of a prefix matters more.", "Prefixes")] = 1.0,
 ) -> None:
     """Simulate methods on a population of prompts, and compare their cost of reaching the same accuracy."""
-    console = Console()
+    console = open_console()
     logging.getLogger("recipe").setLevel(logging.ERROR)  # recipes warn at each short step; groups/in_batch logs it too
     if stop_at_target and target is None:
         raise typer.BadParameter("--stop-at-target needs --target")

@@ -96,13 +96,13 @@ class SimulatedEngine:
             logits, share = self._behind_prefixes([group for group, _ in wave], logits)
         correct = self.rng.random(counts.sum()) < np.repeat(sigmoid(logits), counts)
         whole = self.lengths.draw(correct, self.rng)
-        replayed = np.repeat(share, counts)
-        tokens = np.maximum(1, np.rint(whole * (1 - replayed))).astype(np.int64)
+        in_prefix = np.repeat(share, counts)
+        tokens = np.maximum(1, np.rint(whole * (1 - in_prefix))).astype(np.int64)
         ends = self.slots.schedule(tokens, self.clock)
         starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
         finished = np.maximum.reduceat(ends, starts).tolist()
         truncated = ~correct & (whole >= self.lengths.maximum)
-        rollouts = self._rollouts(correct, tokens, truncated, np.rint(replayed * self.lengths.median).astype(int))
+        rollouts = self._rollouts(correct, tokens, truncated, np.rint(in_prefix * self.lengths.median).astype(int))
         for (group, count), start, finish in zip(wave, starts.tolist(), finished, strict=True):
             self._submitted += 1
             entry = (finish, self._submitted, group.id, rollouts[start : start + count])
@@ -126,10 +126,10 @@ class SimulatedEngine:
         return waves
 
     def _rollouts(
-        self, correct: np.ndarray, tokens: np.ndarray, truncated: np.ndarray, replayed: np.ndarray
+        self, correct: np.ndarray, tokens: np.ndarray, truncated: np.ndarray, prefix_tokens: np.ndarray
     ) -> list[Rollout]:
         trajectories = TRAJECTORIES if self.trajectories else (None, None)
-        rows = zip(correct.tolist(), tokens.tolist(), replayed.tolist(), truncated.tolist(), strict=True)
+        rows = zip(correct.tolist(), tokens.tolist(), prefix_tokens.tolist(), truncated.tolist(), strict=True)
         return [
             Rollout(
                 float(right), right, length, self.version, before, truncated=cut, trajectory=trajectories[right]

@@ -99,11 +99,11 @@ class LearningModel:
         variance = np.maximum(np.add.reduceat(rewards**2, starts) / sizes - means**2, 0)
         versions = np.array([rollout.policy_version for rollout in flat])
         delays = (step - 1) - np.add.reduceat(versions, starts) / sizes
-        replayed = np.array([group.prefix is not None for group in groups])
+        with_prefix = np.array([group.prefix is not None for group in groups])
         weights = sizes / sizes.sum() if prompt_weight == "rollouts" else np.full(sizes.size, 1 / sizes.size)
         grpo = self.advantage == "grpo"
         signal = (np.sqrt(variance) if grpo else variance) * (1 - self.staleness) ** delays
-        signal *= np.where(replayed, self.prefix_transfer, 1.0)
+        signal *= np.where(with_prefix, self.prefix_transfer, 1.0)
         energy = (variance > 1e-12).astype(float) if grpo else variance
         total, noise = float(weights @ signal), float(weights**2 @ (energy / sizes))
         return Update(self.shared_gain(total, noise), self.own * sizes.size * weights * signal, total, noise)

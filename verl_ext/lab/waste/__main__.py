@@ -20,6 +20,7 @@ from rich.text import Text
 from verl_ext.estimation.embeddings import find_model
 from verl_ext.lab.page import Page, check_folder
 from verl_ext.lab.report.runs import find_runs, read_run
+from verl_ext.lab.table import open_console
 from verl_ext.lab.waste.analysis import analyse
 from verl_ext.lab.waste.log import write_histories
 from verl_ext.lab.waste.plots import plots
@@ -68,7 +69,7 @@ def main(
     ] = None,
 ) -> None:
     """Analyse the logged rollouts of a run: how many gave a gradient, and how other methods would have spent them."""
-    console = Console()
+    console = open_console()
     for package in ("recipe", "verl_ext.one_wave"):  # they warn of each short step; the notes count these steps
         logging.getLogger(package).setLevel(logging.ERROR)
     with Progress(
