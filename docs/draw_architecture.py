@@ -45,7 +45,7 @@ FLOORS = [
     [
         Room(
             "launch",
-            ("verl_ext.launch", "verl_ext.recipes", "verl_ext.resolvers", "verl_ext.config*"),
+            ("verl_ext.launch", "verl_ext.recipes", "verl_ext.config*"),
             "composes the configuration",
             470,
         )
@@ -72,7 +72,14 @@ FLOORS = [
     [
         Room(
             "basics",
-            ("verl_ext", "verl_ext.checks", "verl_ext.errors", "verl_ext.extras", "verl_ext.files"),
+            (
+                "verl_ext",
+                "verl_ext.checks",
+                "verl_ext.errors",
+                "verl_ext.extras",
+                "verl_ext.files",
+                "verl_ext.resolvers",
+            ),
             "checks, errors, files: any room may import them; arrows left out",
             470,
         )
