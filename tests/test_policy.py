@@ -24,7 +24,9 @@ def test_verdicts_come_from_the_verifier_first():
     assert group.verdicts == [False, True]
     assert Group("g", Prompt("p", 0), rollouts(0.0, 1.0)).verdicts == [False, True]
     assert Group("g", Prompt("p", 0), rollouts(0.0, 0.5)).verdicts is None
-    assert Group("g", Prompt("p", 0), rollouts(-1.0, 1.0)).verdicts is None
+    assert Group("g", Prompt("p", 0), rollouts(-1.0, 1.0)).verdicts == [False, True]
+    assert Group("g", Prompt("p", 0), rollouts(-1.0, -1.0)).verdicts == [False, False]
+    assert Group("g", Prompt("p", 0), rollouts(-1.0, 0.0)).verdicts is None
 
 
 def test_delay_is_of_the_oldest_rollout_and_failed_ones_do_not_count():

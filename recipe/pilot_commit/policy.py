@@ -6,16 +6,19 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
-from recipe.pilot_commit.survivors import ORDERS, PilotFilter, SurvivorBuffer
+from recipe.pilot_commit.survivors import ORDERS, OUTCOMES, PilotFilter, SurvivorBuffer
 from verl_ext import checks
 from verl_ext.errors import CannotFillBatch
-from verl_ext.policy import PROMPT_WEIGHT, Action, Discard, Draw, Evict, Group, Prompt, Request, RolloutPolicy
+from verl_ext.policy import PROMPT_WEIGHT, Action, Discard, Draw, Evict, Group, Panel, Prompt, Request, RolloutPolicy
 
 logger = logging.getLogger(__name__)
+SHARES = ("rollouts_pilot", "rollouts_commit")
+RATE_BINS = ("rate_0", "rate_0_to_25", "rate_25_to_50", "rate_50_to_75", "rate_75_to_100", "rate_100")
 
 
 class PilotCommit(RolloutPolicy):
@@ -38,11 +41,31 @@ class PilotCommit(RolloutPolicy):
         max_delay: d, the largest delay, in policy versions, of a trained rollout.
         bind: generate the next step's pilots together with this step's commits; otherwise pilot, then commit.
         order: order in which survivors are committed: ``random``, ``max_variance``, ``newest`` or ``oldest``.
-        max_rounds: pilot rounds per step, top-ups included (ours; the paper does not bound them).
-        var_lower: reward variance above which a prompt survives if its rewards are not verdicts (ours).
+        max_rounds: pilot rounds per step, further rounds of a step with too few survivors included (as in the
+            authors' code; the paper does not bound them).
+        var_lower: reward variance above which a prompt survives if its pilots' rewards are not verdicts (ours).
         seed: of the random order.
         prompt_weight: see :class:`~verl_ext.policy.RolloutPolicy`.
     """
+
+    panels = (
+        Panel(
+            name="pilot_success_rates",
+            pattern=r"pilot_commit/rate_(\w+)",
+            title="Pilot-Commit: success rates of pilots",
+            caption="Prompts judged in a step, by the success rate of their pilots in percent (lower bound included).",
+            unit="prompts",
+            stacked=True,
+        ),
+        Panel(
+            name="pilot_commit_rollouts",
+            pattern=r"pilot_commit/rollouts_(pilot|commit)",
+            title="Pilot-Commit: pilots and commits",
+            caption="Rollouts generated in a step.",
+            unit="rollouts",
+            stacked=True,
+        ),
+    )
 
     @classmethod
     def settings_for(cls, train_batch_size: int, n: int, seed: int) -> dict[str, Any]:
@@ -63,7 +86,7 @@ class PilotCommit(RolloutPolicy):
         max_delay: int = 4,
         bind: bool = True,
         order: str = "random",
-        max_rounds: int = 4,
+        max_rounds: int = 10,
         var_lower: float = 0.01,
         seed: int = 0,
         prompt_weight: str = "equal",
@@ -95,8 +118,9 @@ class PilotCommit(RolloutPolicy):
         self._ready: list[Group] = []
         self._rounds = 0
         self._closed = False  # no further group joins this step's batch
-        self._judged = self._survived = 0.0  # judged and surviving prompts; each step halves the older counts
-        self._outcomes: Counter[str] = Counter()
+        self._warned = False  # of rewards that are not verdicts
+        self._outcomes: Counter[str] = Counter()  # of the prompts judged in this step
+        self._counts: Counter[str] = Counter()  # further counts of this step, by metric
 
     def check_trainer_mode(self, trainer_mode: str) -> None:
         least = 1 + self.bind
@@ -109,8 +133,9 @@ class PilotCommit(RolloutPolicy):
     def start_step(self, step: int, draw: Draw) -> list[Action]:
         self._step, self._draw = step, draw
         self._round, self._rounds, self._closed = set(), 0, False
-        self._judged, self._survived, self._outcomes = self._judged / 2, self._survived / 2, Counter()
+        self._outcomes, self._counts = Counter(), Counter()
         actions: list[Action] = [Discard(group, "stale") for group in self.buffer.expire(step, self.max_delay)]
+        self._counts["expired"] = len(actions)
         if not self.bind and not self._is_last_step:
             actions += self._pilot_round(self.sampling_batch_size)
         return [*actions, *self._advance()]
@@ -119,10 +144,12 @@ class PilotCommit(RolloutPolicy):
         prompt_id = group.prompt.id
         if prompt_id in self._committing:
             self._committing.remove(prompt_id)
+            self._counts["rollouts_commit"] += self.n_commit
             self._ready.append(group)
             return []
         self._pilots.remove(prompt_id)
         self._round.discard(prompt_id)
+        self._counts["rollouts_pilot"] += len(group.rollouts)
         return [*self._judge(group), *self._advance()]
 
     def take_batch(self) -> list[Group]:
@@ -137,12 +164,14 @@ class PilotCommit(RolloutPolicy):
 
     def _judge(self, group: Group) -> list[Action]:
         """Buffer a survivor; discard and perhaps evict any other prompt."""
-        outcome, solved = self.filter.judge(group)
+        outcome, solved, success_rate = self.filter.judge(group)
+        if success_rate is not None:
+            self._counts[_bin(success_rate)] += 1
+        elif outcome != "empty":
+            self._note_variance(group)
         if outcome == "survivor" and group.delay(self._step) > self.max_delay:
             outcome = "stale"  # an asynchronous engine generated the pilots over several steps
         self._outcomes[outcome] += 1
-        self._judged += 1
-        self._survived += outcome == "survivor"
         actions: list[Action] = [Evict(group.prompt)] if solved else []
         if outcome == "survivor":
             self.buffer.add(group)
@@ -150,8 +179,21 @@ class PilotCommit(RolloutPolicy):
             actions.append(Discard(group, outcome))
         return actions
 
+    def _note_variance(self, group: Group) -> None:
+        self._counts["judged_by_variance"] += 1
+        if not self._warned:
+            self._warned = True
+            logger.warning(
+                "step %d: the rewards of prompt %s are not verdicts (no acc of 0 or 1, not all 0 or 1, not all -1 or "
+                "1), so rollout_policy.var_lower=%g judges this prompt, not p_lower, p_upper and p_solve; "
+                "pilot_commit/judged_by_variance counts such prompts, and this warning appears once",
+                self._step,
+                group.prompt.id,
+                self.filter.var_lower,
+            )
+
     def _advance(self) -> list[Action]:
-        """Commit buffered survivors; then top up with further pilots, wait, or close the batch."""
+        """Commit buffered survivors; then request further pilots, wait, or close the batch."""
         if self._closed or self._round:
             return []
         actions: list[Action] = []
@@ -164,7 +206,9 @@ class PilotCommit(RolloutPolicy):
         if short and self._pilots:
             return actions  # pilots of the last step are still being generated (asynchronous engines)
         if short and self._rounds < self.max_rounds:
-            pilots = self._pilot_round(self._top_up(short))
+            # A whole sampling batch, as in Algorithm 1: surplus survivors fill the next step, and a round of the
+            # expected size falls short in every other case, which costs one more wait for the engines.
+            pilots = self._pilot_round(self.sampling_batch_size)
             if pilots:
                 return [*actions, *pilots]
         self._close(short)
@@ -182,12 +226,6 @@ class PilotCommit(RolloutPolicy):
         prompts = self._draw(count)
         self._round.update(prompt.id for prompt in prompts)
         return self._pilot(prompts)
-
-    def _top_up(self, short: int) -> int:
-        """Number of prompts expected to yield ``short`` survivors at the observed pass rate, at most b_g."""
-        if not self._survived:
-            return self.sampling_batch_size
-        return min(self.sampling_batch_size, math.ceil(short * self._judged / self._survived))
 
     def _close(self, short: int) -> None:
         self._closed = True
@@ -212,28 +250,27 @@ class PilotCommit(RolloutPolicy):
             )
 
     def metrics(self) -> dict[str, float]:
-        judged = sum(self._outcomes.values())
-        values = {f"pilot_commit/{outcome}": float(count) for outcome, count in self._outcomes.items()}
-        if judged:
-            values["pilot_commit/pass_rate"] = self._outcomes["survivor"] / judged
-        return values | {
-            "pilot_commit/judged": float(judged),
-            "pilot_commit/buffer": float(len(self.buffer)),
-            "pilot_commit/rounds": float(self._rounds),
-        }
+        """Counts of the step, 0 included, so that means over steps are means over all steps."""
+        judged, survived = sum(self._outcomes.values()), self._outcomes["survivor"]
+        counts = {outcome: self._outcomes[outcome] for outcome in OUTCOMES}
+        counts["stale"] += self._counts["expired"]
+        counts |= {name: self._counts[name] for name in (*RATE_BINS, *SHARES, "judged_by_variance")}
+        counts |= {"judged": judged, "buffer": len(self.buffer), "rounds": self._rounds}
+        rates = {"pass_rate": survived / judged if judged else 0.0}
+        return {f"pilot_commit/{name}": float(value) for name, value in (counts | rates).items()}
 
     def state_dict(self) -> dict:
         return super().state_dict() | {
             "buffer": self.buffer.state_dict(),
             "pilots": sorted(self._pilots),
-            "judged": self._judged,
-            "survived": self._survived,
-            "rewards_are_verdicts": self.filter.rewards_are_verdicts,
         }
 
     def load_state_dict(self, state: Mapping) -> None:
         super().load_state_dict(state)
         self.buffer.load_state_dict(state["buffer"])
         self._pilots = set(state["pilots"])
-        self._judged, self._survived = state["judged"], state["survived"]
-        self.filter.rewards_are_verdicts = state["rewards_are_verdicts"]
+
+
+def _bin(success_rate: Fraction) -> str:
+    """Entry of :data:`RATE_BINS`: 0 | (0, 1/4) | [1/4, 1/2) | [1/2, 3/4) | [3/4, 1) | 1."""
+    return RATE_BINS[0 if success_rate == 0 else 5 if success_rate == 1 else 1 + int(4 * success_rate)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fractions import Fraction
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,14 +12,30 @@ from verl_ext import checks
 from verl_ext.policy import Group
 
 ORDERS = ("random", "max_variance", "newest", "oldest")
+OUTCOMES = ("survivor", "too_hard", "too_easy", "solved", "no_spread", "stale", "empty")
+ROUNDING = Fraction(1, 2**52)  # largest error of a rate such as 1 - 0.8 in float64
+
+
+class Judgement(NamedTuple):
+    """What the pilots of a prompt say.
+
+    Attributes:
+        outcome: ``survivor``, or the reason to discard the group; an entry of :data:`OUTCOMES`.
+        solved: whether to evict the prompt.
+        success_rate: k/n of the pilots; None if their rewards are not verdicts, or no pilot is usable.
+    """
+
+    outcome: str
+    solved: bool = False
+    success_rate: Fraction | None = None
 
 
 class PilotFilter:
     """Judges a prompt by its pilots (section 3.3 and "Evicting solved prompts" in section 3.4).
 
-    Success rates are compared as fractions, so that k=2 of n=10 does not exceed p_upper=0.2. After the first reward
-    that is not a verdict, the filter treats all rewards of the run as continuous (ours; an open problem in the paper):
-    a group survives if Var[r] > ``var_lower``, and no prompt is evicted.
+    Success rates are compared as fractions, so that k=2 of n=10 does not exceed p_upper=0.2. A group whose rewards are
+    not verdicts survives if Var[r] > ``var_lower``, and its prompt is not evicted (ours; an open problem in the paper).
+    Each group is judged on its own, so data may mix tasks with verdicts and tasks with continuous rewards.
 
     Raises:
         ValueError: a bound lies outside [0, 1], the bounds are in the wrong order, or no k/n_pilot lies between them.
@@ -36,7 +53,6 @@ class PilotFilter:
         self.p_lower, self.p_upper = _exact(p_lower), _exact(p_upper)
         self.p_solve = None if p_solve is None else _exact(p_solve)
         self.var_lower = var_lower
-        self.rewards_are_verdicts = True
         possible = any(self.p_lower <= Fraction(k, n_pilot) <= self.p_upper for k in range(n_pilot + 1))
         checks.require(
             possible,
@@ -46,28 +62,29 @@ class PilotFilter:
             "use more pilots or wider bounds",
         )
 
-    def judge(self, group: Group) -> tuple[str, bool]:
-        """(outcome, whether to evict the prompt); the outcome is ``survivor`` or a reason to discard the group."""
+    def judge(self, group: Group) -> Judgement:
         if not group.usable:
-            return "empty", False
+            return Judgement("empty")
         verdicts = group.verdicts
-        self.rewards_are_verdicts = self.rewards_are_verdicts and verdicts is not None
-        if not self.rewards_are_verdicts:
-            return ("survivor" if group.rewards.var() > self.var_lower else "no_spread"), False
+        if verdicts is None:
+            return Judgement("survivor" if group.rewards.var() > self.var_lower else "no_spread")
         rate = Fraction(sum(verdicts), len(verdicts))
         solved = self.p_solve is not None and rate >= self.p_solve
-        if self.p_lower <= rate <= self.p_upper:
-            return "survivor", solved
         if rate < self.p_lower:
-            return "too_hard", solved
-        return ("solved" if solved else "too_easy"), solved
+            outcome = "too_hard"
+        elif rate <= self.p_upper:
+            outcome = "survivor"
+        else:
+            outcome = "solved" if solved else "too_easy"
+        return Judgement(outcome, solved, rate)
 
 
 class SurvivorBuffer:
     """The buffer of section 3.4, which keeps survivors across steps, epochs and restarts.
 
     Args:
-        order: order in which :meth:`take` removes groups; among equal groups the earliest comes first.
+        order: order in which :meth:`take` removes groups. ``max_variance`` prefers success rates near 1/2, and the
+            newer of two groups at equal distance; among equal groups the earliest comes first.
         rng: random generator for the order ``random``.
     """
 
@@ -94,11 +111,12 @@ class SurvivorBuffer:
             ranking = self.rng.permutation(len(self.groups))
         else:
             key = {
-                "max_variance": lambda group: -group.rewards.var(),
+                "max_variance": lambda group: (-_variance(group), -group.policy_version),
                 "newest": lambda group: -group.policy_version,
                 "oldest": lambda group: group.policy_version,
             }[self.order]
-            ranking = np.argsort([key(group) for group in self.groups], kind="stable")
+            keys = [key(group) for group in self.groups]
+            ranking = sorted(range(len(keys)), key=keys.__getitem__)  # stable
         chosen = [int(index) for index in ranking[:count]]
         taken = [self.groups[index] for index in chosen]
         gone = set(chosen)
@@ -118,5 +136,20 @@ def _is_rate(value: object) -> bool:
 
 
 def _exact(rate: float) -> Fraction:
-    """The nearest simple fraction: 0.2 becomes 1/5, and so does 1 - 0.8."""
-    return Fraction(rate).limit_denominator(1_000_000)
+    """The simplest fraction that differs from ``rate`` by rounding only: 0.2 becomes 1/5, and so does 1 - 0.8.
+
+    A rate strictly between 0 and 1 stays there: p_lower=1e-7 rejects k=0, and p_lower=0 accepts k=0.
+    """
+    exact = Fraction(rate)
+    simpler = (exact.limit_denominator(10**digits) for digits in range(1, 17))
+    close = (fraction for fraction in simpler if abs(fraction - exact) <= ROUNDING)
+    return next((fraction for fraction in close if (fraction in (0, 1)) == (exact in (0, 1))), exact)
+
+
+def _variance(group: Group) -> Fraction:
+    """Variance of the verdicts, k (n - k) / n², which falls with |k/n - 1/2|; without verdicts, of the rewards."""
+    verdicts = group.verdicts
+    if verdicts is None:
+        return Fraction(float(group.rewards.var()))
+    n, k = len(verdicts), sum(verdicts)
+    return Fraction(k * (n - k), n * n)
