@@ -190,6 +190,43 @@ def test_the_same_files_give_the_same_bytes_and_a_limit_is_noted(tmp_path):
     assert len(prepared("deepmath", tmp_path, "--limit", 3)) == 3
 
 
+def test_a_sample_is_drawn_from_a_validation_set_with_the_seed(tmp_path, monkeypatch):
+    """Knapsack-RL validates on at most 100 random rows of each benchmark."""
+    whole = {row["extra_info"]["id"]: row for row in prepared("gpqa", tmp_path)}
+    drawn = {}
+    for seed in range(40):
+        for size in (3, 100):
+            prepared("gpqa", tmp_path, "--sample", size, "--seed", seed)
+        rows = parquet.read_table(tmp_path / "out" / "gpqa_sample3.parquet").to_pylist()
+        drawn[seed] = tuple(row["extra_info"]["index"] for row in rows)
+        assert len(set(drawn[seed])) == 3 and list(drawn[seed]) == sorted(drawn[seed])
+        assert [whole[row["extra_info"]["id"]]["extra_info"]["index"] for row in rows] == list(drawn[seed])
+        everything = parquet.read_table(tmp_path / "out" / "gpqa_sample100.parquet").to_pylist()
+        assert [row["extra_info"]["index"] for row in everything] == list(range(len(whole)))
+    expected = 40 * 3 / len(whole)  # 15 draws of each row
+    counts = [sum(index in chosen for chosen in drawn.values()) for index in range(len(whole))]
+    assert all(expected / 3 < count < 2 * expected for count in counts)
+    prepared("gpqa", tmp_path, "--sample", 3, "--seed", 7)
+    again = parquet.read_table(tmp_path / "out" / "gpqa_sample3.parquet").to_pylist()
+    assert tuple(row["extra_info"]["index"] for row in again) == drawn[7]
+    account = json.loads((tmp_path / "out" / "gpqa_sample3.json").read_text())
+    assert (account["sample"], account["seed"], account["rows"]) == (3, 7, 3)
+
+
+def test_data_with_terms_need_a_token_or_the_file_itself(tmp_path, monkeypatch):
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "no_token"))
+    result = run("gpqa", "--out", tmp_path / "out")
+    message = " ".join(result.output.replace("│", " ").split())
+    assert result.exit_code == 2 and not (tmp_path / "out").exists()
+    assert "gpqa is for users who promise not to reveal examples online, in plain text or images" in message
+    assert "page of Idavidrein/gpqa" in message and "HF_TOKEN" in message and "--local" in message
+    plan = run("gpqa", "--out", tmp_path / "out", "--dry-run", "--sample", 100).output
+    assert "asks of you  not to reveal examples online" in plan and "gpqa_sample100.parquet" in plan
+    assert len(prepared("gpqa", tmp_path)) == len(ROWS["gpqa"])
+
+
 def test_a_dry_run_says_what_it_would_do_and_does_nothing(tmp_path):
     result = run("deepmath", "--out", tmp_path / "out", "--dry-run")
     assert result.exit_code == 0
@@ -207,6 +244,7 @@ def test_without_a_name_all_are_listed():
     ("arguments", "message"),
     [
         (["polaris_53k"], "NAME=polaris_53k is not valid: use one of polaris, deepmath"),
+        (["polaris", "--sample", "100"], "sample=100 is for validation sets, and polaris is a training set; use limit"),
         (["polaris", "--prompt", "poem"], "prompt=poem is not valid: use one of boxed"),
         (["polaris", "--local", "/nowhere.jsonl"], "local=/nowhere.jsonl must be a file that ends in .parquet"),
         (["--check", "/nowhere.parquet"], "check=/nowhere.parquet is no parquet file"),

@@ -72,6 +72,7 @@ class DataSet:
         original_id: column with the data set's own id, kept in ``extra_info.original_id``.
         template: prompt with ``{question}``; None: the user chooses from ``PROMPTS``.
         extra: from a row as read, further arguments of :func:`~verl_ext.data.schema.make_row`.
+        terms: promise that the repository's page asks of its users; the hub then needs the token of a user who gave it.
     """
 
     repository: str
@@ -93,6 +94,7 @@ class DataSet:
     original_id: str | None = None
     template: str | None = None
     extra: Callable[[Row], dict[str, Any]] = lambda row: {}
+    terms: str = ""
 
     @property
     def needed(self) -> tuple[str, ...]:
@@ -309,6 +311,7 @@ CATALOG: dict[str, DataSet] = {
         file="gpqa",
         split="validation",
         license="CC-BY-4.0; its page asks for consent",
+        terms="not to reveal examples online, in plain text or images",
         published="198 (diamond)",
         used_by="Knapsack-RL §5",
         revision="633f5ee89ab8ad4522a9f850766b73f62147ffdd",

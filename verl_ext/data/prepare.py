@@ -108,6 +108,18 @@ def splits(name: str, rows: Sequence[dict[str, Any]], seed: int, suffix: str = "
     return parts
 
 
+def sample(parts: dict[str, list[dict[str, Any]]], size: int, seed: int) -> dict[str, list[dict[str, Any]]]:
+    """At most ``size`` rows of each file, drawn with the seed, in their order and with their index in the whole file.
+
+    The file of a sample has the suffix ``_sample<size>``.
+    """
+    drawn = {}
+    for stem, rows in parts.items():
+        places = sorted(Random(seed).sample(range(len(rows)), min(size, len(rows))))
+        drawn[f"{stem}_sample{size}"] = [rows[place] for place in places]
+    return drawn
+
+
 def main(
     name: Annotated[
         str | None, typer.Argument(help="Data set to prepare; without a name, the command lists all data sets.")
@@ -118,8 +130,12 @@ def main(
     ] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of the hub's repository.")] = None,
     prompt: Annotated[str, typer.Option(help=f"Template of the prompt: {', '.join(PROMPTS)}.")] = "boxed",
-    seed: Annotated[int, typer.Option(help="Seed for held-out rows and for the order of options.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed for held-out rows, samples and the order of options.")] = 0,
     limit: Annotated[int | None, typer.Option(min=1, help="Largest number of training rows.")] = None,
+    size: Annotated[
+        int | None,
+        typer.Option("--sample", min=1, help="Draw at most this many rows of a validation set, with the seed."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be fetched and written.")] = False,
     check: Annotated[
         list[Path] | None, typer.Option(help="Check an existing parquet file against verl's schema instead.")
@@ -136,18 +152,40 @@ def main(
             data = DATA_SETS[choice("NAME", name, tuple(DATA_SETS))]
             if choice("prompt", prompt, tuple(PROMPTS)) != "boxed" and data.template is not None:
                 raise ValueError(f"prompt={prompt!r} is not for {name}, which has a prompt of its own; leave it out.")
+            if size is not None and data.split != "validation":
+                raise ValueError(f"sample={size} is for validation sets, and {name} is a training set; use limit.")
             wanted = revision or data.revision
             if dry_run:
-                _plan(data, out, local, wanted, prompt, console)
+                _plan(data, out, local, wanted, _suffix(prompt, size), console)
             else:
+                if not local:
+                    _require_consent(name, data)
                 source = sources.from_files(local) if local else sources.from_hub(data.repository, data.files, wanted)
-                _prepare(name, out, source, prompt, seed, limit, console)
+                _prepare(name, out, source, prompt, seed, limit, size, console)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
 
 
+def _require_consent(name: str, data: DataSet) -> None:
+    """Refuse a data set with terms if there is no token, before the hub answers with a bare 401."""
+    from huggingface_hub import get_token
+
+    if data.terms and get_token() is None:
+        raise ValueError(
+            f"{name} is for users who promise {data.terms}: promise it on the page of {data.repository}, then set "
+            "HF_TOKEN to a token of that account, or give the file itself with --local."
+        )
+
+
 def _prepare(
-    name: str, out: Path, source: sources.Source, prompt: str, seed: int, limit: int | None, console: Console
+    name: str,
+    out: Path,
+    source: sources.Source,
+    prompt: str,
+    seed: int,
+    limit: int | None,
+    size: int | None,
+    console: Console,
 ) -> None:
     done = prepare(name, source, prompt=prompt, seed=seed, limit=limit)
     data = DATA_SETS[name]
@@ -159,11 +197,13 @@ def _prepare(
         "prompt": prompt if data.template is None else None,
         "seed": seed,
         "limit": limit,
+        "sample": size,
         "read": {"rows": done.read, "files": done.files},
         "left_out": dict(done.left_out),
     }
     summary = Table("file", "problems", "left out")
-    for stem, rows in splits(name, done.rows, seed, _suffix(prompt)).items():
+    parts = splits(name, done.rows, seed, _suffix(prompt))
+    for stem, rows in (parts if size is None else sample(parts, size, seed)).items():
         path = out / f"{stem}.parquet"
         write_rows(path, rows, account)
         summary.add_row(str(path), str(len(rows)), "")
@@ -172,16 +212,18 @@ def _prepare(
     console.print(summary)
 
 
-def _suffix(prompt: str) -> str:
-    return "" if prompt == "boxed" else f"_{prompt}"
+def _suffix(prompt: str, size: int | None = None) -> str:
+    return ("" if prompt == "boxed" else f"_{prompt}") + ("" if size is None else f"_sample{size}")
 
 
-def _plan(data: DataSet, out: Path, local: list[Path] | None, revision: str, prompt: str, console: Console) -> None:
+def _plan(data: DataSet, out: Path, local: list[Path] | None, revision: str, suffix: str, console: Console) -> None:
     read = ", ".join(map(str, local)) if local else f"{data.repository} at {revision}: {', '.join(data.files)}"
     console.print(f"would read   {read}", soft_wrap=True, highlight=False)
     for stem in filter(None, (data.file, data.held_out_file)):
-        path = out / f"{stem}{_suffix(prompt)}.parquet"
+        path = out / f"{stem}{suffix}.parquet"
         console.print(f"would write  {path} and .json", soft_wrap=True, highlight=False)
+    if data.terms:
+        console.print(f"asks of you  {data.terms}", soft_wrap=True, highlight=False)
 
 
 def _check(paths: Sequence[Path], console: Console) -> None:
