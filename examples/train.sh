@@ -61,7 +61,7 @@ case $paper/${BASELINE:-0} in
 esac
 case $paper/${LENGTH:-} in
   */) ;;
-  knapsack/*) settings+=(data.max_response_length=$((LENGTH - 1024))) ;;
+  knapsack/*) settings+=(data.max_response_length=$((LENGTH - 2048))) ;;
   *) refuse LENGTH "pass data.max_response_length" ;;
 esac
 case "$paper $* " in "hora"*" model_engine=megatron "*) settings+=(lr_schedule=linear) ;; esac

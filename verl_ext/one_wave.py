@@ -130,8 +130,11 @@ class OneWave(RolloutPolicy):
     def _counts(self, prompts: list[Prompt]) -> np.ndarray:
         predicted, strength = self.estimator.predict(prompts), self.estimator.strength(prompts)
         self._predicted |= dict(zip((prompt.id for prompt in prompts), predicted.tolist(), strict=True))
-        known = self.estimator.known(prompts)
-        counts = np.full(len(prompts), self.n)
+        return self._divide(predicted, strength, self.estimator.known(prompts))
+
+    def _divide(self, predicted: np.ndarray, strength: np.ndarray | float, known: np.ndarray) -> np.ndarray:
+        """(prompts,) int64 rollouts: ``n`` where ``known`` is False; the allocator divides the rest of the budget."""
+        counts = np.full(predicted.size, self.n)
         if known.any():
             strength = strength[known] if isinstance(strength, np.ndarray) else strength
             counts[known] = self._allocate(predicted[known], strength)

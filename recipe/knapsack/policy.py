@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from verl_ext.allocation import knapsack
 from verl_ext.one_wave import OneWave
 from verl_ext.policy import Group, Panel
 
@@ -16,8 +17,9 @@ STATUSES = ("extremely_hard", "hard", "medium", "easy", "extremely_easy")
 class Knapsack(OneWave):
     """Exploration budgets as a knapsack: rollouts are the weight of a prompt, P(non-zero gradient)·InfoGain its value.
 
-    A prompt's success rate is that of its last 16 rollouts in earlier epochs. Prompts without earlier rollouts get
-    ``n``, so the first epoch is uniform.
+    A prompt's success rate is that of its last 16 rollouts in earlier epochs. Prompts with fewer than 8 recorded
+    rollouts get ``n``, so the first epoch is uniform; in later epochs they also share, with the unsolved prompts, the
+    rollouts that the fallback divides. Both rules are those of the authors' release.
 
     Source: *Knapsack RL: Unlocking Exploration of LLMs via Optimizing Budget Allocation*, §4 and Appendices C to G.
 
@@ -29,7 +31,7 @@ class Knapsack(OneWave):
         estimator: ``history``, or the name of any other estimator.
         estimator_options: further arguments of the estimator, for instance ``size``.
         allocator: ``knapsack``, or the name of any other allocator.
-        allocator_options: further arguments of the allocator: ``info_gain``, ``gradient``, ``fallback``.
+        allocator_options: further arguments of the allocator: ``info_gain``, ``fallback``, ``gradient``.
         dynamic_sampling: replace groups without signal (Appendix G.5).
         max_rounds: see :class:`~verl_ext.one_wave.OneWave`.
         prompt_weight: ``rollouts``, as in the paper's eq. 3, or ``equal``.
@@ -83,6 +85,14 @@ class Knapsack(OneWave):
         )
         self._status: dict[str, int] = {}
         self._transitions = np.zeros((len(STATUSES), len(STATUSES)), dtype=np.int64)
+
+    def _divide(self, predicted: np.ndarray, strength: np.ndarray | float, known: np.ndarray) -> np.ndarray:
+        if self.allocator != "knapsack" or not self.allocator_options.get("fallback", True):
+            return super()._divide(predicted, strength, known)
+        # Unsolved, with at least n rollouts: without value, and among the prompts of the fallback.
+        rates, lower = np.where(known, predicted, 0.0), np.where(known, self.lower, self.n)
+        budget = self.n * rates.size
+        return knapsack.allocate(rates, budget, lower=lower, upper=self.upper, **self.allocator_options)
 
     def learn(self, groups: list[Group]) -> None:
         super().learn(groups)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 
 import numpy as np
@@ -14,67 +15,154 @@ TENTHS = np.arange(1, 10) / 10
 twentieths = st.integers(1, 19).map(lambda k: Fraction(k, 20))
 
 
-def exact_value(p: Fraction, n: int, info_gain: bool, gradient: str) -> Fraction:
-    likely = {
-        "grpo": 1 - p**n - (1 - p) ** n,
-        "rloo": 1 - p**n - (1 - p) ** n,
-        "remax": 1 - p**n,
-        "reinforce": 1 - (1 - p) ** n,
-    }[gradient]
+def exact_value(p: Fraction, n: int, info_gain: bool) -> Fraction:
+    likely = 1 - p**n - (1 - p) ** n
     return likely * p * (1 - p) ** 2 if info_gain else likely
 
 
-@given(
-    st.lists(twentieths, min_size=1, max_size=4),
-    st.integers(0, 10),
-    st.integers(1, 3),
-    st.booleans(),
-    st.sampled_from(knapsack.GRADIENTS),
-)
+def authors_rule(
+    rates: list[Fraction],
+    budget: int,
+    *,
+    lower: int = 2,
+    info_gain: bool = True,
+    on_top: bool = True,
+    no_more_is_worthless: bool = True,
+) -> list[int]:
+    """The rule of the authors' release, for batches whose unsolved prompts (rate 0) take the rollouts left over.
+
+    All prompts get ``lower``. A prompt with 0 < p < 1 needs floor(ln 0.1 / ln max(p, 1 - p)) more on top of ``lower``;
+    rollouts beyond all needs go to the unsolved prompts in equal shares. The rest is divided among the prompts with
+    0 < p < 1 for the largest sum of Value(lower + k), but k = 0 counts 0 instead of Value(lower). Among equal sums,
+    the lowest index gets more.
+
+    Args:
+        on_top: False: the need is ceil(...) rollouts in total, as Proposition 1 has it.
+        no_more_is_worthless: False: k = 0 counts Value(lower), as equation 6 has it.
+    """
+    between = [i for i, p in enumerate(rates) if 0 < p < 1]
+    unsolved = [i for i, p in enumerate(rates) if p == 0]
+    left = budget - lower * len(rates)
+    quotients = [math.log(0.1) / math.log(float(max(rates[i], 1 - rates[i]))) for i in between]
+    needs = [math.floor(q) if on_top else max(math.ceil(q) - lower, 0) for q in quotients]
+    spare = max(left - sum(needs), 0) if unsolved else 0
+    counts = [lower] * len(rates)
+    for place, i in enumerate(unsolved):
+        counts[i] += spare // len(unsolved) + (place < spare % len(unsolved))
+
+    best = {0: (Fraction(0), ())}  # rollouts spent on the prompts so far, from the last one: largest sum, and counts
+    for i in reversed(between):
+        sums = [exact_value(rates[i], lower + k, info_gain) for k in range(left - spare + 1)]
+        sums[0] = Fraction(0) if no_more_is_worthless else sums[0]
+        best = {
+            spent: max((sums[spent - w] + s, (spent - w, *ks)) for w, (s, ks) in best.items() if w <= spent)
+            for spent in range(left - spare + 1)
+        }
+    for i, k in zip(between, best[left - spare][1], strict=True):
+        counts[i] += k
+    return counts
+
+
+@given(st.lists(twentieths, min_size=1, max_size=4), st.integers(0, 10), st.integers(1, 3), st.booleans())
 @settings(max_examples=200)
-def test_equals_trying_all_allocations(rates, extra, lower, info_gain, gradient):
+def test_equals_trying_all_allocations(rates, extra, lower, info_gain):
     n = len(rates)
     upper, budget = lower + 8, min(lower * n + extra, (lower + 8) * n)
-    expected = best_of_all(lambda i, k: exact_value(rates[i], k, info_gain, gradient), [lower] * n, [upper] * n, budget)
-    counts = knapsack.allocate(
-        [float(p) for p in rates], budget, lower=lower, upper=upper, info_gain=info_gain, gradient=gradient
-    )
-    assert counts.tolist() == expected
+    expected = best_of_all(lambda i, k: exact_value(rates[i], k, info_gain), [lower] * n, [upper] * n, budget)
+    for gradient in knapsack.GRADIENTS:
+        counts = knapsack.allocate(
+            [float(p) for p in rates], budget, lower=lower, upper=upper, info_gain=info_gain, gradient=gradient
+        )
+        assert counts.tolist() == expected
 
 
 @pytest.mark.parametrize("info_gain", [True, False])
-@pytest.mark.parametrize("gradient", knapsack.GRADIENTS)
-def test_equals_greedy_on_a_large_batch(info_gain, gradient):
+def test_equals_greedy_on_a_large_batch(info_gain):
     n = 4000
     rates = np.random.default_rng(1).random(n)
 
     def gain(i, k):
         p = rates[i]
-        worth = p * (1 - p) ** 2 if info_gain else 1.0
-        rest = {"remax": (1 - p) * p**k, "reinforce": p * (1 - p) ** k}
-        return worth * rest.get(gradient, (1 - p) * p**k + p * (1 - p) ** k)
+        return (p * (1 - p) ** 2 if info_gain else 1.0) * ((1 - p) * p**k + p * (1 - p) ** k)
 
-    expected = one_at_a_time(gain, [2] * n, [128] * n, 8 * n)
-    counts = knapsack.allocate(rates, 8 * n, info_gain=info_gain, gradient=gradient)
-    assert counts.tolist() == expected
+    assert knapsack.allocate(rates, 8 * n, info_gain=info_gain).tolist() == one_at_a_time(
+        gain, [2] * n, [128] * n, 8 * n
+    )
 
 
-def test_table_3_of_the_paper():
-    assert knapsack.allocate(TENTHS, 72, lower=3).tolist() == [14, 12, 9, 7, 7, 7, 7, 6, 3]
-    assert knapsack.allocate(TENTHS, 72, lower=3, info_gain=False).tolist() == [12, 9, 7, 6, 5, 6, 7, 9, 11]
+def test_fewer_than_one_rollout_is_refused_since_greedy_is_not_optimal_there():
+    rates, budget = [0.5, 0.4, 0.3], 4
+    exact = [Fraction(5, 10), Fraction(4, 10), Fraction(3, 10)]
+    best = best_of_all(lambda i, k: exact_value(exact[i], k, True) if k else 0, [0] * 3, [4] * 3, budget)
+    assert best == [2, 2, 0]  # the second rollout is worth more than the first, so no single rollout looks good
+    with pytest.raises(ValueError, match=r"lower\[0\]=0 is not valid: use an integer of at least 1"):
+        knapsack.allocate(rates, budget, lower=0)
+    with pytest.raises(ValueError, match=r"lower\[1\]=0"):
+        knapsack.allocate(rates, budget, lower=[1, 0, 1])
+    assert knapsack.allocate(rates, budget, lower=1).tolist() == [1, 2, 1]
 
 
-def test_table_3_with_the_bound_that_the_paper_states():
-    """N_low = 2 moves one rollout from the easiest to the hardest prompt; docs/allocation.md says so."""
-    assert knapsack.allocate(TENTHS, 72, lower=2).tolist() == [15, 12, 9, 7, 7, 7, 7, 6, 2]
+def test_the_value_of_no_rollout_is_zero():
+    assert knapsack.value([0, 1, 2], [0.5] * 3).tolist() == [0, 0, 0.5 * 0.5**3]
+
+
+def test_gradients_that_no_advantage_of_the_driver_has_are_absent():
+    for gradient in ("remax", "reinforce"):
+        with pytest.raises(ValueError, match=f"gradient={gradient} is not valid: use one of grpo, rloo"):
+            knapsack.allocate([0.5, 0.5], 16, gradient=gradient)
 
 
 def test_table_2_of_the_paper():
-    """The paper gives 29 and 23 with the fallback: one rollout more than its stated cost of 22."""
-    rates = [0.0, 0.9, 1, 1, 1, 1, 1, 1]
-    assert knapsack.rollouts_needed(rates).tolist() == [np.inf, 22, *[np.inf] * 6]
-    assert knapsack.allocate(rates, 64).tolist() == [30, 22, 2, 2, 2, 2, 2, 2]
-    assert knapsack.allocate(rates, 64, fallback=False).tolist() == [2, 50, 2, 2, 2, 2, 2, 2]
+    """The paper's 29 and 23 are the release's rule: a need of floor(21.85) = 21 on top of 2. Ours is 22 in total."""
+    rates = [Fraction(0), Fraction(9, 10), *[Fraction(1)] * 6]
+    assert authors_rule(rates, 64) == [29, 23, 2, 2, 2, 2, 2, 2]
+    assert authors_rule(rates, 64, on_top=False) == [30, 22, 2, 2, 2, 2, 2, 2]
+    ours = [float(p) for p in rates]
+    assert knapsack.rollouts_needed(ours).tolist() == [np.inf, 22, *[np.inf] * 6]
+    assert knapsack.allocate(ours, 64).tolist() == [30, 22, 2, 2, 2, 2, 2, 2]
+    assert knapsack.allocate(ours, 64, fallback=False).tolist() == [2, 50, 2, 2, 2, 2, 2, 2]
+
+
+def test_table_3_of_the_paper():
+    """The paper's first row is the release's rule, which counts nothing for a prompt that stays at N_low.
+
+    So the easiest prompt gets a third rollout that equation 6 gives to the hardest. By equation 6 ours is worth more,
+    by the release's account the paper's is.
+    """
+    rates = [Fraction(k, 10) for k in range(1, 10)]
+    table = [14, 12, 9, 7, 7, 7, 7, 6, 3]
+    assert authors_rule(rates, 72) == table
+    ours = knapsack.allocate(TENTHS, 72).tolist()
+    assert ours == authors_rule(rates, 72, no_more_is_worthless=False) == [15, 12, 9, 7, 7, 7, 7, 6, 2]
+
+    def worth(counts, skipped=()):
+        return sum(exact_value(p, n, True) for p, n in zip(rates, counts, strict=True) if n not in skipped)
+
+    assert worth(ours) > worth(table)
+    assert worth(ours, skipped=[2]) < worth(table, skipped=[2])
+    assert float(worth(ours) - worth(table)) == pytest.approx(1.04e-3, rel=0.01)
+
+
+def test_table_3_without_the_value_of_learning():
+    """No prompt stays at N_low = 2 here, so the release's rule, equation 6 and the table agree."""
+    table = [12, 9, 7, 6, 5, 6, 7, 9, 11]
+    assert authors_rule([Fraction(k, 10) for k in range(1, 10)], 72, info_gain=False) == table
+    assert knapsack.allocate(TENTHS, 72, info_gain=False).tolist() == table
+
+
+@given(
+    st.lists(twentieths, min_size=1, max_size=4),
+    st.integers(0, 2),
+    st.integers(0, 2),
+    st.integers(0, 40),
+    st.booleans(),
+)
+@settings(max_examples=100)
+def test_those_two_are_the_only_differences_from_the_authors_rule(between, unsolved, solved, extra, info_gain):
+    rates = [*between, *[Fraction(0)] * unsolved, *[Fraction(1)] * solved]
+    budget = 2 * len(rates) + extra
+    expected = authors_rule(rates, budget, info_gain=info_gain, on_top=False, no_more_is_worthless=False)
+    assert knapsack.allocate([float(p) for p in rates], budget, info_gain=info_gain).tolist() == expected
 
 
 @pytest.mark.parametrize(("rate", "needed"), [(0.01, 230), (0.9, 22), (0.5, 4), (0.1, 22)])
@@ -123,10 +211,12 @@ def test_fallback_fills_in_the_stated_order(rates, data):
         assert np.ptp(counts[unsolved]) <= 1
 
 
-def test_remax_takes_the_probability_of_the_greedy_response():
-    rates = np.array([0.5, 0.5, 0.5])
-    counts = knapsack.allocate(rates, 30, gradient="remax", greedy_probability=[0.1, 0.5, 0.95])
-    assert counts[2] > counts[1] > counts[0]
+def test_the_fallback_adds_equal_shares_to_the_bounds_of_unsolved_prompts():
+    """Bounds of their own: prompts without enough outcomes have n for a bound (recipe/knapsack)."""
+    counts = knapsack.allocate([0.5, 1, 0, 0, 0, 0], 48, lower=[2, 2, 2, 8, 8, 8])
+    assert counts.tolist() == [4, 2, 6, 12, 12, 12]  # 4 suffice for p = 0.5; 30 of lower, so 16 are left for four
+    counts = knapsack.allocate([0.5, 1, 0, 0, 0, 0], 47, lower=[2, 2, 2, 8, 8, 8], upper=11)
+    assert counts.tolist() == [4, 2, 8, 11, 11, 11]
 
 
 def test_costs_turn_the_budget_into_tokens():

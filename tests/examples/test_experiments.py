@@ -216,13 +216,23 @@ def test_knapsack(script):
     config = resolved(script)
     actor, rollout = config["actor_rollout_ref"]["actor"], config["actor_rollout_ref"]["rollout"]
     assert config["data"]["train_batch_size"] == 256
-    length = 8192 if "r1_distill" in script else 4096
-    assert config["data"]["max_prompt_length"] + config["data"]["max_response_length"] == length
+    response = 8192 if "r1_distill" in script else 4096
+    assert (config["data"]["max_prompt_length"], config["data"]["max_response_length"]) == (2048, response)
+    assert actor["ppo_mini_batch_size"] == 32
+    assert actor["loss_agg_mode"] == "token-mean"
+    assert (actor["optim"]["weight_decay"], actor["clip_ratio_c"]) == (0, 10)
+    correction = config["algorithm"]["rollout_correction"]
+    assert (correction["rollout_is"], correction["rollout_is_threshold"]) == ("token", 2.0)
     assert (actor["clip_ratio_low"], actor["clip_ratio_high"]) == (0.2, 0.28)
     assert actor["entropy_coeff"] == 0
-    assert rollout["val_kwargs"]["n"] == 16
+    assert (rollout["val_kwargs"]["temperature"], rollout["val_kwargs"]["n"]) == (0.6, 16)
     assert config["trainer"]["test_freq"] == 10
     assert config["rollout_driver"]["advantage_clip"] == 5.0
+    small, large = ("aime24", "aime25", "amc23"), ("math500", "minerva", "olympiad", "gpqa")  # of more than 100 rows
+    assert config["data"]["val_files"] == [
+        *(f"/data/{name}.parquet" for name in small),
+        *(f"/data/{name}_sample100.parquet" for name in large),
+    ]
     expected = {"train_batch_size": 256, "n": 8, "N_low": 2, "N_up": 128, "estimator_options": {"size": 16}}
     assert chosen(config["rollout_policy"], expected) == expected
 

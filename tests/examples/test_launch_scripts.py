@@ -291,6 +291,7 @@ def test_its_data_are_files_that_are_prepared_under_that_name(script):
     data = resolved(script)["data"]
     prepared = {f"/data/{data.file}{suffix}.parquet" for data in CATALOG.values() for suffix in ("", "_think_answer")}
     prepared |= {"/data/r2e_gym/train.parquet", "/data/r2e_gym/validation.parquet"}
+    prepared |= {f"/data/{data.file}_sample100.parquet" for data in CATALOG.values() if data.split == "validation"}
     prepared |= {"/data/ace_reason_math_subset.parquet"}  # verl-ext data curate
     validation = data["val_files"]
     assert {data["train_files"], *([validation] if isinstance(validation, str) else validation)} <= prepared

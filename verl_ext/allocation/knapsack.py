@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 from numpy.typing import ArrayLike
 
 from verl_ext import checks
 from verl_ext.allocation import greedy
 
-GRADIENTS = ("grpo", "rloo", "remax", "reinforce")
+GRADIENTS = ("grpo", "rloo")  # both give a group no gradient if all its rewards are equal
 CONFIDENCE = 0.9  # probability of a non-zero gradient at which a prompt has enough rollouts (22 in Table 2)
 
 
@@ -21,29 +23,27 @@ def allocate(
     info_gain: bool = True,
     gradient: str = "grpo",
     fallback: bool = True,
-    greedy_probability: ArrayLike | None = None,
     costs: ArrayLike | None = None,
 ) -> np.ndarray:
     """Rollouts per prompt that maximise sum_i Value(N_i, p_i) (Knapsack-RL eq. 5 and 6, Proposition 4).
 
-    Value(N, p) = ProbNonZeroGradient(N, p) * InfoGain(p), with InfoGain(p) = p (1 - p)^2 (Proposition 2) and
-    ProbNonZeroGradient by ``gradient`` (Appendix E): see :func:`nonzero_gradient`.
+    Value(N, p) = ProbNonZeroGradient(N, p) * InfoGain(p), with ProbNonZeroGradient(N, p) = 1 - p^N - (1 - p)^N and
+    InfoGain(p) = p (1 - p)^2 (Proposition 2).
 
     ``fallback`` (Appendix C) divides the rollouts without value. A prompt has enough rollouts when its gradient is
     non-zero with probability 0.9 (:func:`rollouts_needed`). The budget goes, in this order, to: ``lower`` for all
-    prompts; prompts with rates between 0 and 1, by value, until they have enough in total; prompts with rate 0, evenly;
-    prompts between 0 and 1 again; prompts with rate 1.
+    prompts; prompts with rates between 0 and 1, by value, until they have enough in total; prompts with rate 0, in
+    equal shares; prompts between 0 and 1 again; prompts with rate 1, in equal shares.
 
     Args:
         success_rates: (n,) in [0, 1].
         budget: rollouts in all; with ``costs``, units of cost.
-        lower: scalar or (n,), N_low.
+        lower: scalar or (n,), N_low, at least 1: the first rollout of a prompt has no value and the second has, so
+            with fewer the values are not concave, and the greedy procedure of Proposition 4 is not optimal.
         upper: scalar or (n,), N_up.
         info_gain: False drops InfoGain from the value (Table 3, ablation).
-        gradient: "grpo" or "rloo", "remax", "reinforce".
+        gradient: "grpo" or "rloo", which Appendix E gives the same value.
         fallback: False allocates by value only; gains of zero go to the lowest index.
-        greedy_probability: (n,) in [0, 1], for "remax": probability of sampling the greedy response; None: the success
-            rate, as if the greedy response were the correct one.
         costs: (n,) expected cost of one rollout, for instance its tokens.
 
     Returns:
@@ -56,60 +56,35 @@ def allocate(
     checks.choice("gradient", gradient, GRADIENTS)
     info_gain, fallback = checks.flag("info_gain", info_gain), checks.flag("fallback", fallback)
     n = rates.size
-    lower, upper = checks.integers("lower", lower, n), checks.integers("upper", upper, n)
+    lower, upper = checks.integers("lower", lower, n, least=1), checks.integers("upper", upper, n)
     costs = None if costs is None else checks.positive("costs", checks.vector("costs", costs, n))
     budget = checks.budget(budget, costs)
-    repeat = _repeat_probability(rates, gradient, greedy_probability)
-    columns = [rates] if greedy_probability is None else [rates, repeat]
-
-    def objective(rate: np.ndarray, greedy_rate: np.ndarray | None = None) -> greedy.Gain:
-        worth = rate * (1 - rate) ** 2 if info_gain else np.ones_like(rate)
-        if gradient in ("grpo", "rloo"):
-            return _grpo_gain(rate, worth)
-        return _repeat_gain(_repeat_probability(rate, gradient, greedy_rate), worth)
-
+    objective = partial(_gain, info_gain=info_gain)
     if not fallback or ((rates > 0) & (rates < 1)).all():
-        return greedy.maximize(objective, columns, budget, lower, upper, costs=costs)
-    slowest = np.maximum(rates, 1 - rates) if gradient in ("grpo", "rloo") else repeat
-    needs = np.clip(_rollouts_until(slowest, CONFIDENCE), lower, upper)
-    return _with_fallback(objective, columns, budget, lower, upper, needs, costs)
+        return greedy.maximize(objective, [rates], budget, lower, upper, costs=costs)
+    return _with_fallback(objective, rates, budget, lower, upper, costs)
 
 
-def value(
-    counts: ArrayLike,
-    success_rates: ArrayLike,
-    *,
-    info_gain: bool = True,
-    gradient: str = "grpo",
-    greedy_probability: ArrayLike | None = None,
-) -> np.ndarray:
+def value(counts: ArrayLike, success_rates: ArrayLike, *, info_gain: bool = True) -> np.ndarray:
     """(n,) Value(N, p) (Knapsack-RL eq. 6), without InfoGain where ``info_gain`` is False.
 
     Raises:
         ValueError: the argument named in the message is out of range or of the wrong shape.
     """
     rates = checks.within("success_rates", checks.vector("success_rates", success_rates), 0, 1)
-    likely = nonzero_gradient(counts, rates, gradient=gradient, greedy_probability=greedy_probability)
+    likely = nonzero_gradient(counts, rates)
     return likely * rates * (1 - rates) ** 2 if info_gain else likely
 
 
-def nonzero_gradient(
-    counts: ArrayLike, success_rates: ArrayLike, *, gradient: str = "grpo", greedy_probability: ArrayLike | None = None
-) -> np.ndarray:
-    """(n,) probability of a non-zero gradient from N rollouts (Knapsack-RL §3.2, Appendix E).
-
-    GRPO and RLOO: 1 - p^N - (1 - p)^N. ReMax: 1 - a^N, where a is the probability of the greedy response. REINFORCE:
-    1 - (1 - p)^N.
+def nonzero_gradient(counts: ArrayLike, success_rates: ArrayLike) -> np.ndarray:
+    """(n,) probability of a non-zero gradient from N rollouts, 1 - p^N - (1 - p)^N (Knapsack-RL §3.2); 0 if N is 0.
 
     Raises:
         ValueError: the argument named in the message is out of range or of the wrong shape.
     """
     rates = checks.within("success_rates", checks.vector("success_rates", success_rates), 0, 1)
     counts = checks.integers("counts", counts, rates.size)
-    checks.choice("gradient", gradient, GRADIENTS)
-    if gradient in ("grpo", "rloo"):
-        return 1 - rates**counts - (1 - rates) ** counts
-    return 1 - _repeat_probability(rates, gradient, greedy_probability) ** counts
+    return np.where(counts > 0, 1 - rates**counts - (1 - rates) ** counts, 0.0)
 
 
 def rollouts_needed(success_rates: ArrayLike, *, confidence: float = CONFIDENCE) -> np.ndarray:
@@ -121,25 +96,16 @@ def rollouts_needed(success_rates: ArrayLike, *, confidence: float = CONFIDENCE)
     rates = checks.within("success_rates", checks.vector("success_rates", success_rates), 0, 1)
     if not 0 < confidence < 1:
         raise ValueError(f"confidence={confidence!r} must lie between 0 and 1, both excluded.")
-    return _rollouts_until(np.maximum(rates, 1 - rates), confidence)
+    slowest = np.maximum(rates, 1 - rates)
+    with np.errstate(divide="ignore"):
+        return np.where(slowest < 1, np.ceil(np.log1p(-confidence) / np.log(slowest) - 1e-9), np.inf)
 
 
-def _repeat_probability(rates: np.ndarray, gradient: str, greedy_probability: ArrayLike | None) -> np.ndarray:
-    """Probability of a response without gradient: the greedy response (ReMax) or a wrong response (REINFORCE)."""
-    if gradient != "remax":
-        if greedy_probability is not None:
-            raise ValueError(f'greedy_probability is for gradient="remax" only, and gradient={gradient!r}.')
-        return 1 - rates
-    if greedy_probability is None:
-        return rates
-    return checks.within(
-        "greedy_probability", checks.vector("greedy_probability", greedy_probability, rates.size), 0, 1
-    )
-
-
-def _grpo_gain(rate: np.ndarray, worth: np.ndarray) -> greedy.Gain:
-    """Value(N + 1) - Value(N) = worth * (q p^N + p q^N), with q = 1 - p."""
-    log_rate, log_miss = _log(rate), np.where(rate < 1, np.log1p(-np.minimum(rate, 1 - 2**-53)), _LOG_ZERO)
+def _gain(rate: np.ndarray, *, info_gain: bool) -> greedy.Gain:
+    """Value(N + 1) - Value(N) = InfoGain(p) * (q p^N + p q^N), with q = 1 - p."""
+    worth = rate * (1 - rate) ** 2 if info_gain else np.ones_like(rate)
+    log_rate = np.log(rate, out=np.full(rate.size, _LOG_ZERO), where=rate > 0)
+    log_miss = np.where(rate < 1, np.log1p(-np.minimum(rate, 1 - 2**-53)), _LOG_ZERO)
     of_rate, of_miss = worth * (1 - rate), worth * rate
 
     def gain(groups: np.ndarray | slice, counts: np.ndarray) -> np.ndarray:
@@ -150,38 +116,27 @@ def _grpo_gain(rate: np.ndarray, worth: np.ndarray) -> greedy.Gain:
     return gain
 
 
-def _repeat_gain(repeated: np.ndarray, worth: np.ndarray) -> greedy.Gain:
-    """Value(N + 1) - Value(N) = worth * (1 - r) r^N."""
-    log_repeated, scale = _log(repeated), worth * (1 - repeated)
-    return lambda groups, counts: scale[groups] * np.exp(counts * log_repeated[groups])
-
-
 _LOG_ZERO = -1000.0  # exp(-1000) is 0, and 0 * -1000 is 0 where 0 * -inf would be nan
 
 
-def _log(values: np.ndarray) -> np.ndarray:
-    return np.log(values, out=np.full(values.size, _LOG_ZERO), where=values > 0)
-
-
-def _rollouts_until(slowest: np.ndarray, confidence: float) -> np.ndarray:
-    """Smallest whole N with slowest^N <= 1 - confidence; inf where there is none."""
-    with np.errstate(divide="ignore"):
-        return np.where(slowest < 1, np.ceil(np.log1p(-confidence) / np.log(slowest) - 1e-9), np.inf)
+def _equal_shares(lower: np.ndarray) -> greedy.Gain:
+    """An objective under which the prompt with the fewest rollouts beyond ``lower`` gets the next rollout."""
+    return lambda groups, counts: 1 / (counts - lower[groups] + 1.0)
 
 
 def _with_fallback(
     objective: greedy.Objective,
-    columns: list[np.ndarray],
+    rates: np.ndarray,
     budget: float,
     lower: np.ndarray,
     upper: np.ndarray,
-    needs: np.ndarray,
     costs: np.ndarray | None,
 ) -> np.ndarray:
     unit = np.ones(lower.size) if costs is None else costs
     greedy.require_feasible(budget, lower, upper, unit)
-    unsolved, solved = columns[0] == 0, columns[0] == 1
+    unsolved, solved = rates == 0, rates == 1
     between = ~unsolved & ~solved
+    needs = np.clip(rollouts_needed(rates), lower, upper)
 
     def room(rows: np.ndarray, most: np.ndarray) -> float:
         return float((most - lower)[rows] @ unit[rows])
@@ -192,10 +147,10 @@ def _with_fallback(
     for_between = min(left - for_unsolved, room(between, upper))
     for_solved = min(left - for_unsolved - for_between, room(solved, upper))
     counts = lower.copy()
-    for rows, share, rule in (
-        (between, for_between, objective),
-        (unsolved, for_unsolved, greedy.even),
-        (solved, for_solved, greedy.even),
+    for rows, share, rule, columns in (
+        (between, for_between, objective, [rates]),
+        (unsolved, for_unsolved, _equal_shares, [lower]),
+        (solved, for_solved, _equal_shares, [lower]),
     ):
         if rows.any():
             counts[rows] = greedy.maximize(

@@ -149,7 +149,7 @@ class PromptEstimator:
         return np.array([prompt.row for prompt in prompts], dtype=np.int64)
 
     def known(self, prompts: Sequence[Prompt]) -> np.ndarray:
-        """(B,) bool: whether the prompt has a prediction of its own; False only for an empty history."""
+        """(B,) bool: whether the prompt has a prediction of its own; False only for a history with too few outcomes."""
         if isinstance(self._estimator, History):
             return self._estimator.known(self._names(prompts))
         return np.ones(len(prompts), dtype=bool)

@@ -21,19 +21,24 @@ class History:
     Args:
         size: outcomes kept per prompt; the paper's 16.
         initial: prediction for a prompt never observed.
+        least: outcomes from which on a prompt is known. None: 8, as in the authors' release
+            (``data.min_buffer_length``), or ``size`` if that is smaller.
 
     Raises:
-        ValueError: a size of less than 1 or an initial rate outside [0, 1].
+        ValueError: a size of less than 1, an initial rate outside [0, 1], or ``least`` outside [1, size].
     """
 
-    def __init__(self, size: int = 16, initial: float = 0.5):
+    def __init__(self, size: int = 16, initial: float = 0.5, least: int | None = None):
         self.size = checks.integer("size", size, 1)
         self.initial = checks.number("initial", initial, 0, 1)
+        self.least = min(8, self.size) if least is None else checks.integer("least", least, 1)
+        checks.require(self.least <= self.size, "least", least, f"it must not exceed size={self.size}")
         self._groups: dict[Hashable, list[tuple[float, int]]] = {}  # rate and trials, newest first
 
     def known(self, prompts: Prompts) -> np.ndarray:
-        """(B,) bool: observed at least once."""
-        return np.array([prompt in self._groups for prompt in prompts], dtype=bool)
+        """(B,) bool: observed at least ``least`` times."""
+        kept = (self._groups.get(prompt, ()) for prompt in prompts)
+        return np.array([sum(trials for _, trials in groups) >= self.least for groups in kept], dtype=bool)
 
     def predict(self, prompts: Prompts) -> np.ndarray:
         """(B,) means of the last outcomes."""
