@@ -66,6 +66,7 @@ def train(config: DictConfig) -> None:
         logger.info("%s", stopped.args[0])  # the sentence of the error raised in the Ray task
         raise SystemExit(EXIT_STOPPED) from None
     except RunError as error:  # Ray's error subclasses the task's error and keeps the task's error as the cause
+        ray.shutdown()  # forwards no further output of workers, so the sentence comes last
         sys.stderr.write(f"error: {getattr(error, 'cause', error)}\n")
         raise SystemExit(error.exit_code) from None
 
