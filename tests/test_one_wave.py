@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import numpy as np
@@ -14,6 +15,7 @@ from verl_ext.allocation import gradient_variance, knapsack
 from verl_ext.allocation.by_name import RULES
 from verl_ext.estimation.by_name import BY_ID, BY_TEXT
 from verl_ext.one_wave import prediction_metrics
+from verl_ext.policy import Prompt
 
 RATES = [0.0, 0.1, 0.4, 0.7, 1.0] * 12
 
@@ -173,6 +175,34 @@ def test_bad_parameters_are_named(make, key, value):
         make(**{"train_batch_size": 16, "n": 8, "estimator": "history", key: value})
 
 
+def best_counts(cost, budget: int, prompts: int, lower: int, upper: int) -> tuple[float, set[tuple[int, ...]]]:
+    """By brute force: the least summed cost, and all counts that have this cost."""
+    every = [c for c in itertools.product(range(lower, upper + 1), repeat=prompts) if sum(c) == budget]
+    total = {counts: sum(cost(place, n) for place, n in enumerate(counts)) for counts in every}
+    least = min(total.values())
+    return least, {counts for counts, value in total.items() if value <= least + 1e-12}
+
+
+@pytest.mark.parametrize("gradient", ["rloo", "dr_grpo"])
+def test_the_policy_minimises_the_variance_of_its_gradient_estimator(gradient, features):
+    """Propositions 4.2 and 4.3, by brute force on success rates for which the two optima differ."""
+    rates = np.array([0.5, 0.02, 0.3, 0.06])
+    a = 4 * rates * (1 - rates)
+    costs = {"rloo": lambda q, n: a[q] / (n - 1), "dr_grpo": lambda q, n: a[q] * (n - 1) / n**2}
+    best = {name: best_counts(cost, 32, 4, 3, 16)[1] for name, cost in costs.items()}
+    assert not best["rloo"] & best["dr_grpo"]
+    policy = Vip(train_batch_size=4, n=8, U=16, gradient=gradient, estimator_options={"features": features})
+    policy.start_run(1, [""] * len(RATES))
+    prompts = [Prompt(f"p{row}", row) for row in range(4)]
+    latent = np.zeros(len(RATES))
+    latent[:4] = np.log(rates / (1 - rates))
+    state = policy.state_dict()
+    state["estimator"]["estimator"]["mean"] = latent.tolist()
+    policy.load_state_dict(state)
+    requests = policy.start_step(1, lambda count, but=(): prompts[:count])
+    assert tuple(request.rollouts for request in requests) in best[gradient]
+
+
 def test_dr_grpo_needs_three_rollouts():
     with pytest.raises(ValueError, match="^L=2 is not valid"):
         Vip(train_batch_size=4, n=8, L=2, gradient="dr_grpo", estimator="history")
@@ -188,6 +218,11 @@ def test_dr_grpo_needs_three_rollouts():
         ({"rewards": "continuous"}, "estimator"),
         ({"rewards": "continuous", "allocator": "knapsack"}, "allocator"),
         ({"estimator": "gaussian_process", "estimator_options": {"model": "/nowhere"}}, "model"),
+        (
+            {"estimator": "gaussian_process", "estimator_options": {"link": "softplus"}},
+            "^rollout_policy.estimator_options.link=softplus is not valid: it predicts reward variances",
+        ),
+        ({"gradient": "dr_grpo", "allocator_options": {"estimator": "rloo"}}, "^allocator_options.estimator=rloo"),
     ],
 )
 def test_combinations_that_cannot_work_are_refused(options, named):

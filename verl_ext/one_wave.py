@@ -91,7 +91,7 @@ class OneWave(RolloutPolicy):
         self.prompt_weight = prompt_weight
         if self.continuous:
             self._require_for_continuous(estimator, estimator_options)
-        self.estimator = PromptEstimator(estimator, estimator_options)
+        self.estimator = PromptEstimator(estimator, estimator_options, variances=self.continuous)
         for prompts in (2, 3):  # two sizes, to refuse options of a fixed length as well
             self._allocate(np.full(prompts, 0.5), 2.0)
         self._awaited = self._rounds = 0

@@ -65,7 +65,13 @@ class Vip(OneWave):
             checks.require(
                 L >= LEAST[gradient], "L", L, f"it must be at least {LEAST[gradient]} for gradient={gradient}"
             )
-            allocator_options.setdefault("estimator", gradient)
+            same = allocator_options.setdefault("estimator", gradient) == gradient
+            checks.require(
+                same,
+                "allocator_options.estimator",
+                allocator_options["estimator"],
+                f"it contradicts gradient={gradient}",
+            )
         super().__init__(
             train_batch_size=train_batch_size,
             n=n,

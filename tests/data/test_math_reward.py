@@ -13,6 +13,9 @@ from verl_ext.data import math_reward
         (r"So the answer is \boxed{\frac{1}{2}}.", "0.5", 1.0),
         (r"\boxed{x^2 + 2x + 1}", "(x+1)^2", 1.0),
         (r"\boxed{5}", "4", 0.0),
+        ("Add 5: 3x = 21.\nDivide by 3: x = 7.\nAnswer: 7", "7", 1.0),  # VIP's template forbids a box
+        ("Add 5: 3x = 21.\nDivide by 3: x = 7.\nAnswer: 8", "7", 0.0),
+        ("Answer: $1,024$", "1024", 1.0),
         ("I do not know.", "4", 0.0),
         ("", "4", 0.0),
     ],

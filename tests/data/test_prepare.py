@@ -160,6 +160,34 @@ def test_dapos_own_prompt_is_the_one_that_was_taken_off(tmp_path):
     ]
 
 
+FIGURE_4 = """Solve the following math problem step by step. The last line of your
+response should be of the form Answer: $Answer (without quotes)
+where $Answer is the answer to the problem. Do not wrap $Answer with
+\\boxed{ }.
+
+current question: {{question}}
+
+Below are two examples for format reference.
+Example question 1: Solve for x: 3x - 5 = 16.
+
+Response:
+Add 5 to both sides: 3x = 21.
+Divide both sides by 3: x = 7.
+Answer: 7
+
+Solve the current question. Remember to put your answer on its own line
+after "Answer:"."""
+
+
+def test_the_worked_example_is_the_figure_of_the_paper(tmp_path):
+    path = store("dapo_math", tmp_path)
+    assert run("dapo_math", "--local", path, "--out", tmp_path / "out", "--prompt", "worked_example").exit_code == 0
+    rows = parquet.read_table(tmp_path / "out" / "dapo_math_17k_worked_example.parquet").to_pylist()
+    text = rows[1]["prompt"][0]["content"]
+    assert text.split() == FIGURE_4.replace("{{question}}", "1 {x}?").split()  # the figure's lines are wrapped
+    assert text.split("\n")[7:11] == FIGURE_4.split("\n")[10:14]  # the example's lines are not joined
+
+
 def test_options_are_in_a_seeded_order_and_the_letter_names_the_right_one(tmp_path):
     rows = prepared("gpqa", tmp_path)
     for row in rows:

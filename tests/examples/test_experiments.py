@@ -191,8 +191,15 @@ def test_vip(script):
     actor, rollout = config["actor_rollout_ref"]["actor"], config["actor_rollout_ref"]["rollout"]
     assert (config["data"]["train_batch_size"], actor["ppo_mini_batch_size"]) == (512, 64)
     assert config["data"]["max_response_length"] == 10240
+    files = [config["data"]["train_files"], *config["data"]["val_files"]]
+    assert [file.rpartition("/")[2] for file in files] == [
+        f"{name}_worked_example.parquet" for name in ("dapo_math_17k", "aime24", "aime25")
+    ]
     assert actor["optim"]["lr_warmup_steps"] == 20
     assert (rollout["temperature"], rollout["val_kwargs"]["n"]) == (1.0, 32)
+    assert (rollout["top_p"], rollout["val_kwargs"]["temperature"], rollout["val_kwargs"]["top_p"]) == (0.99, 1.0, 0.7)
+    assert (actor["clip_ratio_low"], actor["clip_ratio_high"], actor["clip_ratio_c"]) == (0.2, 0.28, 10.0)
+    assert (actor["optim"]["weight_decay"], actor["loss_agg_mode"]) == (0.1, "seq-mean-token-mean")
     assert config["trainer"]["total_epochs"] == 2
     assert config["algorithm"]["adv_estimator"] == "rloo"
     expected = {"train_batch_size": 512, "n": 8, "L": 3, "U": 32, "gradient": "rloo", "estimator": "gaussian_process"}

@@ -21,10 +21,17 @@ PROMPTS = {
     "answer_line": "Solve the following math problem step by step. The last line of your response should be of the "
     "form Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\n{question}\n\n"
     'Remember to put your answer on its own line after "Answer:".',
+    "worked_example": "Solve the following math problem step by step. The last line of your response should be of the "
+    "form Answer: $Answer (without quotes) where $Answer is the answer to the problem. Do not wrap $Answer with "
+    "\\boxed{{ }}.\n\ncurrent question: {question}\n\nBelow are two examples for format reference.\n"
+    "Example question 1: Solve for x: 3x - 5 = 16.\n\nResponse:\nAdd 5 to both sides: 3x = 21.\n"
+    "Divide both sides by 3: x = 7.\nAnswer: 7\n\nSolve the current question. Remember to put your answer on its own "
+    'line after "Answer:".',
     "plain": "{question}",
 }
 """Templates that make a prompt of a question. :mod:`verl_ext.data.think_answer_reward` checks the format
-of ``think_answer``; ``answer_line`` is the template of DAPO-Math-17k."""
+of ``think_answer``; ``answer_line`` is the template of DAPO-Math-17k; ``worked_example`` is Figure 4 of *Adaptive
+Rollout Allocation for Online RL with Verifiable Rewards*, which announces two examples and prints one."""
 
 Row = Mapping[str, Any]
 

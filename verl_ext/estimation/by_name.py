@@ -61,15 +61,21 @@ class PromptEstimator:
             ``cache`` (folder of embeddings), or ``features`` (an .npy file of shape (rows of the data, d), for instance
             hidden states). All estimators take ``state``, a JSON file with a first ``state_dict``, for instance of a
             probe fitted on logged rollouts (``verl-ext fit_probe``). A probe that does not learn online needs it.
+        variances: reward variances are predicted, and not success rates.
 
     Raises:
         ValueError: the name is unknown, the options do not suit the estimator, or a model or file does not exist or
             cannot be used.
     """
 
-    def __init__(self, name: str, options: Mapping[str, Any] | None = None):
+    def __init__(self, name: str, options: Mapping[str, Any] | None = None, *, variances: bool = False):
         self.name = checks.choice("rollout_policy.estimator", name, (*BY_ID, *BY_TEXT))
         self._options = dict(options or {})
+        if self._options.get("link") == "softplus" and not variances:
+            raise ValueError(
+                f"{OPTIONS}.link=softplus is not valid: it predicts reward variances, for rewards=continuous; success "
+                "rates need link=sigmoid, the default"
+            )
         self._features, self._model = self._options.pop("features", None), self._options.pop("model", None)
         self._state_file = state = self._options.pop("state", None)
         cache = self._options.pop("cache", CACHE)
