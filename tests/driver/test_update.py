@@ -62,7 +62,7 @@ SMALL = {
 
 @pytest.mark.parametrize("recipe", SMALL)
 def test_a_prompt_counts_in_the_gradient_as_its_paper_says(recipe, model):
-    """HORA and VIP: each prompt 1/B for any number of rollouts; Knapsack-RL: each rollout 1/R (its eq. 3)."""
+    """HORA and VIP: each prompt 1/B for any number of rollouts; Knapsack-RL: each token the same (its eq. 3)."""
     overrides = ["data.train_batch_size=6", "actor_rollout_ref.actor.ppo_mini_batch_size=6", *SMALL[recipe]]
     config = compose(recipe, *overrides)
     run = controller(hydra.utils.instantiate(config.rollout_policy), [0.1, 0.3, 0.5, 0.7, 0.9, 0.95], seed=4)
@@ -92,13 +92,14 @@ def test_a_prompt_counts_in_the_gradient_as_its_paper_says(recipe, model):
         model, verl_loss(config, log_prob, log_prob.detach(), advantages * torch.tensor(factors)[:, None], mask)
     )
 
-    assert mode == "seq-mean-token-mean" and weight == ("rollouts" if recipe == "knapsack" else "equal")
+    knapsack = recipe == "knapsack"
+    assert (mode, weight) == (("token-mean", "rollouts") if knapsack else ("seq-mean-token-mean", "equal"))
     log_prob = log_probabilities(model, tokens)
-    per_rollout = -(advantages * log_prob * mask).sum(1) / mask.sum(1)
-    first = np.concatenate([[0], np.cumsum(sizes)])
-    if recipe == "knapsack":
-        wanted = per_rollout.sum() / len(names)
+    if knapsack:
+        wanted = -(advantages * log_prob * mask).sum() / mask.sum()
     else:
+        per_rollout = -(advantages * log_prob * mask).sum(1) / mask.sum(1)
+        first = np.concatenate([[0], np.cumsum(sizes)])
         wanted = sum(per_rollout[start : start + size].mean() for start, size in zip(first, sizes, strict=False)) / 6
     wanted = gradient(model, wanted)
     assert (ours - wanted).norm() < 1e-6 * wanted.norm()  # verl divides by the number of tokens plus 1e-8
