@@ -31,7 +31,19 @@ class BadConfig(RunError, ValueError):
 
 
 class CannotFillBatch(RunError):
-    """A step has nothing to train on. The message names the threshold or data set to change."""
+    """A step has nothing to train on. The message names the threshold or data set to change.
+
+    A policy raises it from ``take_batch``: actions of a call that raises are lost.
+    """
+
+
+class DataUsedUp(RunError):
+    """After at least one trained step, no step can be filled any more: every prompt is learned, or none is solvable.
+
+    The run has validated and saved its last step. The launcher prints the sentence without ``error:``.
+    """
+
+    exit_code = 3
 
 
 class BadReward(RunError, ValueError):

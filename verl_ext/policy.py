@@ -287,7 +287,11 @@ class RolloutPolicy:
         raise NotImplementedError
 
     def take_batch(self) -> list[Group]:
-        """The groups to train on now, which leave the policy; [] while the batch is not complete."""
+        """The groups to train on now, which leave the policy; [] while the batch is not complete.
+
+        Raises:
+            CannotFillBatch: the step has no group to train on, and none will come.
+        """
         raise NotImplementedError
 
     def state_dict(self) -> dict:

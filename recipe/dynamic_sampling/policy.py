@@ -67,8 +67,14 @@ class DynamicSampling(RolloutPolicy):
         return actions if self._awaited else [*actions, *self._sample_round()]
 
     def take_batch(self) -> list[Group]:
-        if not self._closed or not self._ready:
+        if not self._closed:
             return []
+        if not self._ready:
+            raise CannotFillBatch(
+                f"step {self._step}: none of {self._dropped} groups in {self._rounds} rounds had two different "
+                "rewards; use data that is neither too easy nor too hard for the model, or raise "
+                "rollout_policy.max_rounds or actor_rollout_ref.rollout.n"
+            )
         batch, self._ready = self._ready, []
         return batch
 
@@ -81,13 +87,7 @@ class DynamicSampling(RolloutPolicy):
                 self._awaited = len(prompts)
                 return [Request(prompt, self.n) for prompt in prompts]
         self._closed = True
-        if not self._ready:
-            raise CannotFillBatch(
-                f"step {self._step}: none of {self._dropped} groups in {self._rounds} rounds had two different "
-                "rewards; use data that is neither too easy nor too hard for the model, or raise "
-                "rollout_policy.max_rounds or actor_rollout_ref.rollout.n"
-            )
-        if len(self._ready) < self.train_batch_size:
+        if 0 < len(self._ready) < self.train_batch_size:
             logger.warning(
                 "step %d trains on %d of %d prompts: %d groups had no reward spread in %d rounds",
                 self._step,

@@ -153,14 +153,25 @@ class PilotCommit(RolloutPolicy):
         return [*self._judge(group), *self._advance()]
 
     def take_batch(self) -> list[Group]:
-        if not self._closed or self._committing or not self._ready:
+        if not self._closed or self._committing:
             return []
+        if not self._ready:
+            raise CannotFillBatch(
+                f"step {self._step}: no prompt survived {self._rounds} rounds of pilots "
+                f"(outcomes: {dict(self._outcomes)}), so there is nothing to train on; widen "
+                f"rollout_policy.p_lower/p_upper ({self._bounds}), raise n_pilot, set p_solve=null, or use data whose "
+                "success rates lie between the bounds"
+            )
         batch, self._ready = self._ready, []
         return batch
 
     @property
     def _is_last_step(self) -> bool:
         return self.total_steps is not None and self._step >= self.total_steps
+
+    @property
+    def _bounds(self) -> str:
+        return f"{float(self.filter.p_lower)} <= k/n <= {float(self.filter.p_upper)}"
 
     def _judge(self, group: Group) -> list[Action]:
         """Buffer a survivor; discard and perhaps evict any other prompt."""
@@ -212,7 +223,7 @@ class PilotCommit(RolloutPolicy):
             if pilots:
                 return [*actions, *pilots]
         self._close(short)
-        if self.bind and not self._is_last_step:
+        if self.bind and not self._is_last_step and short < self.train_batch_size:
             actions += self._pilot(self._draw(self.sampling_batch_size))
         return actions
 
@@ -229,22 +240,13 @@ class PilotCommit(RolloutPolicy):
 
     def _close(self, short: int) -> None:
         self._closed = True
-        size = self.train_batch_size - short
-        bounds = f"{float(self.filter.p_lower)} <= k/n <= {float(self.filter.p_upper)}"
-        if size == 0:
-            raise CannotFillBatch(
-                f"step {self._step}: no prompt survived {self._rounds} rounds of pilots "
-                f"(outcomes: {dict(self._outcomes)}), so there is nothing to train on; widen "
-                f"rollout_policy.p_lower/p_upper ({bounds}), raise n_pilot, set p_solve=null, or use data whose "
-                "success rates lie between the bounds"
-            )
-        if short:
+        if 0 < short < self.train_batch_size:
             logger.warning(
                 "step %d trains on %d of %d prompts: too few pilots survived %s in %d rounds (outcomes: %s)",
                 self._step,
-                size,
+                self.train_batch_size - short,
                 self.train_batch_size,
-                bounds,
+                self._bounds,
                 self._rounds,
                 dict(self._outcomes),
             )

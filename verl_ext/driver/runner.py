@@ -17,7 +17,7 @@ from verl_ext.driver.compat import check_verl
 from verl_ext.driver.liveness import Watch
 from verl_ext.driver.stop import EXIT_STOPPED, Stopped, stop_on_signal
 from verl_ext.driver.trainer import TRAINER_MODES
-from verl_ext.errors import RunError
+from verl_ext.errors import DataUsedUp, RunError
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +42,8 @@ class PolicyTaskRunner(TaskRunnerV1.__ray_actor_class__):
         await_queue()
         _choose_metrics_file(config)
         super().run(config)
+        if self.trainer.used_up is not None:
+            raise self.trainer.used_up
         if (step := self.trainer.stopped_after) is not None:
             raise Stopped(f"stopped after step {step}, as asked; the same command resumes the run from there")
 
@@ -49,8 +51,8 @@ class PolicyTaskRunner(TaskRunnerV1.__ray_actor_class__):
 def train(config: DictConfig) -> None:
     """Start Ray, or join a cluster, and train until the end, or until asked to stop: see :mod:`.stop`.
 
-    A :class:`~verl_ext.errors.RunError` is printed as one sentence, and sets the exit code: 2 if the configuration
-    does not fit the data, 1 otherwise.
+    A :class:`~verl_ext.errors.RunError` is printed as one sentence, and sets the exit code: 3 if the data is used up, 2
+    if the configuration does not fit the data, 1 otherwise.
     """
     try:
         check_verl()
@@ -61,10 +63,10 @@ def train(config: DictConfig) -> None:
             except Exception as error:
                 watch.explain(error)
                 raise
-    except Stopped as stopped:
+    except (Stopped, DataUsedUp) as ended:
         _configure_logging()
-        logger.info("%s", stopped.args[0])  # the sentence of the error raised in the Ray task
-        raise SystemExit(EXIT_STOPPED) from None
+        logger.info("%s", getattr(ended, "cause", ended).args[0])  # the sentence of the error raised in the Ray task
+        raise SystemExit(EXIT_STOPPED if isinstance(ended, Stopped) else DataUsedUp.exit_code) from None
     except RunError as error:  # Ray's error subclasses the task's error and keeps the task's error as the cause
         ray.shutdown()  # forwards no further output of workers, so the sentence comes last
         sys.stderr.write(f"error: {getattr(error, 'cause', error)}\n")

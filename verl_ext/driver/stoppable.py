@@ -1,4 +1,4 @@
-"""A trainer able to save a checkpoint and end early on request. :mod:`.stop` holds the request, and imports no verl."""
+"""A trainer able to end early: on request (:mod:`.stop`, which imports no verl), or because its data is used up."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from verl_ext.driver.stop import stop_requested
+from verl_ext.errors import CannotFillBatch, DataUsedUp
 
 logger = logging.getLogger(__name__)
 
@@ -19,11 +20,28 @@ class StoppableTrainer(PPOTrainer):
     """
 
     stopped_after: int | None = None  # the last step done, once the run is stopped
-    _saved_step: int | None = None
+    used_up: DataUsedUp | None = None  # set once the data cannot fill another step
+    _saved_step: int | None = None  # the last step whose checkpoint is on disk
+    _loaded_step: int | None = None  # the step of the checkpoint that the run resumed from
 
     def stop(self, after: int) -> None:
         """Begin no step after step ``after``."""
         self.stopped_after = self.total_training_steps = after
+
+    def end_used_up(self, error: CannotFillBatch) -> None:
+        """Save and validate the last trained step, as verl does after a last step, unless that has been done."""
+        self.global_steps -= 1
+        trainer, done = self.config.trainer, self.global_steps
+        if trainer.save_freq > 0 and self._saved_step != done:
+            self._save_checkpoint()
+        validated = trainer.val_before_train and self._loaded_step == done
+        if trainer.test_freq > 0 and done % trainer.test_freq and not validated:
+            self.on_validate_begin()
+            metrics = self._validate()
+            self.on_validate_end()
+            self.logger.log(data=metrics, step=done)
+        self._shutdown_dump_executor()
+        self.used_up = DataUsedUp(f"the data is used up: step {done} is the last of this run, since {error}")
 
     def on_step_end(self) -> None:
         if not self._is_to_stop():

@@ -33,7 +33,7 @@ from verl_ext.driver.stop import stop_requested
 from verl_ext.driver.stoppable import StoppableTrainer
 from verl_ext.driver.weight_sync import WeightTurns
 from verl_ext.driver.weights import advantage_factors, are_of_one_size, mini_batch_of_rows
-from verl_ext.errors import BadConfig
+from verl_ext.errors import BadConfig, CannotFillBatch
 from verl_ext.policy import Group, Prompt, RolloutPolicy
 from verl_ext.record import RecordingController
 
@@ -52,6 +52,8 @@ class PolicyTrainer(StoppableTrainer, WeightTurns):
     """
 
     drain: bool  # whether every rollout must have finished before the update
+    budget_spent: int | None = None  # the rollout budget, once its last step is saved
+    _budget_step: int | None = None  # the last step within the budget, once known
 
     def __init__(self, config):
         self.policy: RolloutPolicy = hydra.utils.instantiate(config.rollout_policy)
@@ -120,7 +122,13 @@ class PolicyTrainer(StoppableTrainer, WeightTurns):
     def fit(self, agent_loop_manager: WaveManager) -> None:
         note_workers()
         try:
-            super().fit(agent_loop_manager)
+            try:
+                super().fit(agent_loop_manager)
+            except CannotFillBatch as error:
+                check_workers()
+                if self.global_steps <= 1:  # nothing was learned, so the settings are at fault
+                    raise
+                self.end_used_up(error)
         except Exception as error:
             check_workers()  # a lost worker is the cause of any other error, so report the loss instead
             check_queue_full(error, self.config)
@@ -150,11 +158,24 @@ class PolicyTrainer(StoppableTrainer, WeightTurns):
 
     def on_train_begin(self) -> None:
         """Submit no warm-up batches: the policy alone decides on rollouts. End the run if no step is left."""
-        self._end_within_budget(done=self.global_steps - 1)
+        done, budget = self.global_steps - 1, self.config.rollout_driver.rollout_budget
+        sampled = self.controller.ledger.total["rollouts/sampled"]
+        if None not in (budget, self.budget_spent) and budget <= max(self.budget_spent, sampled):
+            self.total_training_steps = done
+            logger.warning(
+                "nothing to train: rollout_driver.rollout_budget=%d was reached at step %d, with %d rollouts; raise it "
+                "to go on",
+                budget,
+                done,
+                sampled,
+            )
+            return
+        self.budget_spent = None
+        self._end_within_budget(done)
         if self.global_steps > self.total_training_steps:
             logger.warning(
                 "nothing to train: the checkpoint is at step %d of %d; raise trainer.total_training_steps to go on",
-                self.global_steps - 1,
+                done,
                 self.total_training_steps,
             )
         elif stop_requested():
@@ -233,6 +254,7 @@ class PolicyTrainer(StoppableTrainer, WeightTurns):
         if budget is not None and 0 < done and expected > budget and done + 1 < self.total_training_steps:
             logger.info("step %d is the last: rollout_driver.rollout_budget=%d is reached", done + 1, budget)
             self.total_training_steps = self.policy.total_steps = done + 1
+            self._budget_step = done + 1
 
     # ---- checkpoints ----
 
@@ -240,7 +262,9 @@ class PolicyTrainer(StoppableTrainer, WeightTurns):
         # The policy's state goes first: verl's part ends by naming this checkpoint the latest, so a kill in between
         # leaves the checkpoint before as the latest.
         folder = self._checkpoint_folder()
-        save_state(folder, self.controller.state_dict())
+        if self.global_steps == self._budget_step:
+            self.budget_spent = self.config.rollout_driver.rollout_budget
+        save_state(folder, self.controller.state_dict() | {"budget_spent": self.budget_spent})
         try:
             super()._save_checkpoint()
         except (
@@ -253,7 +277,10 @@ class PolicyTrainer(StoppableTrainer, WeightTurns):
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
         if self.global_steps > 0 and not self.config.trainer.val_only:  # a validation needs only the weights
-            self.controller.load_state_dict(load_state(self._checkpoint_folder(resuming=True)))
+            state = load_state(self._checkpoint_folder(resuming=True))
+            self.controller.load_state_dict(state)
+            self.budget_spent = state.get("budget_spent")
+            self._loaded_step = self._saved_step = self.global_steps
 
     def _checkpoint_folder(self, resuming: bool = False) -> Path:
         trainer = self.config.trainer

@@ -1,0 +1,161 @@
+"""Ends of a run before its last planned step: a spent rollout budget, and data that is used up."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from ray.exceptions import RayTaskError
+from support.agent_loops import make_tokenizer
+from support.configs import compose, good_overrides
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+from verl_ext.driver import runner
+from verl_ext.driver.checkpoint import load_state
+from verl_ext.driver.stop import EXIT_STOPPED, Stopped
+from verl_ext.driver.trainer import TRAINER_MODES, PolicyTrainerSync
+from verl_ext.errors import CannotFillBatch, DataUsedUp
+
+STEPS = 50
+
+
+def trainer(folder, *overrides):
+    """A trainer with data and controller, before its engines start."""
+    folders = f"trainer.default_local_dir={folder / 'checkpoints'}", f"trainer.total_training_steps={STEPS}"
+    config = compose("grpo", *good_overrides(folder), *folders, *overrides)
+    config.trainer.v1.trainer_mode = TRAINER_MODES["sync"]
+    made = PolicyTrainerSync(config)
+    made.tokenizer, made.processor = make_tokenizer(), None
+    made._init_dataloader()
+    made.global_steps = 0
+    return made
+
+
+def sample(made, step, rollouts):
+    """Count a step's rollouts, and make the decision that follows a step's sampling."""
+    made.global_steps = step
+    made.controller.ledger.begin_step()
+    made.controller.ledger._count("rollouts/sampled", rollouts)
+    made.controller.ledger._count("rollouts/failed", rollouts)  # nothing is live, so that the ledger balances
+    made._end_within_budget(done=step)
+
+
+def train(made, first, rollouts):
+    """Steps of these sizes from step ``first`` on, up to the budget. Returns the last step, whose state is saved."""
+    for step, count in enumerate(rollouts, start=first):
+        if step > made.total_training_steps:
+            return step - 1
+        sample(made, step, count)
+        made._save_checkpoint()
+    raise AssertionError("the sizes ran out before the budget")
+
+
+def resumed(folder, step, budget, monkeypatch):
+    made = trainer(folder, f"rollout_driver.rollout_budget={budget}")
+    made.global_steps = step  # as verl's part of the loading does
+    made._load_checkpoint()
+    made.global_steps = step + 1
+    made.on_train_begin()
+    return made
+
+
+@pytest.fixture
+def without_models(monkeypatch):
+    """verl's part of a checkpoint, and the wish to stop, need workers and Ray."""
+    monkeypatch.setattr(PPOTrainer, "_save_checkpoint", lambda self: None)
+    monkeypatch.setattr(PPOTrainer, "_load_checkpoint", lambda self: None)
+    monkeypatch.setattr("verl_ext.driver.trainer.stop_requested", lambda: False)
+
+
+@pytest.mark.parametrize("sizes", [[100] * 20, [100, 300, 100, 100, 250, 90, 100, 100, 400, 80, 100]])
+def test_a_run_that_has_spent_its_budget_trains_no_further_step(sizes, tmp_path, monkeypatch, without_models, caplog):
+    straight = trainer(tmp_path, "rollout_driver.rollout_budget=1000")
+    last = train(straight, 1, sizes)
+    spent = sum(sizes[:last])
+    assert 0 < last < len(sizes) and abs(spent - 1000) <= max(sizes)
+    for _ in range(3):  # launch scripts resume by default
+        with caplog.at_level(logging.WARNING):
+            again = resumed(tmp_path, last, 1000, monkeypatch)
+        assert again.global_steps > again.total_training_steps == last
+    assert f"rollout_driver.rollout_budget=1000 was reached at step {last}, with {spent} rollouts" in caplog.text
+    more = resumed(tmp_path, last, 5000, monkeypatch)
+    assert more.total_training_steps == STEPS
+    less = resumed(tmp_path, last, 500, monkeypatch)
+    assert less.total_training_steps == last
+
+
+@pytest.mark.parametrize("at", range(1, 6))
+def test_a_run_killed_at_any_step_ends_at_the_step_at_which_it_would_have_ended(
+    at, tmp_path, monkeypatch, without_models
+):
+    sizes = [100, 300, 100, 100, 250, 90, 100, 100, 400, 80, 100]
+    last = train(trainer(tmp_path, "rollout_driver.rollout_budget=1000"), 1, sizes)
+    assert last == 6
+    assert train(resumed(tmp_path, at, 1000, monkeypatch), at + 1, sizes[at:]) == last
+
+
+def used_up(folder, step, monkeypatch, *overrides, loaded=None, saved=None):
+    """A run whose step ``step`` cannot be filled; returns the trainer and its calls afterwards."""
+    made, calls = trainer(folder, *overrides), []
+
+    def fit(self, manager):
+        self.global_steps = step
+        raise CannotFillBatch(f"step {step}: no prompt survived")
+
+    monkeypatch.setattr(PPOTrainer, "fit", fit)
+    for name in ("note_workers", "check_workers", "forget_workers"):  # they need Ray
+        monkeypatch.setattr(f"verl_ext.driver.trainer.{name}", lambda: None)
+    made._loaded_step, made._saved_step = loaded, loaded if saved is None else saved
+    made._validate = lambda: calls.append(f"validated {made.global_steps}") or {"accuracy": 0.5}
+    made.logger = type("Log", (), {"log": lambda self, data, step: calls.append(f"logged {data} at {step}")})()
+    made._shutdown_dump_executor = lambda: None
+    made.fit(None)
+    return made, calls
+
+
+def test_used_up_data_saves_validates_and_says_so(tmp_path, monkeypatch, without_models):
+    made, calls = used_up(tmp_path, 8, monkeypatch, "trainer.save_freq=5", "trainer.test_freq=5", saved=5)
+    assert calls == ["validated 7", "logged {'accuracy': 0.5} at 7"]
+    assert load_state(tmp_path / "checkpoints" / "global_step_7")["step"] == 0
+    assert type(made.used_up) is DataUsedUp
+    assert str(made.used_up) == (
+        "the data is used up: step 7 is the last of this run, since step 8: no prompt survived"
+    )
+
+
+def test_what_the_last_step_has_done_is_not_done_again(tmp_path, monkeypatch, without_models):
+    made, calls = used_up(tmp_path, 6, monkeypatch, "trainer.save_freq=5", "trainer.test_freq=5", saved=5)
+    assert calls == [] and made.used_up is not None and not (tmp_path / "checkpoints" / "global_step_5").exists()
+
+
+def test_a_resumed_run_leaves_its_checkpoint_alone(tmp_path, monkeypatch, without_models):
+    options = ("trainer.save_freq=5", "trainer.test_freq=5", "trainer.val_before_train=true")
+    _, calls = used_up(tmp_path, 8, monkeypatch, *options, loaded=7)
+    assert calls == [] and not (tmp_path / "checkpoints" / "global_step_7").exists()
+
+
+def test_without_frequencies_nothing_is_saved_or_validated(tmp_path, monkeypatch, without_models):
+    made, calls = used_up(tmp_path, 8, monkeypatch, "trainer.save_freq=-1", "trainer.test_freq=-1")
+    assert calls == [] and made.used_up is not None and not (tmp_path / "checkpoints" / "global_step_7").exists()
+
+
+def test_a_first_step_that_cannot_be_filled_is_a_fault(tmp_path, monkeypatch, without_models):
+    with pytest.raises(CannotFillBatch, match="step 1: no prompt survived"):
+        used_up(tmp_path, 1, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(DataUsedUp("the data is used up"), 3), (Stopped("stopped"), EXIT_STOPPED), (CannotFillBatch("step 1: none"), 1)],
+)
+def test_exit_codes_tell_the_ends_apart(error, status, monkeypatch, capfd):
+    def run_ppo(config, task_runner_class):
+        raise RayTaskError("run", "Traceback ...", error).as_instanceof_cause()
+
+    monkeypatch.setattr(runner, "run_ppo", run_ppo)
+    monkeypatch.setattr(runner, "join_cluster", lambda config: None)
+    with pytest.raises(SystemExit) as ended:
+        runner.train(None)
+    assert ended.value.code == status
+    last = capfd.readouterr().err.splitlines()[-1]
+    assert last.startswith("error: ") == (status == 1) and last.endswith(error.args[0])
