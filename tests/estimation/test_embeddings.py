@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from verl_ext.estimation import embeddings
 
+ROOT = Path(__file__).parents[2]
 TEXTS = ["What is 17 + 25?", "Compute 18 plus 24.", "Name the capital of France."]
 
 
@@ -43,3 +49,48 @@ def test_the_second_time_comes_from_the_cache(vectors, cache, monkeypatch):
 def test_refused(texts, model, named, tmp_path):
     with pytest.raises(ValueError, match=named):
         embeddings.embed(texts, cache=tmp_path, model=model)
+
+
+@pytest.fixture
+def hub(tmp_path):
+    """A hub's cache with a tiny MPNet under the name that HORA's paper uses."""
+    import torch
+    from sentence_transformers import SentenceTransformer, models
+    from transformers import MPNetConfig, MPNetModel, MPNetTokenizerFast
+
+    words = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", "what", "is", "two", "prove", "that"]
+    made = tmp_path / "made"
+    made.mkdir()
+    (made / "vocab.txt").write_text("\n".join(words))
+    MPNetTokenizerFast(str(made / "vocab.txt")).save_pretrained(made)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    MPNetModel(MPNetConfig(vocab_size=len(words), max_position_embeddings=32, **sizes)).save_pretrained(made)
+    snapshot = tmp_path / "hub" / "models--sentence-transformers--all-mpnet-base-v2"
+    transformer = models.Transformer(str(made), max_seq_length=16)
+    pooling = models.Pooling(transformer.get_embedding_dimension())
+    SentenceTransformer(modules=[transformer, pooling]).save(str(snapshot / "snapshots" / "0a1b"))
+    (snapshot / "refs").mkdir()
+    (snapshot / "refs" / "main").write_text("0a1b")
+    return tmp_path / "hub"
+
+
+def test_mpnet_is_found_in_the_hubs_cache_by_name(hub, tmp_path):
+    """In a process of its own, which reads the place of the cache from the environment; no download is tried."""
+    code = (
+        "from verl_ext.estimation.embeddings import embed\n"
+        f"texts = ['what is two', 'prove that', 'what is two']\n"
+        f"vectors = embed(texts, cache={str(tmp_path)!r}, model='sentence-transformers/all-mpnet-base-v2')\n"
+        "assert vectors.shape == (3, 16) and abs((vectors ** 2).sum(1) - 1).max() < 1e-5\n"
+        "assert (vectors[0] == vectors[2]).all() and abs(vectors[0] - vectors[1]).max() > 0.01\n"
+    )
+    environment = {**os.environ, "HF_HUB_CACHE": str(hub), "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=300)
+
+
+def test_a_model_of_the_hub_that_is_not_here_is_named_with_the_command_that_fetches_it():
+    name = "sentence-transformers/no-such-model"
+    with pytest.raises(
+        ValueError, match=f"model={name} is neither a folder nor in the hub's cache: hf download {name}"
+    ):
+        embeddings.find_model(name)

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import base64
+import io
 import json
 
 import numpy as np
 import pytest
+import torch
 
 from verl_ext.allocation import hit_utility
 from verl_ext.estimation.probe import LinearProbe
@@ -83,6 +86,62 @@ def test_state_survives_json(task):
     assert (one.predict(np.arange(400)) == other.predict(np.arange(400))).all()
     with pytest.raises(ValueError, match="dual"):
         LinearProbe(features).load_state_dict(one.state_dict())
+
+
+def tensors_of(probe):
+    return torch.load(io.BytesIO(base64.b64decode(probe.state_dict()["tensors"])), weights_only=True)
+
+
+@pytest.mark.parametrize("through_a_file", [False, True])
+def test_the_moving_average_starts_from_the_fitted_weights(task, through_a_file):
+    """After a cycle: 0.99 of the fitted weights, and 0.01 of the weights after five Adam steps (HORA Appendix F)."""
+    features, _, outcomes = task
+    probe = LinearProbe(features, learning_rate=1e-2)
+    probe.fit(np.arange(200), outcomes[:200], np.full(200, 8), steps=50)
+    fitted = {name: value.clone() for name, value in tensors_of(probe)["model"].items()}
+    if through_a_file:
+        state = json.loads(json.dumps(probe.state_dict()))
+        probe = LinearProbe(features, learning_rate=1e-2)
+        probe.load_state_dict(state)
+    probe.observe(np.arange(50), 1 - outcomes[:50], np.full(50, 8))
+    after = tensors_of(probe)
+    for name, value in fitted.items():
+        live = after["model"][name]
+        expected = 0.99 * value + 0.01 * live
+        torch.testing.assert_close(after["averaged"][f"module.{name}"], expected)
+        assert (live - value).abs().max() > 5e-3 and (expected - live).abs().max() > 1e-3
+
+
+def test_without_a_fit_the_moving_average_starts_after_the_first_cycle(task):
+    probe = LinearProbe(task[0])
+    probe.observe(np.arange(50), task[2][:50], np.full(50, 8))
+    tensors = tensors_of(probe)
+    for name, value in tensors["model"].items():
+        torch.testing.assert_close(tensors["averaged"][f"module.{name}"], value)
+
+
+def test_a_run_keeps_its_learning_rate_and_starts_adam_afresh(task):
+    """Five steps of a fresh Adam at 1e-3 move a weight by at most about 5e-3, whatever the fit was."""
+    features, _, outcomes = task
+    fitted = LinearProbe(features, online=False, learning_rate=0.1, weight_decay=0.5)
+    fitted.fit(np.arange(200), outcomes[:200], np.full(200, 8))
+    assert not tensors_of(fitted)["optimizer"]["state"]
+    probe = LinearProbe(features, weight_decay=0.25)
+    probe.load_state_dict(fitted.state_dict())
+    before = tensors_of(probe)["model"]
+    probe.observe(np.arange(50), 1 - outcomes[:50], np.full(50, 8))
+    after = tensors_of(probe)
+    (group,) = after["optimizer"]["param_groups"]
+    assert (group["lr"], group["weight_decay"]) == (1e-3, 0.25)
+    moved = max(float((after["model"][name] - before[name]).abs().max()) for name in before)
+    assert 1e-3 < moved < 6e-3
+
+
+@pytest.mark.parametrize("tensors", ["", "bm90IGEgcHJvYmU=", 3, None])
+def test_a_state_without_a_probes_tensors_is_refused(task, tensors):
+    probe = LinearProbe(task[0])
+    with pytest.raises(ValueError, match="the state's tensors are not those of a probe"):
+        probe.load_state_dict({**probe.state_dict(), "tensors": tensors})
 
 
 @pytest.mark.parametrize(

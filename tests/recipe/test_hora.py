@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
+from support.configs import compose
 from support.engine import controller, run_step
 
 from recipe.hora.policy import Hora
@@ -336,3 +338,27 @@ def test_bad_parameters_are_named(key, value):
 def test_combinations_that_cannot_work_are_refused(options, named):
     with pytest.raises(ValueError, match=named):
         Hora(train_batch_size=16, **options)
+
+
+FITTED = {"online": True, "cycles": 10, "steps": 5, "learning_rate": 1e-3, "weight_decay": 1e-2, "decay": 0.97}
+FITTED |= {"average": 0.99, "state": "probe.json"}
+MPNET = "sentence-transformers/all-mpnet-base-v2"
+GP = {"prior_mean": -1.0, "clip": 1e-6, "noise": 1e-4, "model": MPNET}
+
+
+@pytest.mark.parametrize(
+    ("prior", "estimator", "options"),
+    [
+        ("hidden_static", "probe", {"online": False, "dual": False, "features": "f.npy", "state": "probe.json"}),
+        ("hidden_online", "probe", {**FITTED, "dual": False, "features": "f.npy"}),
+        ("hidden_dual", "probe", {**FITTED, "dual": True, "features": "f.npy"}),
+        ("mpnet_dual", "probe", {**FITTED, "dual": True, "model": MPNET}),
+        ("gaussian_process", "gaussian_process", GP),
+    ],
+)
+def test_the_five_priors_of_appendix_f_are_configurations(prior, estimator, options):
+    files = {"features": "f.npy", "state": "probe.json"}
+    given = [f"rollout_policy.estimator_options.{key}={files[key]}" for key in options if key in files]
+    policy = OmegaConf.to_container(compose("hora", f"prior={prior}", *given).rollout_policy)
+    assert (policy["estimator"], policy["estimator_options"]) == (estimator, options)
+    assert policy["allocator"] == "hit_utility"

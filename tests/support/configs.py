@@ -22,7 +22,7 @@ from verl_ext.recipes import recipes
 
 omegaconf.base.parse = cache(omegaconf.base.parse)  # half of a validation's time; the same few hundred texts each time
 RECIPES = tuple(recipes())
-GROUPS = ("experiment", "budget", "lr_schedule", "hardware", "model_size", "model_engine", "actor_engine")
+GROUPS = ("experiment", "budget", "prior", "lr_schedule", "hardware", "model_size", "model_engine", "actor_engine")
 
 
 def compose(recipe: str, *overrides: str) -> DictConfig:

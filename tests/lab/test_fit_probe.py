@@ -1,0 +1,159 @@
+"""A probe fitted on a small log predicts prompts that it has not seen, and HORA starts from it."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+import typer
+from scipy.stats import betabinom
+from support.engine import prompts
+from support.rollout_logs import line, log_of, write_lines
+from typer.testing import CliRunner
+
+from recipe.hora.policy import Hora
+from verl_ext.data.schema import make_row, write_rows
+from verl_ext.estimation.embeddings import embed
+from verl_ext.estimation.probe import LinearProbe
+from verl_ext.lab.fit_probe import Outcomes, log_loss, main, outcomes, scores, split
+from verl_ext.prompts import prompt_text
+
+ROLLOUTS = 8
+EASY, HARD = "What is {} plus {}?", "Prove that the Diophantine equation x^{} + y^{} = z^2 has no solution."
+
+
+@pytest.fixture
+def invoke():
+    app = typer.Typer()
+    app.command()(main)
+    return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "160"})
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory):
+    """(folder, texts, correct): 60 prompts in two steps, the even ones solved at 0.9, the odd ones at 0.1."""
+    folder = tmp_path_factory.mktemp("logged")
+    texts = [(HARD if i % 2 else EASY).format(i, i + 3) for i in range(60)]
+    rows = [make_row("sums", text, str(i), ability="math") for i, text in enumerate(texts)]
+    write_rows(folder / "train.parquet", rows)
+    correct = np.random.default_rng(0).binomial(ROLLOUTS, np.where(np.arange(60) % 2, 0.1, 0.9))
+    for step in (1, 2):
+        lines = [
+            line(text, float(i < correct[place]), step, f"{rows[place]['extra_info']['prompt_id']}-{place}_{i}_0")
+            for place, text in enumerate(texts)
+            if place % 2 == step - 1
+            for i in range(ROLLOUTS)
+        ]
+        write_lines(folder / "rollouts" / f"{step}.jsonl", lines)
+    return folder, texts, correct
+
+
+def options_of(folder, out, *further):
+    return (
+        folder / "rollouts",
+        "--data",
+        folder / "train.parquet",
+        "--out",
+        out,
+        "--cache",
+        folder / "cache",
+        *further,
+    )
+
+
+@pytest.mark.parametrize("dual", [False, True])
+def test_a_fitted_probe_beats_beta_1_1_on_held_out_prompts_and_starts_a_run(logged, invoke, tmp_path, dual):
+    folder, texts, correct = logged
+    result = invoke(*options_of(folder, tmp_path / "new" / "probe.json", *["--dual"] * dual))
+    assert result.exit_code == 0, result.output
+    assert "12 prompts held out, 48 fitted, 480 rollouts" in result.output
+    named = {
+        name: re.search(rf"{re.escape(name)} +(\d\.\d+) +(\d\.\d+)", result.output)
+        for name in ("the probe", "Beta(1, 1)")
+    }
+    loss, error = (float(number) for number in named["the probe"].groups())
+    loss_of_uniform, error_of_uniform = (float(number) for number in named["Beta(1, 1)"].groups())
+    assert loss < loss_of_uniform - (0.3 if dual else 0.05) and error < error_of_uniform / 2
+    assert loss_of_uniform == pytest.approx(np.log(ROLLOUTS + 1), abs=1e-3)  # every count is equally likely
+
+    options = {"state": str(tmp_path / "new/probe.json"), "dual": dual, "cache": str(folder / "cache"), "online": False}
+    policy = Hora(train_batch_size=8, G=8, G0=2, estimator="probe", estimator_options=options)
+    policy.start_run(None, texts)
+    predicted = policy.estimator.predict(prompts(60))
+    assert predicted[::2].mean() > 0.75 and predicted[1::2].mean() < 0.25
+
+
+def test_features_of_a_file_take_the_place_of_embeddings(logged, invoke, tmp_path):
+    folder, _, correct = logged
+    kinds = np.eye(2)[np.arange(60) % 2] @ np.random.default_rng(1).normal(size=(2, 6))
+    np.save(tmp_path / "kinds.npy", kinds)
+    further = ("--features", tmp_path / "kinds.npy", "--learning-rate", "0.05", "--steps", 300)
+    assert invoke(*options_of(folder, tmp_path / "probe.json", *further)).exit_code == 0
+    probe = LinearProbe(kinds, online=False)
+    probe.load_state_dict(json.loads((tmp_path / "probe.json").read_text()))
+    fitted, held = split(Outcomes(np.arange(60), np.full(60, ROLLOUTS), correct), 0.2)
+    for kind in (0, 1):  # two kinds of prompts, so the best fit is their mean
+        of_kind = fitted.row % 2 == kind
+        assert probe.predict([kind])[0] == pytest.approx(fitted.rates[of_kind].mean(), abs=0.02)
+    assert scores(probe, fitted, held)["the probe"][0] < scores(probe, fitted, held)["the same rate for all"][0]
+
+
+def test_only_the_first_steps_are_read_if_asked(logged, invoke, tmp_path):
+    result = invoke(*options_of(logged[0], tmp_path / "probe.json", "--until-step", 1))
+    assert "6 prompts held out, 24 fitted, 240 rollouts" in result.output
+
+
+def test_groups_are_summed_by_the_row_of_their_prompt():
+    log = log_of([(1, 0, 2, 4), (1, 1, 4, 4), (2, 0, 1, 8), (3, 2, 5, 6)])  # step, prompt, correct, rollouts
+    found = outcomes(log, ["other", "p2", "p0", "p0"])  # equal rows are one prompt, p1 is not in the data
+    assert found.row.tolist() == [1, 2] and found.rollouts.tolist() == [6, 12] and found.correct.tolist() == [5, 3]
+    first = outcomes(log, ["p0"], until_step=1)
+    assert (first.rollouts.tolist(), first.correct.tolist()) == ([4], [2])
+    with pytest.raises(ValueError, match="none of the 3 logged prompts is in the data"):
+        outcomes(log, ["p3"])
+
+
+def test_held_out_prompts_are_not_fitted():
+    logged = Outcomes(np.arange(10), np.full(10, 4), np.arange(10) % 5)
+    fitted, held = split(logged, 0.3)
+    assert held.row.size == 3 and sorted([*fitted.row, *held.row]) == list(range(10))
+    assert (fitted.correct == fitted.row % 5).all()
+    assert [part.row.size for part in split(logged, 0.0)] == [9, 1]
+    with pytest.raises(ValueError, match="at least two"):
+        split(logged.of(np.array([3])), 0.5)
+
+
+def test_the_loss_is_the_beta_binomial_likelihood():
+    logged = Outcomes(np.arange(3), np.array([8, 4, 1]), np.array([8, 1, 0]))
+    rates, strength = np.array([0.7, 0.2, 0.5]), np.array([3.0, 0.5, 16.0])
+    expected = -betabinom.logpmf(logged.correct, logged.rollouts, strength * rates, strength * (1 - rates)).mean()
+    assert log_loss(logged, rates, strength) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("further", "named"),
+    [
+        (["--features", "{folder}/short.npy"], "it has 3 rows, and"),
+        (["--features", "{folder}/short.npy", "--model", "x"], "--features has features already"),
+        (["--data", "{folder}/rollouts/1.jsonl"], "--data"),
+        (["--model", "no/such_model"], "hf download no/such_model"),
+        (["--out", "{folder}"], "it is a folder"),
+        (["--prompt-key", "question"], "question"),
+    ],
+)
+def test_refused(logged, invoke, tmp_path, further, named):
+    folder = logged[0]
+    np.save(folder / "short.npy", np.eye(3))
+    result = invoke(*options_of(folder, tmp_path / "probe.json", *(part.format(folder=folder) for part in further)))
+    assert result.exit_code == 2 and named in re.sub(r"[\s│]+", " ", result.output), result.output
+    assert not (tmp_path / "probe.json").exists()
+
+
+def test_a_prompt_is_embedded_as_in_training(logged):
+    """The command embeds the text that the driver passes to the policy."""
+    folder, texts, _ = logged
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": texts[0]}]
+    assert prompt_text(messages) == f"Be brief.\n{texts[0]}" and prompt_text(messages[1:]) == texts[0]
+    assert len(embed(texts, cache=folder / "cache")) == 60
