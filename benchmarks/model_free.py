@@ -34,18 +34,19 @@ class FastEngine:
     """Answers each rollout at once: correct with its prompt's success rate, failed with ``failure_rate``.
 
     A trajectory is LENGTH equal tokens: 1 for a correct response, 0 for a wrong one. A prefix with a share x of its
-    tokens moves the success rate r to r + x (token - r). All trajectories with the same outcome are one object, and
+    tokens moves the success rate r to r + x (token - r). A rollout has the version of the weights that began it, so a
+    rollout in generation across steps is stale. All trajectories with the same outcome are one object, and
     waves finish in the order of submission, so the engine takes little time beside the driver.
     """
 
     def __init__(self, success_rates: Mapping[str, float], seed: int = 0, failure_rate: float = 0.0):
         self.success_rates, self.failure_rate = success_rates, failure_rate
         self.rng = np.random.default_rng(seed)
-        self.waiting: list[tuple[Group, int]] = []
+        self.waiting: list[tuple[Group, int, int]] = []  # group, rollouts, version of the weights at submission
         self.version = 0
 
     def submit(self, wave: list[tuple[Group, int]]) -> None:
-        self.waiting.extend(wave)
+        self.waiting.extend((group, count, self.version) for group, count in wave)
 
     def release(self, groups: list[Group]) -> None:
         pass
@@ -54,7 +55,7 @@ class FastEngine:
         """Group ids and rollouts of the ``count`` oldest waves; None: of all waves."""
         count = len(self.waiting) if count is None else count
         done, self.waiting = self.waiting[:count], self.waiting[count:]
-        return [(group.id, [self.rollout(group) for _ in range(n)]) for group, n in done]
+        return [(group.id, [self.rollout(group, version) for _ in range(n)]) for group, n, version in done]
 
     def success_rate(self, group: Group) -> tuple[float, int]:
         """Success rate of a rollout of this group, and the tokens of its prefix."""
@@ -64,14 +65,14 @@ class FastEngine:
             rate += prefix_tokens / LENGTH * (int(group.prefix.tokens[0]) - rate)
         return rate, prefix_tokens
 
-    def rollout(self, group: Group) -> Rollout:
+    def rollout(self, group: Group, version: int) -> Rollout:
         draw, fails, tokens = self.rng.random(3).tolist()
         if fails < self.failure_rate:
-            return Rollout(float("nan"), None, 0, self.version, failed=True)
+            return Rollout(float("nan"), None, 0, version, failed=True)
         rate, prefix_tokens = self.success_rate(group)
         correct = draw < rate
         return Rollout(
-            float(correct), correct, 1 + int(49 * tokens), self.version, prefix_tokens, trajectory=OUTCOMES[correct]
+            float(correct), correct, 1 + int(49 * tokens), version, prefix_tokens, trajectory=OUTCOMES[correct]
         )
 
 

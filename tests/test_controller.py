@@ -14,7 +14,7 @@ from recipe.grpo.policy import Uniform
 from recipe.pilot_commit.policy import PilotCommit
 from verl_ext.controller import RolloutController
 from verl_ext.errors import CannotFillBatch, EveryRolloutFailed
-from verl_ext.policy import Discard, Evict, Request, RolloutPolicy
+from verl_ext.policy import Discard, Evict, Request, Rollout, RolloutPolicy
 
 
 class Scripted(RolloutPolicy):
@@ -146,6 +146,99 @@ def test_wrong_use_is_named():
         run.finish_waves([(group.id, [])])
     with pytest.raises(ValueError, match="at least 1"):
         Request(prompt, 0)
+
+
+def opened(count, rollouts=2):
+    """A run whose policy trains the groups in ``batch``, and its ``count`` groups in generation."""
+    batch = []
+    run = controller(
+        Scripted(start=lambda draw: [Request(prompt, rollouts) for prompt in draw(count)], batch=lambda: batch),
+        [0.5] * count,
+    )
+    run.begin_step(1)
+    return run, list(run.live.values()), batch
+
+
+def test_a_batch_with_one_prompt_twice_is_refused():
+    run, groups, batch = opened(2)
+    run.finish_waves(run.engine.finish())
+    batch += [groups[0], groups[1], groups[0]]
+    with pytest.raises(RuntimeError, match="^Scripted.take_batch returned 3 groups of 2 prompts$"):
+        run.take_batch()
+    assert len(run.live) == 2 and run.ledger.total["rollouts/trained"] == 0
+
+
+@pytest.mark.parametrize("incomplete", ["outstanding", "failed", "partly outstanding"])
+def test_a_batch_with_an_incomplete_group_is_refused(incomplete):
+    run, (first, second), batch = opened(2)
+    waves = dict(run.engine.finish())
+    finished = [first] if incomplete == "outstanding" else [first, second]
+    if incomplete == "failed":
+        waves[second.id] = [Rollout(float("nan"), None, 3, 0, failed=True)] * 2
+    run.finish_waves([(group.id, waves[group.id]) for group in finished])
+    if incomplete == "partly outstanding":
+        run._execute([Request(second, 1)])
+    batch += [first, second]
+    with pytest.raises(RuntimeError, match=f"^Scripted.take_batch returned group {second.id}, which is not complete"):
+        run.take_batch()
+
+
+def test_a_trained_group_is_no_longer_alive_and_its_prompt_can_be_drawn_again():
+    run, groups, batch = opened(2)
+    run.finish_waves(run.engine.finish())
+    batch.append(groups[0])
+    assert run.take_batch() == [groups[0]]
+    batch.clear()
+    assert list(run.live) == [groups[1].id]
+    assert {prompt.id for prompt in run.prompts.draw(2)} == {groups[0].prompt.id}
+    metrics = run.metrics()
+    assert (metrics["rollouts/trained"], metrics["rollouts/buffered"]) == (2, 2)
+    assert (metrics["groups/in_batch"], metrics["groups/live"], metrics["allocation/max"]) == (1, 1, 2)
+
+
+def test_a_group_that_is_gone_cannot_be_used_again():
+    run, (group, _), _ = opened(2)
+    run.finish_waves(run.engine.finish())
+    run._execute([Discard(group, "dull")])
+    for action in (Discard(group, "dull"), Request(group, 1)):
+        with pytest.raises(RuntimeError, match=f"^Scripted acts on group {group.id}, which is not alive$"):
+            run._execute([action])
+    assert run.engine.released == [group.id] and run.ledger.total["rollouts/discarded_dull"] == 2
+
+
+def test_a_failed_step_ends_the_run_only_when_nothing_is_in_generation():
+    run, (first, second), _ = opened(2)
+    waves = run.engine.finish()
+    failed = [Rollout(float("nan"), None, 3, 0, failed=True)] * 2
+    run.finish_waves([(first.id, failed)])  # the second group may still succeed
+    assert run.outstanding == 2
+    run.finish_waves([(second.id, dict(waves)[second.id])])
+    assert run.outstanding == 0 and run.ledger.step["rollouts/failed"] == 2
+
+
+def test_numbers_of_a_restored_run_go_on():
+    run, groups, _ = opened(3)
+    run.finish_waves(run.engine.finish(1))
+    restored = controller(Scripted(), [0.5] * 3)
+    restored.load_state_dict(json.loads(json.dumps(run.state_dict())))
+    assert (restored.outstanding, restored.step) == (4, 1)
+    assert {prompt.id for prompt in restored.prompts.draw(3)} == set()  # all three prompts are alive
+    assert restored.live.keys() == run.live.keys()
+    complete = next(group for group in restored.live.values() if not group.outstanding)
+    restored._execute([Discard(complete, "dull"), Request(complete.prompt, 1)])
+    assert f"{complete.prompt.id}-4" in restored.live  # no number is used twice
+    state = run.state_dict()
+    state["ledger"]["buffered"] += 1
+    with pytest.raises(RuntimeError, match="does not balance"):
+        controller(Scripted(), [0.5] * 3).load_state_dict(state)
+
+
+def test_metrics_check_the_ledger():
+    run, _, _ = opened(1)
+    run.finish_waves(run.engine.finish())
+    run.ledger.total["rollouts/sampled"] += 1
+    with pytest.raises(RuntimeError, match="does not balance"):
+        run.metrics()
 
 
 def test_a_checkpoint_of_another_policy_is_refused():

@@ -2,43 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 
+import numpy as np
 import pytest
-import ray
 import torch
 import transfer_queue as tq
-from support.configs import changed, compose
 from support.engine import epochs, prompts
-from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+from support.queue import CAPACITY, QueueWriter, clear, running_queue, store, stored
 
 from recipe.grpo.policy import Uniform
 from recipe.pilot_commit.policy import PilotCommit
 from verl_ext.controller import RolloutController
+from verl_ext.driver import replay_buffer
 from verl_ext.driver.checkpoint import load_state, save_state
 from verl_ext.driver.replay_buffer import GroupReplayBuffer
 from verl_ext.errors import EveryRolloutFailed, RunError
-
-CAPACITY = 200  # rows
+from verl_ext.policy import Request, RolloutPolicy
+from verl_ext.trajectory import Trajectory
 
 
 @pytest.fixture(scope="module")
 def queue():
-    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
-    size = f"transfer_queue.backend.SimpleStorage.total_storage_size={CAPACITY}"
-    tq.init(changed(compose("grpo"), size).transfer_queue)
-    yield
-    tq.close()
-    ray.shutdown()
-
-
-def store(partition, keys, fields, tags) -> bool:
-    """As an agent loop does; False if the queue is full."""
-    with contextlib.suppress(RuntimeError):
-        tq.kv_batch_put(keys=keys, partition_id=partition, fields=list_of_dict_to_tensordict(fields), tags=tags)
-        return True
-    return False
+    with running_queue():
+        yield
 
 
 @pytest.fixture
@@ -50,54 +37,7 @@ def room(queue):
         assert store("filler", keys, [{"rm_scores": torch.zeros(1)}] * len(keys), [{"status": "success"}] * len(keys))
 
     yield leave
-    for partition in ("filler", "val"):
-        if left := list((tq.kv_list(partition) or {}).get(partition, {})):
-            tq.kv_clear(keys=left, partition_id=partition)
-
-
-class QueueWriter:
-    """Write the same data as an agent-loop worker: rows with rewards, then the prompt's terminal status."""
-
-    def __init__(self, reward=lambda session: float(session % 2), outputs=1, missing=(), silent=False):
-        self.reward, self.outputs, self.missing, self.silent = reward, outputs, missing, silent
-        self.truncated, self.diverged, self.untagged = set(), set(), set()
-        self.version = 0
-
-    def submit(self, wave):
-        for group, count in wave:
-            prompt = {"is_prompt": True, "status": "pending", "global_steps": 1}
-            tq.kv_batch_put(keys=[group.id], partition_id="train", tags=[prompt])
-            if not self.silent:
-                first = len(group.rollouts)
-                self.write(group.id, [n for n in range(first, first + count) if n not in self.missing])
-
-    def write(self, uid, sessions):
-        status = "failure" if self.missing else "finished"
-        for session in sessions:
-            keys, fields, tags = [], [], []
-            for index in range(self.outputs):
-                length = 3 + session
-                scores = torch.zeros(length)
-                scores[-1] = self.reward(session)
-                mask = torch.ones(length, dtype=torch.int64)
-                mask[1] = 0  # a tool's token: part of the response, not generated
-                extra = {
-                    "reward_extra_info": {"score": self.reward(session), "acc": self.reward(session) == 1.0},
-                    "generated_tokens": length - 1,
-                    "truncated": session in self.truncated,
-                    "diverged": session in self.diverged,
-                }
-                keys.append(f"{uid}_{session}_{index}")
-                responses = torch.arange(length)
-                row = {"rm_scores": scores, "response_mask": mask, "responses": responses, "extra_fields": extra}
-                fields.append(row)
-                tags.append({"status": "success", "min_global_steps": self.version, "max_global_steps": self.version})
-            if not store("train", keys, fields, None if session in self.untagged else tags):
-                status = "failure"
-        tq.kv_batch_put(keys=[uid], partition_id="train", tags=[{"status": status}])
-
-    def release(self, groups):
-        self.buffer._clear_groups("train", {group.id for group in groups})
+    clear("filler", "val")
 
 
 @pytest.fixture
@@ -119,9 +59,7 @@ def make(queue):
         return buffer
 
     yield build
-    left = [key for key in (tq.kv_list("train") or {}).get("train", {})]
-    if left:
-        tq.kv_clear(keys=left, partition_id="train")
+    clear("train")
 
 
 def begin(buffer, step=1):
@@ -286,3 +224,179 @@ def test_a_reward_that_is_not_finite_is_no_obstacle_to_a_checkpoint(make, tmp_pa
     assert failed and all("score" not in rollout.components for rollout in failed)
     state = buffer.controller.state_dict()
     assert load_state(save_state(tmp_path, state).parent) == state
+
+
+# ---- from rows to rollouts ----
+
+
+class Scripted(RolloutPolicy):
+    """Opens the given requests at every step, and trains on complete groups as soon as there are ``groups``."""
+
+    def __init__(self, *requests, groups=1):
+        self.requests, self.groups, self.ready = requests, groups, []
+
+    def start_step(self, step, draw):
+        prompts = draw(len(self.requests))
+        return [Request(prompt, *request) for prompt, request in zip(prompts, self.requests, strict=True)]
+
+    def on_group(self, group):
+        self.ready.append(group)
+        return []
+
+    def take_batch(self):
+        if len(self.ready) < self.groups:
+            return []
+        batch, self.ready = self.ready, []
+        return batch
+
+
+def rollouts_of(buffer, step=1):
+    """Rollouts of the one group of the batch."""
+    begin(buffer, step)
+    buffer.sample(step, "train", 1)
+    (group,) = buffer.controller._batch
+    return group.rollouts
+
+
+def test_the_outputs_of_a_session_make_one_rollout(make):
+    """The last output in numeric order, 10 after 9, has the reward; tokens add up; any output may be truncated."""
+    policy, writer = Scripted((3,)), QueueWriter(reward=lambda session: [0.25, 1.0, 0.0][session], outputs=11)
+    policy.reads_trajectories = True
+    writer.truncated = {1}
+    rollouts = rollouts_of(make(policy, writer))
+    assert [rollout.reward for rollout in rollouts] == [0.25, 1.0, 0.0]
+    assert [rollout.correct for rollout in rollouts] == [False, True, False]
+    assert [rollout.tokens for rollout in rollouts] == [11 * 2, 11 * 3, 11 * 4]
+    assert [rollout.truncated for rollout in rollouts] == [False, True, False]
+    assert [rollout.trajectory for rollout in rollouts] == [None] * 3
+    assert not any(rollout.failed for rollout in rollouts)
+
+
+def test_a_session_with_several_outputs_that_diverged_at_its_end_leaves_the_queue(make):
+    writer = QueueWriter(outputs=2)
+    writer.diverged = {1}
+    rollouts = rollouts_of(make(Scripted((2,)), writer))
+    assert [(rollout.failed, rollout.diverged) for rollout in rollouts] == [(False, False), (True, True)]
+    assert math.isnan(rollouts[1].reward) and rollouts[1].tokens == 2 * 3
+    assert {key.split("_")[1] for key in stored("train")} == {"0"}
+
+
+def test_the_version_is_that_of_the_oldest_weights_of_any_output(make):
+    writer = QueueWriter(outputs=3)
+    writer.version = 6
+    writer.versions = {(0, 1): 4, (1, 0): 3, (1, 2): None, (2, 0): None, (2, 1): None, (2, 2): None}
+    rollouts = rollouts_of(make(Scripted((4,)), writer, steps=9), step=8)
+    # Without any stamp the rollout was generated within this step, by the weights of step 7.
+    assert [rollout.policy_version for rollout in rollouts] == [4, 3, 7, 6]
+
+
+def test_prefix_tokens_are_those_that_the_policy_had_generated(make):
+    prefix = Trajectory(np.arange(7), np.array([1, 1, 0, 0, 1, 1, 1], dtype=bool))
+    rollouts = rollouts_of(make(Scripted((3, prefix)), QueueWriter(missing=(1,))))
+    assert [rollout.prefix_tokens for rollout in rollouts] == [5, 0, 5]  # the missing rollout cost nothing
+    assert [rollout.failed for rollout in rollouts] == [False, True, False]
+    assert [rollout.tokens for rollout in rollouts] == [2, 0, 4]
+
+
+def test_only_an_accuracy_of_0_or_1_is_a_verdict(make):
+    writer = QueueWriter(reward=lambda session: 0.5)
+    writer.reported = dict(enumerate([{"acc": 1}, {"acc": np.float32(0)}, {"acc": 0.5}, {}, {"acc": True}, {"acc": 2}]))
+    rollouts = rollouts_of(make(Scripted((6,)), writer))
+    assert [rollout.correct for rollout in rollouts] == [True, False, None, None, True, None]
+
+
+def test_components_are_the_finite_numbers_of_the_reward_function(make):
+    writer = QueueWriter()
+    writer.reported = {0: {"format": np.int64(1), "why": "brief", "cost": math.inf, "ratio": math.nan, "half": 0.5}}
+    (rollout,) = rollouts_of(make(Scripted((1,)), writer))
+    assert dict(rollout.components) == {"score": 0.0, "format": 1.0, "half": 0.5}
+
+
+# ---- waiting ----
+
+
+class Clock:
+    """Stands for the module ``time``: the test sets the time, and reading the queue takes none."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def monotonic(self):
+        return self.now
+
+    time = monotonic
+
+    def perf_counter(self):
+        return 0.0
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(replay_buffer, "time", clock)
+    return clock
+
+
+def test_the_run_ends_when_no_rollout_has_finished_for_longer_than_the_limit(make, clock):
+    writer = QueueWriter(silent=True)
+    buffer = make(Uniform(train_batch_size=3, n=2), writer, stall_timeout=60.0)
+    begin(buffer)
+    groups = list(buffer.controller.live)
+    events = iter(
+        [
+            (60.0, None),  # exactly the limit is not too long
+            (30.0, lambda: writer.write(groups[0], [0, 1])),  # progress: the time counts from here
+            (60.0, None),
+            (1.0, None),
+        ]
+    )
+    sync, waited = buffer._sync_metadata_from_transfer_queue, []
+
+    def next_event():
+        if seconds_and_event := next(events, None):
+            waited.append(seconds_and_event[0])
+            clock.now += seconds_and_event[0] if seconds_and_event[1] is None else 0.0
+            if seconds_and_event[1]:
+                seconds_and_event[1]()
+        sync()
+
+    buffer._sync_metadata_from_transfer_queue = next_event
+    with pytest.raises(RunError, match="^step 1: no rollout has finished for 60 s while 4 are outstanding"):
+        buffer.sample(1, "train", 3)
+    assert waited == [60.0, 30.0, 60.0, 1.0]
+
+
+class LateWriter(QueueWriter):
+    """Answers the first group at once, and each further group only when the buffer looks again."""
+
+    def __init__(self):
+        super().__init__(silent=True)
+        self.late = []
+
+    def submit(self, wave):
+        super().submit(wave)
+        self.late += [(group.id, range(count)) for group, count in wave]
+        self.write(*self.late.pop(0))
+
+    def attend(self, buffer):
+        sync = buffer._sync_metadata_from_transfer_queue
+
+        def look():
+            sync()
+            if self.late:
+                self.write(*self.late.pop(0))
+
+        buffer._sync_metadata_from_transfer_queue = look
+
+
+@pytest.mark.parametrize(("drain", "step", "left"), [(False, 2, 4), (False, 3, 0), (True, 2, 0)])
+def test_all_rollouts_finish_before_engines_sleep_and_before_the_run_ends(make, drain, step, left):
+    """A batch is ready with the first of three groups; the last of three steps counts every rollout."""
+    writer = LateWriter()
+    buffer = make(Scripted((2,), (2,), (2,)), writer, drain=drain, steps=3)
+    begin(buffer, step)
+    writer.attend(buffer)
+    batch, _ = buffer.sample(step, "train", 1)
+    assert len(batch) == 2 and len({key.split("_")[0] for key in batch.keys}) == 1
+    assert buffer.controller.outstanding == left
+    assert buffer.controller.ledger.total["rollouts/sampled"] == 6 - left

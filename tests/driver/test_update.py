@@ -8,49 +8,16 @@ import pytest
 import torch
 from support.configs import compose
 from support.engine import controller, run_step
-from transformers import Qwen2Config, Qwen2ForCausalLM
-from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
-from verl.utils.config import omega_conf_to_dataclass
+from support.update import LENGTH, PROMPT, VOCABULARY, gradient, log_probabilities, make_model, verl_loss
+from transformers import Qwen2ForCausalLM
+from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
 from verl_ext.driver.weights import advantage_factors
-
-PROMPT, LENGTH, VOCABULARY = 3, 6, 32
 
 
 @pytest.fixture(scope="module")
 def model() -> Qwen2ForCausalLM:
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
-    return Qwen2ForCausalLM(Qwen2Config(vocab_size=VOCABULARY, **sizes, **heads)).double()
-
-
-def log_probabilities(model, tokens):
-    """(rows, LENGTH) of the response tokens."""
-    scores = model(input_ids=tokens).logits[:, PROMPT - 1 : -1].log_softmax(-1)
-    return scores.gather(-1, tokens[:, PROMPT:, None])[..., 0]
-
-
-def gradient(model, loss):
-    parts = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
-    return torch.cat([part.flatten() for part in parts])
-
-
-def verl_loss(config, log_prob, old_log_prob, advantages, mask):
-    """verl's policy loss of one mini-batch, computed as in an actor."""
-    actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
-    actor.global_batch_info.update(
-        dp_size=1, batch_num_tokens=mask.sum(), global_batch_size=len(mask), loss_scale_factor=LENGTH
-    )
-    loss, _ = get_policy_loss_fn("vanilla")(
-        old_log_prob=old_log_prob,
-        log_prob=log_prob,
-        advantages=advantages,
-        response_mask=mask,
-        loss_agg_mode=actor.loss_agg_mode,
-        config=actor,
-    )
-    return loss
+    return make_model()
 
 
 SMALL = {

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
+from dataclasses import replace
 
 import pytest
-from support.engine import controller, run_step
+from support.engine import BernoulliEngine, controller, run_step
 
 from recipe.dynamic_sampling.policy import DynamicSampling
 from recipe.grpo.policy import Uniform
@@ -36,6 +38,30 @@ def test_dynamic_sampling_trains_only_on_groups_with_spread():
         metrics = run.metrics()
         assert metrics["groups/effective_ratio"] == 1.0 and metrics["rollouts/buffered"] == 0
         assert metrics["rollouts/sampled"] == 12 * 4 * metrics["dynamic_sampling/rounds"]
+
+
+class Failing(BernoulliEngine):
+    """Every rollout of the prompts in ``broken`` fails."""
+
+    broken = ("p1", "p2")
+
+    def rollout(self, group, version):
+        made = super().rollout(group, version)
+        return replace(made, reward=math.nan, correct=None, failed=True) if group.prompt.id in self.broken else made
+
+
+def test_dynamic_sampling_counts_each_group_under_its_reason():
+    """Of 12 prompts in the one round, 2 fail, 3 have no spread, and 7 have: 3 more than the batch needs."""
+    run = controller(DynamicSampling(train_batch_size=4, n=64, s=3), [1.0, 0.5, 0.5, 0.0, 1.0, *[0.5] * 7])
+    run.engine = Failing(run.engine.success_rates)
+    batch = run_step(run, 1)
+    assert len(batch) == 4 and not {group.prompt.id for group in batch} & {"p0", "p1", "p2", "p3", "p4"}
+    metrics = run.metrics()
+    assert (metrics["groups/discarded_empty"], metrics["rollouts/discarded_empty"]) == (2, 0)
+    assert (metrics["groups/discarded_no_spread"], metrics["rollouts/discarded_no_spread"]) == (3, 3 * 64)
+    assert (metrics["groups/discarded_surplus"], metrics["rollouts/discarded_surplus"]) == (3, 3 * 64)
+    assert (metrics["rollouts/failed"], metrics["rollouts/trained"]) == (2 * 64, 4 * 64)
+    assert (metrics["dynamic_sampling/rounds"], metrics["dynamic_sampling/no_spread"]) == (1, 5)
 
 
 def test_dynamic_sampling_refills_and_is_bounded(caplog):

@@ -34,18 +34,18 @@ class BernoulliEngine(FastEngine):
         self.rng.shuffle(self.waiting)
         return super().finish(count)
 
-    def rollout(self, group: Group) -> Rollout:
+    def rollout(self, group: Group, version: int) -> Rollout:
         if self.rng.random() < self.failure_rate:
-            return Rollout(float("nan"), None, 0, self.version, failed=True)
+            return Rollout(float("nan"), None, 0, version, failed=True)
         rate, prefix_tokens = self.success_rate(group)
         correct = bool(self.rng.random() < rate)
         return Rollout(
             float(correct),
             correct,
             int(self.rng.integers(1, 50)),
-            self.version,
+            version,
             prefix_tokens=prefix_tokens,
-            components={"format": float(self.rng.random() < min(1.0, 0.3 * (1 + self.version)))},
+            components={"format": float(self.rng.random() < min(1.0, 0.3 * (1 + version)))},
             trajectory=Trajectory([int(correct)] * LENGTH, [True] * LENGTH),
         )
 

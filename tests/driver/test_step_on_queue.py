@@ -1,0 +1,285 @@
+"""A step's update, budget and resume in the trainer, on a real TransferQueue; the actor is a small model here.
+
+verl balances the batch, computes advantages and sets the sizes of mini-batches. The test takes the part of the actor's
+workers: verl's policy loss on each worker's share of each mini-batch, whose gradients the workers average.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import transfer_queue as tq
+from support.agent_loops import make_tokenizer
+from support.configs import compose, good_overrides
+from support.queue import clear, running_queue, store, stored
+from support.update import LENGTH, PROMPT, VOCABULARY, gradient, log_probabilities, make_model, verl_loss
+from transfer_queue import KVBatchMeta
+
+from verl_ext.driver.agent_loop import PREFIX, ROLLOUTS, SESSION_OFFSET
+from verl_ext.driver.checkpoint import BadCheckpoint
+from verl_ext.driver.trainer import TRAINER_MODES, PolicyTrainerSync
+from verl_ext.policy import Request, Rollout
+from verl_ext.trajectory import Trajectory
+
+WORKERS = 2
+REWARDS = {  # by prompt: groups of 1 to 7, 18 rows, which two workers and two mini-batches pad to 20
+    "a": [0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0],
+    "b": [1.0, 0.0, 0.0, 0.0],
+    "c": [0.0, 1.0],
+    "d": [0.5, 0.0, 1.0, 0.25],
+    "e": [1.0],
+}
+
+
+@pytest.fixture(scope="module")
+def queue():
+    with running_queue():
+        yield
+
+
+@pytest.fixture
+def make(queue, tmp_path):
+    """recipe, overrides -> a trainer with its data, and without workers."""
+
+    def build(recipe, *overrides):
+        config = compose(recipe, *good_overrides(tmp_path), "data.shuffle=false", *overrides)
+        config.trainer.v1.trainer_mode = TRAINER_MODES["sync"]
+        trainer = PolicyTrainerSync(config)
+        trainer.tokenizer, trainer.processor = make_tokenizer(), None
+        trainer.replay_buffer = trainer._build_replay_buffer()
+        trainer._init_dataloader()
+        trainer.submitted = []
+        trainer._submit_batch_to_rollout = trainer.submitted.append
+        return trainer
+
+    yield build
+    clear("train")
+
+
+# ---- the update ----
+
+
+class Actor:
+    """The group of the actor's workers: keeps the gradient of each optimizer step."""
+
+    def __init__(self, config, model):
+        self.config, self.model = config, model
+        self._dispatch_info = {"actor": list(range(WORKERS))}
+        self.gradients = []
+
+    def update_actor(self, batch):
+        fields = ["tokens", "response_mask", "advantages"]
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+        rows = list(zip(*(data[name].unbind() for name in fields), strict=True))
+        share, size = len(rows) // WORKERS, batch.extra_info["mini_batch_size"]
+        assert batch.extra_info["global_batch_size"] == size and share * WORKERS == len(rows)
+        part = size // WORKERS
+        for start in range(0, share, part):
+            shares = [rows[worker * share :][start : start + part] for worker in range(WORKERS)]
+            tokens = sum(float(mask.sum()) for rows in shares for _, mask, _ in rows)
+            parts = [self.share_of_gradient(rows, tokens, size) for rows in shares]
+            self.gradients.append(sum(parts) / WORKERS)
+        return {"metrics": {"mfu": [0.0]}}
+
+    def share_of_gradient(self, rows, tokens, size):
+        padded = torch.zeros(len(rows), PROMPT + LENGTH, dtype=torch.long)
+        mask, advantages = torch.zeros(2, len(rows), LENGTH, dtype=torch.float64)
+        for number, (ids, kept, advantage) in enumerate(rows):
+            padded[number, : len(ids)] = ids
+            mask[number, : len(kept)] = kept
+            advantages[number, : len(kept)] = advantage
+        log_prob = log_probabilities(self.model, padded)
+        loss = verl_loss(
+            self.config, log_prob, log_prob.detach(), advantages, mask, workers=WORKERS, tokens=tokens, rows=size
+        )
+        return gradient(self.model, loss)
+
+
+def write_batch(rng):
+    """A row of random tokens for each reward; returns the batch, and {prompt: [(tokens, reward)]}."""
+    keys, fields, tags, rows = [], [], [], {}
+    for prompt, rewards in REWARDS.items():
+        for session, reward in enumerate(rewards):
+            length = int(rng.integers(1, LENGTH + 1))
+            ids = torch.tensor(rng.integers(0, VOCABULARY, PROMPT + length))
+            scores = torch.zeros(length, dtype=torch.float64)
+            scores[-1] = reward
+            keys.append(f"{prompt}-1_{session}_0")
+            numbers = {name: torch.zeros(length) for name in ("rollout_log_probs", "old_log_probs")}
+            mask = torch.ones(length, dtype=torch.int64)
+            whole = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "prompts": ids[:PROMPT]}
+            whole |= {"position_ids": torch.arange(len(ids)), "responses": ids[PROMPT:], "tokens": ids}
+            fields.append({"uid": f"{prompt}-1", "rm_scores": scores, "response_mask": mask, **numbers, **whole})
+            tags.append({"status": "success", "seq_len": len(ids), "prompt_len": PROMPT, "response_len": length})
+            rows.setdefault(prompt, []).append((ids, reward))
+    assert store("train", keys, fields, tags)
+    return KVBatchMeta(partition_id="train", keys=keys, tags=tags), rows
+
+
+def wanted_gradient(model, rows, *, weight, clip):
+    """GRPO's loss written out over prompts, with one optimizer step's worth of all rows.
+
+    Advantages are (r - mean) / (std + 1e-6) within a group, clipped to [-clip, clip]; a group of one has none. A
+    response's loss is the mean over its tokens. Each prompt counts 1/B ("equal"), or each rollout 1/R ("rollouts").
+    """
+    rollouts = sum(map(len, rows.values()))
+    total = 0.0
+    for group in rows.values():
+        if len(group) == 1:
+            continue
+        rewards = np.array([reward for _, reward in group])
+        advantages = (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-6)
+        if clip is not None:
+            advantages = np.minimum(np.maximum(advantages, -clip), clip)
+        share = 1 / (len(rows) * len(group)) if weight == "equal" else 1 / rollouts
+        for (ids, _), advantage in zip(group, advantages, strict=True):
+            total = total - share * float(advantage) * log_probabilities(model, ids[None]).mean()
+    return gradient(model, total)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "weight", "clip"),
+    [
+        (["rollout_policy.prompt_weight=equal"], "equal", None),
+        (["rollout_policy.prompt_weight=rollouts"], "rollouts", None),
+        (["rollout_policy.prompt_weight=equal", "rollout_driver.advantage_clip=0.7"], "equal", 0.7),
+        (["rollout_policy.prompt_weight=rollouts", "rollout_driver.advantage_clip=0.7"], "rollouts", 0.7),
+    ],
+)
+def test_weights_and_clip_reach_the_gradient_of_the_update(make, overrides, weight, clip):
+    mode = "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean"
+    trainer, model = make("grpo", mode, *overrides), make_model()
+    trainer.actor_rollout_wg = Actor(trainer.config, model)
+    batch, rows = write_batch(np.random.default_rng(0))
+    metrics = {}
+    batch = trainer._balance_batch(batch, metrics)
+    assert len(batch) == 20
+    batch = trainer._compute_advantage(batch, metrics)
+    trainer._update_actor(batch, metrics)
+    gradients = trainer.actor_rollout_wg.gradients
+    assert len(gradients) == trainer.updates_per_step == 2  # train_batch_size 8 / ppo_mini_batch_size 4
+    # Both optimizer steps see the same weights here, so their mean is the gradient of all rows at once.
+    ours, wanted = sum(gradients) / 2, wanted_gradient(model, rows, weight=weight, clip=clip)
+    assert (ours - wanted).norm() < 1e-5 * wanted.norm()
+    actor = trainer.config.actor_rollout_ref
+    assert (actor.actor.ppo_mini_batch_size, actor.rollout.n) == (4, compose("grpo").actor_rollout_ref.rollout.n)
+
+
+# ---- the end of the run ----
+
+
+@pytest.mark.parametrize(
+    ("total", "step", "done", "last"),
+    [
+        (850, 100, 8, None),  # after steps 9 and 10: 950 and 1,050, equally near to 1,000
+        (851, 100, 8, 9),  # 951 and 1,051
+        (701, 200, 3, 4),  # 901 and 1,101
+        (701, 100, 7, None),  # 801 and 901
+        (901, 100, 19, None),  # step 20 is the last in any case
+        (2000, 100, 0, None),  # nothing is done yet
+    ],
+)
+def test_the_last_step_is_the_one_nearest_to_the_budget(make, total, step, done, last):
+    trainer = make("grpo", "trainer.total_training_steps=20", "rollout_driver.rollout_budget=1000")
+    ledger = trainer.controller.ledger
+    ledger.total["rollouts/sampled"], ledger.step["rollouts/sampled"] = total, step
+    trainer._end_within_budget(done)
+    assert trainer.total_training_steps == trainer.policy.total_steps == (last or 20)
+
+
+def test_without_a_budget_every_step_is_done(make):
+    trainer = make("grpo", "trainer.total_training_steps=20")
+    trainer.controller.ledger.total["rollouts/sampled"] = 10**9
+    trainer._end_within_budget(5)
+    assert trainer.total_training_steps == trainer.policy.total_steps == 20
+
+
+@pytest.mark.parametrize(("steps", "epochs"), [(5, 1), (6, 2), (10, 2), (12, 3)])
+def test_epochs_suffice_for_the_steps(make, steps, epochs):
+    """40 prompts, 8 a step: five steps are an epoch of verl's, which would end the run."""
+    trainer = make("grpo", f"trainer.total_training_steps={steps}", "trainer.total_epochs=1")
+    assert trainer.config.trainer.total_epochs == epochs
+
+
+# ---- submitting and resuming ----
+
+
+def finish(trainer, group, *rewards):
+    """Hand in the wave of a group, None for a failed rollout, and write the rows of the others."""
+    first = len(group.rollouts)
+    for session, reward in enumerate(rewards, first):
+        if reward is not None:
+            write_row(f"{group.id}_{session}_0")
+    failed = [reward is None for reward in rewards]
+    made = [Rollout(float(r or 0), None, 3, 0, failed=f) for r, f in zip(rewards, failed, strict=True)]
+    trainer.controller.finish_waves([(group.id, made)])
+
+
+def write_row(key):
+    assert store("train", [key], [{"rm_scores": torch.zeros(2)}], [{"status": "success"}])
+
+
+def sent(wave):
+    """Group id -> (rollouts, number of the first session) of a submitted wave."""
+    ids, counts, firsts = wave["uid"], wave[ROLLOUTS].tolist(), wave[SESSION_OFFSET].tolist()
+    return {uid: (count, first) for uid, count, first in zip(list(ids), counts, firsts, strict=True)}
+
+
+@pytest.fixture
+def interrupted(make):
+    """A run with a checkpoint in its first step, and the queue as the checkpoint holds it.
+
+    Of 8 groups with 2 rollouts each, the first has both (one failed) and awaits two more, the second has both, and of
+    the third one row is written and its wave not finished.
+    """
+    trainer = make("grpo", "actor_rollout_ref.rollout.n=2")
+    trainer.global_steps = 1
+    trainer.controller.begin_step(1)
+    groups = list(trainer.controller.live.values())
+    for group in groups:
+        tq.kv_batch_put(keys=[group.id], partition_id="train", tags=[{"is_prompt": True, "status": "pending"}])
+    finish(trainer, groups[0], 1.0, None)
+    finish(trainer, groups[1], 0.0, 1.0)
+    trainer.controller._execute([Request(groups[0], 2)])
+    write_row(f"{groups[0].id}_2_0")
+    write_row(f"{groups[2].id}_0_0")
+    write_row("trained-99_0_0")
+    tq.kv_batch_put(keys=["trained-99"], partition_id="train", tags=[{"is_prompt": True, "status": "finished"}])
+    trainer.submitted.clear()
+    return trainer, groups
+
+
+def test_unfinished_waves_are_generated_anew_and_their_rows_dropped(interrupted):
+    trainer, groups = interrupted
+    assert trainer._reissue_inflight_prompts() == 2 + 2 * (len(groups) - 2)
+    (wave,) = trainer.submitted
+    expected = {group.id: (2, 0) for group in groups[2:]}
+    assert sent(wave) == {groups[0].id: (2, 2)} | expected
+    rows = {key for key in stored("train") if "_" in key}
+    assert rows == {f"{groups[0].id}_0_0", f"{groups[1].id}_0_0", f"{groups[1].id}_1_0"}
+    assert "trained-99" not in stored("train")
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_queue_without_a_finished_rollout_is_refused(interrupted, which):
+    trainer, groups = interrupted
+    tq.kv_clear(keys=[f"{groups[which].id}_0_0"], partition_id="train")
+    with pytest.raises(BadCheckpoint, match=f"misses rollouts of 1 groups .first: {groups[which].id}"):
+        trainer._reissue_inflight_prompts()
+    assert not trainer.submitted
+
+
+def test_a_wave_holds_each_groups_prompt_and_prefix(make):
+    trainer = make("grpo")
+    trainer.global_steps = 7
+    prompts = trainer.controller.prompts.draw(3)
+    prefix = Trajectory(np.arange(4), np.array([True, False, True, True]))
+    trainer.controller._execute([Request(prompts[2], 5), Request(prompts[0], 2, prefix)])
+    (wave,) = trainer.submitted
+    assert sent(wave) == {f"{prompts[2].id}-1": (5, 0), f"{prompts[0].id}-2": (2, 0)}
+    texts = [messages[0]["content"] for messages in wave["raw_prompt"]]
+    assert texts == [
+        trainer.train_dataset[prompt.row]["raw_prompt"][0]["content"] for prompt in (prompts[2], prompts[0])
+    ]
+    assert list(wave[PREFIX]) == [{}, prefix.state_dict()] and wave["global_steps"] == 7

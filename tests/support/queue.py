@@ -1,0 +1,103 @@
+"""A real TransferQueue, and the part of verl's agent loops in it: writing rows."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import ray
+import torch
+import transfer_queue as tq
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+from support.configs import changed, compose
+
+CAPACITY = 200  # rows
+
+
+@contextlib.contextmanager
+def running_queue() -> Iterator[None]:
+    """A queue of ``CAPACITY`` rows in a Ray of its own."""
+    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
+    size = f"transfer_queue.backend.SimpleStorage.total_storage_size={CAPACITY}"
+    tq.init(changed(compose("grpo"), size).transfer_queue)
+    yield
+    tq.close()
+    ray.shutdown()
+
+
+def stored(partition: str) -> dict[str, dict]:
+    """Keys and tags of the partition's rows."""
+    return (tq.kv_list(partition) or {}).get(partition, {})
+
+
+def clear(*partitions: str) -> None:
+    for partition in partitions:
+        if left := list(stored(partition)):
+            tq.kv_clear(keys=left, partition_id=partition)
+
+
+def store(partition, keys, fields, tags) -> bool:
+    """As an agent loop does; False if the queue is full."""
+    with contextlib.suppress(RuntimeError):
+        tq.kv_batch_put(keys=keys, partition_id=partition, fields=list_of_dict_to_tensordict(fields), tags=tags)
+        return True
+    return False
+
+
+class QueueWriter:
+    """An engine that writes the same data as an agent-loop worker: rows with rewards, then the prompt's final status.
+
+    A session has ``outputs`` rows, written from the last to the first. Only the last row has the session's reward, as
+    in verl, and may be marked as diverged; only the first may be marked as truncated.
+
+    Attributes:
+        versions: (session, output) -> version of the oldest weights; ``version`` for all other rows.
+        reported: session -> the reward function's further numbers; the verdict for all other sessions.
+        silent: whether prompts are registered without any answer; :meth:`write` answers later.
+    """
+
+    def __init__(self, reward=lambda session: float(session % 2), outputs=1, missing=(), silent=False):
+        self.reward, self.outputs, self.missing, self.silent = reward, outputs, missing, silent
+        self.truncated, self.diverged, self.untagged = set(), set(), set()
+        self.version, self.versions, self.reported = 0, {}, {}
+
+    def submit(self, wave):
+        for group, count in wave:
+            prompt = {"is_prompt": True, "status": "pending", "global_steps": 1}
+            tq.kv_batch_put(keys=[group.id], partition_id="train", tags=[prompt])
+            if not self.silent:
+                first = len(group.rollouts)
+                self.write(group.id, [n for n in range(first, first + count) if n not in self.missing])
+
+    def write(self, uid, sessions):
+        status = "failure" if self.missing else "finished"
+        for session in sessions:
+            keys, fields, tags = [], [], []
+            for index in reversed(range(self.outputs)):
+                keys.append(f"{uid}_{session}_{index}")
+                fields.append(self.row(session, index))
+                version = self.versions.get((session, index), self.version)
+                tags.append({"status": "success", "min_global_steps": version, "max_global_steps": self.version})
+            if not store("train", keys, fields, None if session in self.untagged else tags):
+                status = "failure"
+        tq.kv_batch_put(keys=[uid], partition_id="train", tags=[{"status": status}])
+
+    def row(self, session, index):
+        length, is_last = 3 + session, index == self.outputs - 1
+        reward = self.reward(session) if is_last else -5.0
+        scores = torch.zeros(length)
+        scores[-1] = reward
+        mask = torch.ones(length, dtype=torch.int64)
+        mask[1] = 0  # a tool's token: part of the response, not generated
+        reported = self.reported.get(session, {"acc": reward == 1.0})
+        extra = {
+            "reward_extra_info": {"score": reward, **reported},
+            "generated_tokens": length - 1,
+            "truncated": session in self.truncated and index == 0,
+            "diverged": session in self.diverged and is_last,
+        }
+        return {"rm_scores": scores, "response_mask": mask, "responses": torch.arange(length), "extra_fields": extra}
+
+    def release(self, groups):
+        self.buffer._clear_groups("train", {group.id for group in groups})

@@ -1,0 +1,139 @@
+"""Counts and metrics, against numbers computed by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from verl_ext.ledger import Ledger, batch_metrics
+from verl_ext.policy import Group, Prompt, Rollout
+
+FAILED = Rollout(math.nan, None, 7, 0, failed=True)
+
+
+def group(name, *rollouts):
+    return Group(f"{name}-1", Prompt(name, 0), list(rollouts))
+
+
+def rollouts(*rewards, version=0, tokens=10, **marks):
+    return [Rollout(reward, None, tokens, version, **marks) for reward in rewards]
+
+
+def test_metrics_of_a_batch_with_groups_of_all_kinds():
+    """Step 6 trains the weights of version 5."""
+    batch = [
+        group("mixed", *rollouts(1.0, version=4), *rollouts(0.0, version=2)),
+        group("solved", *rollouts(*[1.0] * 6, version=5)),
+        group("wrong", *rollouts(0.0, 0.0, version=5), FAILED),
+        group("wrong_too", *rollouts(0.0, 0.0, 0.0, version=5)),
+        group("no_verdicts", *rollouts(0.2, 0.6, 0.7, version=3)),
+    ]
+    expected = {
+        "groups/effective_ratio": 2 / 5,  # mixed, no_verdicts
+        "rollouts/effective_ratio": (2 + 3) / 16,
+        "groups/reward_mean": (0.5 + 1 + 0 + 0 + 0.5) / 5,
+        "groups/reward_std_mean": (0.5 + math.sqrt((0.3**2 + 0.1**2 + 0.2**2) / 3)) / 5,
+        "rollouts/reward_mean": (1 + 6 + 1.5) / 16,
+        "allocation/min": 2,
+        "allocation/max": 6,
+        "allocation/mean": 16 / 5,
+        "off_policy/delay_mean": (1 + 3 + 3 * 2) / 16,
+        "off_policy/delay_max": 3,
+        "groups/all_correct": 1 / 5,
+        "groups/all_wrong": 2 / 5,
+    }
+    assert batch_metrics(batch, 6) == pytest.approx(expected, rel=1e-12)
+    assert all(type(value) is float for value in batch_metrics(batch, 6).values())
+
+
+def test_without_any_verdict_no_share_of_correct_groups_is_claimed():
+    metrics = batch_metrics([group("a", *rollouts(0.2, 0.3))], 1)
+    assert not {"groups/all_correct", "groups/all_wrong"} & metrics.keys()
+    assert batch_metrics([], 1) == {}
+
+
+def test_a_group_that_is_partly_correct_is_neither_all_correct_nor_all_wrong():
+    metrics = batch_metrics([group("a", *rollouts(1.0, 1.0, 0.0)), group("b", *rollouts(1.0, 0.0, 0.0))], 1)
+    assert (metrics["groups/all_correct"], metrics["groups/all_wrong"]) == (0.0, 0.0)
+
+
+def two_steps():
+    """A ledger after a step with 6 rollouts and a step with 5, and the one group that is alive."""
+    ledger = Ledger()
+    ledger.begin_step()
+    trained = group("a", *rollouts(1.0, 0.0, tokens=3), FAILED)
+    dull = group("b", *rollouts(0.0, 0.0, 0.0, tokens=4, prefix_tokens=2, truncated=True))
+    for each in (trained, dull):
+        ledger.sampled(each.rollouts)
+    ledger.trained(trained)
+    ledger.discarded(dull, "dull")
+    ledger.begin_step()
+    kept = group("c", *rollouts(1.0, 1.0, 1.0, tokens=5), Rollout(math.nan, None, 1, 0, failed=True, diverged=True))
+    stale = group("d", *rollouts(0.0, tokens=6))
+    for each in (kept, stale):
+        ledger.sampled(each.rollouts)
+    ledger.discarded(stale, "stale")
+    return ledger, [kept]
+
+
+def test_every_rollout_and_token_is_counted_where_it_went():
+    ledger, live = two_steps()
+    ledger.check(live)
+    counts = {  # name: (of the second step, of the run)
+        "rollouts/sampled": (5, 11),
+        "rollouts/trained": (0, 2),
+        "rollouts/failed": (1, 2),
+        "rollouts/truncated": (0, 3),
+        "rollouts/diverged": (1, 1),
+        "rollouts/discarded_dull": (0, 3),
+        "rollouts/discarded_stale": (1, 1),
+        "groups/trained": (0, 1),
+        "groups/discarded_dull": (0, 1),
+        "groups/discarded_stale": (1, 1),
+        "tokens/sampled": (3 * 5 + 1 + 6, 2 * 3 + 7 + 3 * 4 + 3 * 5 + 1 + 6),
+        "tokens/prefix": (0, 6),
+        "tokens/trained": (0, 6),
+    }
+    expected = {name: float(step) for name, (step, _) in counts.items()}
+    expected |= {f"{name}_total": float(total) for name, (_, total) in counts.items()}
+    expected |= {"rollouts/discarded_total": 4.0, "rollouts/buffered": 3.0}
+    assert ledger.metrics() == expected
+
+
+def test_a_restored_ledger_counts_on():
+    ledger, live = two_steps()
+    restored = Ledger()
+    restored.load_state_dict(ledger.state_dict())
+    assert restored.metrics() == ledger.metrics()
+    restored.check(live)
+    restored.trained(live[0])
+    restored.check([])
+    assert restored.metrics()["rollouts/trained_total"] == 5
+
+
+@pytest.mark.parametrize(
+    ("change", "numbers"),
+    [
+        (lambda ledger, live: ledger.total.update({"rollouts/sampled": 1}), "sampled 12 != .* = 11, with 3 buffered"),
+        (lambda ledger, live: ledger.total.update({"rollouts/trained": 1}), "sampled 11 != .* = 12, "),
+        (lambda ledger, live: ledger.total.update({"rollouts/failed": 1}), "sampled 11 != .* = 12, "),
+        (lambda ledger, live: ledger.total.update({"rollouts/discarded_dull": 1}), "sampled 11 != .* = 12, "),
+        (lambda ledger, live: live[0].rollouts.append(FAILED.__class__(1.0, None, 1, 0)), "= 12, with 4 buffered"),
+        (lambda ledger, live: live.clear(), "= 8, with 0 buffered .ledger: 3."),
+        (lambda ledger, live: ledger.trained(group("lost", *rollouts(1.0))), "= 12, with 3 buffered .ledger: 2."),
+    ],
+)
+def test_counts_that_do_not_balance_end_the_run(change, numbers):
+    ledger, live = two_steps()
+    change(ledger, live)
+    with pytest.raises(RuntimeError, match=f"^rollout accounting does not balance: .*{numbers}"):
+        ledger.check(live)
+
+
+def test_a_group_lost_in_both_counts_is_noticed_too():
+    """The number of rollouts balances, but one is buffered for the ledger and alive for no group."""
+    ledger, live = two_steps()
+    ledger.buffered += 1
+    with pytest.raises(RuntimeError, match="= 11, with 3 buffered .ledger: 4."):
+        ledger.check(live)
