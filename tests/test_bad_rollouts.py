@@ -22,8 +22,8 @@ class ScriptedEngine(BernoulliEngine):
         super().__init__({})
         self.make = make
 
-    def rollout(self, group):
-        return self.make(self.rng, self.version)
+    def rollout(self, group, version):
+        return self.make(self.rng, version)
 
 
 def train(recipe, folder, make, steps=3):

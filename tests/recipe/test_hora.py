@@ -61,7 +61,7 @@ def test_a_shard_goes_on_as_soon_as_its_own_pre_rollouts_are_in():
     rest = [wave for wave in waves if wave[0].prompt.id not in first_shard]
     run.finish_waves(run.engine.finish())
     assert len(run.engine.submitted) == 2 and {prompt for prompt, _ in run.engine.submitted[1]} <= first_shard
-    assert run.outstanding == sum(count for _, count in rest) + 2 * 2
+    assert run.outstanding == sum(count for _, count, _ in rest) + 2 * 2
 
 
 def test_upper_bounds_the_additional_rollouts():
