@@ -109,7 +109,8 @@ def is_timing_or_delay(name):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_resumed_run_trains_what_the_uninterrupted_run_trains(recipe, mode, saved, tmp_path):
-    straight = {step: (batch, metrics) for step, batch, metrics in Run(recipe, mode, tmp_path, saved).steps()}
+    uninterrupted = Run(recipe, mode, tmp_path, saved)
+    straight = {step: (batch, metrics) for step, batch, metrics in uninterrupted.steps()}
     assert list(straight) == list(range(1, STEPS + 1))
     checkpoint = Run(recipe, mode, tmp_path, saved).checkpoint()
     in_flight = sum(group["outstanding"] for group in checkpoint["live"])
@@ -128,6 +129,8 @@ def test_a_resumed_run_trains_what_the_uninterrupted_run_trains(recipe, mode, sa
         done.append(step)
     assert done == list(range(saved + 1, STEPS + 1))
     assert resumed.controller.outstanding == 0
+    if mode == SYNC:  # nothing was in generation, so the versions are the same too
+        assert resumed.controller.state_dict() == uninterrupted.controller.state_dict()
 
 
 @pytest.mark.parametrize("mode", [COLOCATE, SEPARATE])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
-import zlib
 from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
@@ -113,7 +111,7 @@ class ContinuousAtTimes(BernoulliEngine):
     """Even prompts get verdicts; odd prompts rewards of 0.2 and 0.8 without verdict."""
 
     def rollout(self, group: Group) -> Rollout:
-        rollout = super().rollout(group)
+        rollout = super().rollout(group, version)
         if group.prompt.row % 2 == 0:
             return rollout
         return replace(rollout, reward=0.2 + 0.6 * rollout.reward, correct=None)
@@ -313,20 +311,7 @@ def test_a_survivor_is_trained_up_to_the_largest_delay(max_delay):
 
 
 def test_pilots_that_were_generated_too_long_ago_are_discarded_when_they_arrive():
-    class Stamped(BernoulliEngine):
-        """A rollout has the version of its submission, and pilots take several steps."""
-
-        def submit(self, wave):
-            super().submit(wave)
-            self.sent = {**getattr(self, "sent", {}), **{group.id: self.version for group, _ in wave}}
-
-        def rollout(self, group):
-            return replace(super().rollout(group), policy_version=self.sent[group.id])
-
-    rows = prompts(400)
-    pilot_commit = policy(max_delay=1)
-    pilot_commit.start_run(None, [])
-    run = RolloutController(pilot_commit, epochs(rows), 400, Stamped(dict.fromkeys([row.id for row in rows], 0.5)))
+    run = controller(policy(max_delay=1), [0.5] * 400)
     stale = 0.0
     for step in range(1, 30):
         batch = run_step(run, step, drain=False, at_once=1)
@@ -398,45 +383,6 @@ def test_delay_distinctness_and_books_hold(seed, rates, bind, max_delay, order, 
         assert len({entry.prompt.id for entry in batch}) == len(batch) <= 4
         metrics = run.metrics()  # checks sampled = trained + buffered + discarded + failed
         assert metrics["off_policy/delay_max"] <= max_delay
-
-
-class Keyed(BernoulliEngine):
-    """A rollout depends on its group and its place in it alone, so a wave that is generated anew is the same."""
-
-    def finish(self, count=None):
-        done, self.waiting = self.waiting[:count], self.waiting[count:]
-        waves = []
-        for group, number in done:
-            self.rng = np.random.default_rng(zlib.crc32(f"{group.id} {len(group.rollouts)}".encode()))
-            waves.append((group.id, [self.rollout(group) for _ in range(number)]))
-        return waves
-
-
-@pytest.mark.parametrize("drain", [True, False])
-def test_a_restored_run_goes_on_exactly_as_it_would_have(drain):
-    def fresh():
-        rows = prompts(60)
-        pilot_commit = policy(seed=3, max_rounds=9)
-        pilot_commit.start_run(None, [])
-        engine = Keyed(dict(zip([row.id for row in rows], np.linspace(0, 1, 60), strict=True)))
-        return RolloutController(pilot_commit, epochs(rows), len(rows), engine)
-
-    straight, broken = fresh(), fresh()
-    for step in (1, 2, 3):
-        run_step(straight, step, drain=drain), run_step(broken, step, drain=drain)
-    assert (broken.outstanding > 0) == (not drain)
-    restored = fresh()
-    restored.load_state_dict(json.loads(json.dumps(broken.state_dict())))
-    restored.prompts.rows = broken.prompts.rows  # verl restores its data loader
-    assert restored.resubmit_unfinished() == broken.outstanding
-    for step in (4, 5, 6):
-        left = [(entry.id, entry.rewards.tolist()) for entry in run_step(straight, step, drain=drain)]
-        right = [(entry.id, entry.rewards.tolist()) for entry in run_step(restored, step, drain=drain)]
-        assert left == right
-        ours, theirs = straight.metrics(), restored.metrics()
-        del ours["allocation/seconds"], theirs["allocation/seconds"]
-        assert ours == theirs
-    assert straight.state_dict() == restored.state_dict()
 
 
 @pytest.mark.parametrize(
