@@ -6,9 +6,9 @@ import json
 import re
 import resource
 import shutil
+import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -102,23 +102,26 @@ def test_a_crash_while_writing_leaves_the_old_state(tmp_path):
 
 
 WRITER = """
-import sys
+import resource, signal, sys
 from verl_ext.driver.checkpoint import save_state
-for step in range(10**9):
-    save_state(sys.argv[1], {"step": step, "filler": "x" * 2_000_000})
-    print(step, flush=True)
+folder, limit = sys.argv[1], int(sys.argv[2])
+state = {"step": 2, "filler": "x" * 100_000}
+signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores the signal; now it ends the process within write(2)
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+save_state(folder, state)
 """
 
 
-def test_a_kill_while_writing_leaves_a_whole_state(tmp_path):
-    for wait in (0.0, 0.003, 0.01):
-        writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-        for _ in range(3):
-            written = int(writer.stdout.readline())
-        time.sleep(wait)
-        writer.kill()
-        writer.wait()
-        assert load_state(tmp_path)["step"] >= written
+@pytest.mark.parametrize("limit", [0, 1, 50_000])
+def test_a_kill_within_a_write_leaves_the_old_state(tmp_path, limit):
+    """The kernel kills the process as soon as a file would grow beyond ``limit`` bytes."""
+    save_state(tmp_path, {"step": 1})
+    killed = subprocess.run([sys.executable, "-c", WRITER, str(tmp_path), str(limit)], capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGXFSZ, killed.stderr
+    assert max(path.stat().st_size for path in tmp_path.iterdir()) >= limit  # it died while writing, not before
+    assert load_state(tmp_path) == {"step": 1}
+    save_state(tmp_path, {"step": 3})
+    assert load_state(tmp_path) == {"step": 3} and [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
 
 
 def test_a_full_disk_leaves_the_old_state_and_is_one_clear_error(tmp_path):

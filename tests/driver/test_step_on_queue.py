@@ -15,9 +15,10 @@ from support.configs import compose, good_overrides
 from support.queue import clear, running_queue, store, stored
 from support.update import LENGTH, PROMPT, VOCABULARY, gradient, log_probabilities, make_model, verl_loss
 from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from verl_ext.driver.agent_loop import PREFIX, ROLLOUTS, SESSION_OFFSET
-from verl_ext.driver.checkpoint import BadCheckpoint
+from verl_ext.driver.checkpoint import BadCheckpoint, load_state
 from verl_ext.driver.trainer import TRAINER_MODES, PolicyTrainerSync
 from verl_ext.policy import Request, Rollout
 from verl_ext.trajectory import Trajectory
@@ -66,7 +67,7 @@ class Actor:
     def __init__(self, config, model):
         self.config, self.model = config, model
         self._dispatch_info = {"actor": list(range(WORKERS))}
-        self.gradients = []
+        self.gradients, self.steps = [], []  # of each optimizer step: the gradient, and the keys of its rows
 
     def update_actor(self, batch):
         fields = ["tokens", "response_mask", "advantages"]
@@ -80,6 +81,8 @@ class Actor:
             tokens = sum(float(mask.sum()) for rows in shares for _, mask, _ in rows)
             parts = [self.share_of_gradient(rows, tokens, size) for rows in shares]
             self.gradients.append(sum(parts) / WORKERS)
+            places = [worker * share + start + row for worker in range(WORKERS) for row in range(part)]
+            self.steps.append([batch.keys[place] for place in places])
         return {"metrics": {"mfu": [0.0]}}
 
     def share_of_gradient(self, rows, tokens, size):
@@ -136,6 +139,26 @@ def wanted_gradient(model, rows, *, weight, clip):
         for (ids, _), advantage in zip(group, advantages, strict=True):
             total = total - share * float(advantage) * log_probabilities(model, ids[None]).mean()
     return gradient(model, total)
+
+
+def test_under_a_token_mean_prompts_count_equally_in_each_optimizer_step(make):
+    """A step's loss is Σ A_i log p_i / G_i over Σ T_i / G_i: G_i rows in the group of row i, T_i tokens in row i."""
+    mode = "actor_rollout_ref.actor.loss_agg_mode=token-mean"
+    trainer, model = make("grpo", mode, "rollout_policy.prompt_weight=equal"), make_model()
+    trainer.actor_rollout_wg = Actor(trainer.config, model)
+    batch, rows = write_batch(np.random.default_rng(1))
+    batch = trainer._update_actor(trainer._compute_advantage(trainer._balance_batch(batch, {}), {}), {})
+    for ours, keys in zip(trainer.actor_rollout_wg.gradients, trainer.actor_rollout_wg.steps, strict=True):
+        loss, tokens = 0.0, 0.0
+        for prompt, session in (key.replace("-1", "").split("_")[:2] for key in keys if not key.startswith("pad")):
+            rewards = np.array(REWARDS[prompt])
+            ids, reward = rows[prompt][int(session)]
+            tokens += (len(ids) - PROMPT) / len(rewards)
+            if len(rewards) > 1:
+                advantage = (reward - rewards.mean()) / (rewards.std(ddof=1) + 1e-6)
+                loss = loss - float(advantage) * log_probabilities(model, ids[None]).sum() / len(rewards)
+        wanted = gradient(model, loss / tokens)
+        assert (ours - wanted).norm() < 1e-5 * wanted.norm()
 
 
 @pytest.mark.parametrize(
@@ -200,6 +223,32 @@ def test_epochs_suffice_for_the_steps(make, steps, epochs):
     """40 prompts, 8 a step: five steps are an epoch of verl's, which would end the run."""
     trainer = make("grpo", f"trainer.total_training_steps={steps}", "trainer.total_epochs=1")
     assert trainer.config.trainer.total_epochs == epochs
+
+
+# ---- checkpoints ----
+
+
+@pytest.mark.parametrize("error", [None, OSError(28, "No space left on device"), KeyError("of another kind")])
+def test_the_policys_state_is_on_disk_before_verl_names_the_checkpoint(make, monkeypatch, tmp_path, error):
+    """A kill in between leaves the checkpoint before as the latest."""
+    trainer = make("grpo", f"trainer.default_local_dir={tmp_path}/run")
+    trainer.global_steps = 3
+    trainer.controller.begin_step(3)
+    folder, seen = tmp_path / "run/global_step_3", []
+
+    def verls(self):
+        seen.append(load_state(folder))
+        if error:
+            raise error
+
+    monkeypatch.setattr(PPOTrainer, "_save_checkpoint", verls)
+    if error is None:
+        trainer._save_checkpoint()
+    else:
+        refused = BadCheckpoint if isinstance(error, OSError) else KeyError
+        with pytest.raises(refused, match="global_step_3 cannot be written" if refused is BadCheckpoint else "kind"):
+            trainer._save_checkpoint()
+    assert seen == [trainer.controller.state_dict()] and seen[0]["step"] == 3 and len(seen[0]["live"]) == 8
 
 
 # ---- submitting and resuming ----

@@ -110,7 +110,7 @@ def test_rewards_of_minus_1_and_1_are_verdicts():
 class ContinuousAtTimes(BernoulliEngine):
     """Even prompts get verdicts; odd prompts rewards of 0.2 and 0.8 without verdict."""
 
-    def rollout(self, group: Group) -> Rollout:
+    def rollout(self, group: Group, version: int) -> Rollout:
         rollout = super().rollout(group, version)
         if group.prompt.row % 2 == 0:
             return rollout
