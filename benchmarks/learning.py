@@ -30,7 +30,10 @@ RECIPES = {
     "pilot_commit": ["rollout_policy.n_pilot=4", "rollout_policy.n_commit=4", "trainer.test_freq=2"],
     "hora": [f"actor_rollout_ref.rollout.n={ROLLOUTS}", "rollout_policy.G0=4"],
     "vip": [f"actor_rollout_ref.rollout.n={ROLLOUTS}"],
-    "knapsack": [f"actor_rollout_ref.rollout.n={ROLLOUTS}"],
+    "knapsack": [
+        f"actor_rollout_ref.rollout.n={ROLLOUTS}",
+        "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean",  # as grpo, so that only the allocation differs
+    ],
     "prefix_sampling": [f"actor_rollout_ref.rollout.n={ROLLOUTS}", "rollout_policy.step=0.05"],
 }
 """What each recipe is given beside its defaults: group sizes that fit the task."""
