@@ -65,7 +65,7 @@ def run(methods: Sequence[str], world: World, seeds: int, batch: int = BATCH) ->
 
 def ratio(one: MethodCost, other: MethodCost) -> str:
     """Rollouts to the target, method ``one`` over method ``other``, seed by seed."""
-    pairs = list(zip(one.rollouts, other.rollouts, strict=True))
+    pairs = list(zip(one.to_target("rollouts"), other.to_target("rollouts"), strict=True))
     if any(value is None for pair in pairs for value in pair):
         return "-"
     return spread([first / second for first, second in pairs], ".2f")
@@ -149,8 +149,8 @@ def table3(seeds: Seeds = 3) -> None:
         # Binding moves a step's first round into the step before, so every round after step 1 counts as a second round.
         again = [float(np.mean([record["pilot_commit/rounds"] >= 1 for record in seed[1:]])) for seed in steps]
         evicted = [seed[-1]["data/evicted_total"] / DEEPMATH.prompts for seed in steps]
-        cells = (spread(cost.rollouts_per_step, ",.0f", 8), spread(again, ".1f", 100, " %"))
-        cells += (spread(cost.accuracy, ".1f", 100, " %"), spread(evicted, ".0f", 100, " %"))
+        cells = (spread(cost.average("rollouts/sampled"), ",.0f", 8), spread(again, ".1f", 100, " %"))
+        cells += (spread(cost.accuracy(), ".1f", 100, " %"), spread(evicted, ".0f", 100, " %"))
         rows.append((cost.name, *cells, *paper))
     console.print(Table("Table 3", header, rows))
 
@@ -162,12 +162,18 @@ def figure4(seeds: Seeds = 3) -> None:
     world = replace(DEEPMATH, steps=100)
     runs = run(["grpo n=64", *(pilot_commit(*split) for split in splits)], world, seeds)
     target, found = compare(runs)
-    rows = [(cost.name, spread(cost.rollouts), ratio(found[0], cost), spread(cost.steps)) for cost in found]
+    rows = [
+        (cost.name, spread(cost.to_target("rollouts")), ratio(found[0], cost), spread(cost.to_target("step")))
+        for cost in found
+    ]
     header = ("method", "rollouts", "times fewer than GRPO", "steps")
     console.print(Table(f"Figure 4a: to {target:.1%}", header, rows))
     splits = [(4, 84), (8, 72), (16, 48), (24, 24), (28, 12)]
     _, found = compare(run([pilot_commit(*split) for split in splits], world, seeds))
-    rows = [(cost.name, spread(cost.accuracy, ".1f", 100, " %"), spread(cost.rollouts_per_step)) for cost in found]
+    rows = [
+        (cost.name, spread(cost.accuracy(), ".1f", 100, " %"), spread(cost.average("rollouts/sampled")))
+        for cost in found
+    ]
     header = ("method", "accuracy at the end", "rollouts/step")
     console.print(Table(f"Figure 4b: after {world.steps} steps", header, rows))
 

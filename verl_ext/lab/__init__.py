@@ -2,4 +2,4 @@
 
 from verl_ext import extras
 
-extras.require("tools", "hydra", "matplotlib", "orjson", "rich", "typer")
+extras.require("tools", "hydra", "jinja2", "matplotlib", "orjson", "rich", "typer")

@@ -7,52 +7,18 @@ import os
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
+from importlib import resources
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment
+from rich.console import Console
+from rich.text import Text
+
 from verl_ext.files import write_text
 from verl_ext.lab.plot import Plot
 from verl_ext.lab.table import Table
-
-HTML = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<style>
-:root {{ color-scheme: light; }}
-body {{ margin: 0 auto; max-width: 76rem; padding: 1rem; background: #fff; color: #1a1a1a;
-  font: 16px/1.5 system-ui, sans-serif; }}
-h1 {{ font-size: 1.5rem; margin: .5rem 0; }}
-h2 {{ font-size: 1.15rem; margin: 2rem 0 .5rem; border-bottom: 1px solid #ddd; }}
-.scroll {{ overflow-x: auto; }}
-table {{ border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; margin: .5rem 0 1rem; }}
-caption {{ text-align: left; font-weight: 600; padding: .25rem 0; }}
-th, td {{ text-align: right; padding: .25rem .7rem; border-bottom: 1px solid #eee; white-space: nowrap; }}
-th {{ vertical-align: bottom; white-space: normal; min-width: 3.5rem; max-width: 9rem; }}
-.text {{ text-align: left; }}
-th:first-child, td:first-child {{ padding-left: 0; }}
-.below {{ margin: -.5rem 0 1.5rem; }}
-.plots {{ display: grid; gap: 1.5rem; grid-template-columns: repeat(auto-fit, minmax(min(30rem, 100%), 1fr)); }}
-figure {{ margin: 0; max-width: 46rem; }}
-figure h3 {{ font-size: 1rem; margin: .5rem 0; }}
-img {{ width: 100%; height: auto; display: block; }}
-figcaption, .notes {{ color: #555; font-size: .85rem; max-width: 60rem; }}
-@media print {{ figure {{ break-inside: avoid; }} }}
-</style>
-</head>
-<body>
-<h1>{title}</h1>
-<p>{lead}</p>
-{tables}
-{notes}
-{sections}
-</body>
-</html>
-"""
 
 
 @dataclass(frozen=True)
@@ -90,25 +56,21 @@ class Page:
         return out / f"{name}.html"
 
     def to_html(self, images: Sequence[bytes]) -> str:
-        """The page. Names of files and runs may hold any character, so all text is escaped.
+        """The page. The template escapes all text, since names of files and runs may hold any character.
 
         Args:
             images: PNG of each plot.
         """
-        pairs = zip(self.plots, images, strict=True)
-        sections = [
-            f'<section>\n<h2>{escape(section)}</h2>\n<div class="plots">\n'
-            + "\n".join(_figure(plot, png) for plot, png in members)
-            + "\n</div>\n</section>"
-            for section, members in groupby(pairs, key=lambda pair: pair[0].section)
-        ]
-        return HTML.format(
-            title=escape(self.title),
-            lead=escape(self.lead),
-            tables="\n".join(table.to_html() for table in self.tables),
-            notes="\n".join(f'<p class="notes">{escape(note)}</p>' for note in self.notes),
-            sections="\n".join(sections),
-        )
+        drawn = zip(self.plots, (b64encode(image).decode() for image in images), strict=True)
+        sections = [(name, list(members)) for name, members in groupby(drawn, key=lambda pair: pair[0].section)]
+        template = resources.files("verl_ext.lab").joinpath("page.html").read_text(encoding="utf-8")
+        environment = Environment(autoescape=True, trim_blocks=True)
+        return environment.from_string(template).render(page=self, sections=sections)
+
+    def show(self, console: Console) -> None:
+        """Print the lead, the tables and the notes; names are shown as they are, brackets included."""
+        for part in (self.lead, *self.tables, *self.notes):
+            console.print(Text(part) if isinstance(part, str) else part)
 
 
 def check_folder(out: Path) -> Path:
@@ -125,11 +87,3 @@ def check_folder(out: Path) -> Path:
     if not os.access(nearest, os.R_OK | os.W_OK | os.X_OK):
         raise ValueError(f"--out {out}: {nearest} cannot be written to; name another folder.")
     return out
-
-
-def _figure(plot: Plot, png: bytes) -> str:
-    source = f"data:image/png;base64,{b64encode(png).decode()}"
-    return (
-        f'<figure>\n<h3>{escape(plot.title)}</h3>\n<img src="{source}" alt="{escape(plot.title)}">\n'
-        f"<figcaption>{escape(plot.caption)}</figcaption>\n</figure>"
-    )

@@ -1,4 +1,4 @@
-"""Plots for the whole lab: lines with bands, stacks, families of lines and ranges.
+"""Plots for the whole lab: lines with bands, stacks, and families of lines.
 
 A method keeps its colour whatever the order of the arguments. Figures are built without pyplot, so importing this
 module changes no setting of matplotlib.
@@ -10,10 +10,8 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from io import BytesIO
 from typing import Any, NamedTuple
-from zlib import crc32
 
 import numpy as np
 from matplotlib import colormaps
@@ -68,7 +66,7 @@ class Curve:
 
     Attributes:
         name: label of the line.
-        x, mean, low, high: (n,) with n >= 1. With one seed, low and high equal the mean.
+        x, mean, low, high: (n,) with n >= 1. The band is drawn where low and high differ.
         seeds: number of runs behind the curve.
     """
 
@@ -112,21 +110,26 @@ class Style(NamedTuple):
 def styles(names: Iterable[str]) -> dict[str, Style]:
     """A style per method, which depends on the set of names only.
 
-    A recipe has the colour of its place among all recipes; a recipe with overrides prefers the same colour; any other
-    name prefers the colour of its hash. A taken colour gives way to the next free colour, and once
-    all colours are taken, to another dash.
+    A recipe has the colour of its place among all recipes. A recipe with overrides prefers the same colour, any other
+    name the colours after those of the recipes. A taken colour gives way to the next free colour, and once all colours
+    are taken, to another dash.
     """
-    size = len(COLORS)
+    fixed, size = {name: place for place, name in enumerate(recipes())}, len(COLORS)
+    places: dict[str, int] = {}
+    for name in sorted(set(names), key=lambda name: (name not in fixed, name)):
+        wanted = fixed.get(re.match(r"\w*", name)[0], len(fixed))  # type: ignore[index]  # the pattern always matches
+        free = set(range(size * (len(places) // size + 1))) - set(places.values())
+        places[name] = min(free, key=lambda place: (place // size, (place - wanted) % size))  # noqa: B023
     return {
         name: Style(COLORS[place % size], DASHES[place // size % len(DASHES)], MARKERS[place % size])
-        for name, place in _places(names, size, _recipes()).items()
+        for name, place in places.items()
     }
 
 
 def stack_colors(parts: Iterable[str]) -> dict[str, str]:
     """Colours of the parts of a stack: fixed for trained, failed and buffered, different for up to ten others."""
-    found = _places([part for part in parts if part not in STACK], len(REASONS), {})
-    return STACK | {part: REASONS[place % len(REASONS)] for part, place in found.items()}
+    others = enumerate(sorted(set(parts) - set(STACK)))
+    return STACK | {part: REASONS[place % len(REASONS)] for place, part in others}
 
 
 def ordered_colors(parts: Sequence[str]) -> dict[str, Any]:
@@ -141,29 +144,6 @@ def hard_first(part: str) -> tuple[int, int | str]:
         return 0, LEVELS.index(part)
     digits = re.search(r"\d+$", part)
     return (1, int(digits[0])) if digits else (2, part)
-
-
-def _places(names: Iterable[str], size: int, fixed: Mapping[str, int]) -> dict[str, int]:
-    """A different place per name: place % size is its colour, place // size counts how often colours were used up."""
-    taken: set[int] = set()
-    found = {}
-    for name in sorted(set(names), key=lambda name: (name not in fixed, name)):
-        start = re.match(r"\w*", name)
-        first = fixed.get(start[0] if start else "", crc32(name.encode(errors="surrogatepass"))) % size
-        rounds = len(taken) // size
-        found[name] = next(
-            place
-            for turn in (rounds, rounds + 1)
-            for step in range(size)
-            if (place := turn * size + (first + step) % size) not in taken
-        )
-        taken.add(found[name])
-    return found
-
-
-@cache
-def _recipes() -> dict[str, int]:
-    return {name: place for place, name in enumerate(recipes())}
 
 
 # ---- figures ----
@@ -247,22 +227,6 @@ def families(parts: Mapping[str, Mapping[str, Curve]], y: str, colors: Mapping[s
     return _small_multiples(list(parts), y, draw)
 
 
-def ranges(parts: Mapping[str, Mapping[str, Curve]], y: str) -> Figure:
-    """A mean and the range around it against steps, one panel per method: parts ``min``, ``mean`` and ``max``."""
-
-    def draw(axes: Axes, method: str) -> None:
-        curves = parts[method]
-        if "min" in curves and "max" in curves:
-            low, high = curves["min"], curves["max"]
-            axes.fill_between(low.x, low.low, np.interp(low.x, high.x, high.high), color=COLORS[5], alpha=0.45,
-                              linewidth=0, label="least to most")  # fmt: skip
-        axes.plot(curves["mean"].x, curves["mean"].mean, color=COLORS[0], linewidth=1.8, label="mean")
-
-    figure = _small_multiples(list(parts), y, draw)
-    figure.axes[0].set_ylim(bottom=0)  # the panels share the axis, so its end is known once all are drawn
-    return figure
-
-
 def _small_multiples(names: list[str], y: str, draw: Callable[[Axes, str], None]) -> Figure:
     columns = min(2, len(names))
     rows = math.ceil(len(names) / columns)
@@ -277,6 +241,7 @@ def _small_multiples(names: list[str], y: str, draw: Callable[[Axes, str], None]
         axes.set_title(_text(name), loc="left", fontsize=10)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         _clean(axes)
+    grid.flat[0].set_ylim(bottom=0)  # the panels share the axis, so its end is known once all are drawn
     for axes in grid.flat[len(names) :]:
         axes.remove()
     _legend(figure, *grid.flat[: len(names)])
@@ -284,7 +249,7 @@ def _small_multiples(names: list[str], y: str, draw: Callable[[Axes, str], None]
 
 
 def _band(axes: Axes, curve: Curve, color: Any, scale: float = 1) -> None:
-    if curve.seeds > 1:
+    if (curve.low < curve.high).any():
         axes.fill_between(curve.x, scale * curve.low, scale * curve.high, color=color, alpha=0.18, linewidth=0)
 
 

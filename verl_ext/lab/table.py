@@ -1,4 +1,4 @@
-"""One table for the whole lab: for the terminal (rich) and for a page (HTML)."""
+"""One table for the whole lab: for the terminal and for a page."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
 
 from rich import box
 from rich.cells import cell_len
@@ -17,7 +16,6 @@ from rich.text import Text
 
 NOTHING = "–"
 NUMERIC = re.compile(rf"[-+]?\d|{NOTHING}")
-TEXT = ' class="text"'
 WIDE = 160  # characters; rich would take 80
 GAP = 2
 """Blanks between two columns of a terminal."""
@@ -47,20 +45,15 @@ class Table:
     caption: str | None = None
     expendable: Sequence[str] = ()
 
-    def to_html(self) -> str:
-        """The table with all columns, in a scrolling box of its own."""
-        numeric = self._numeric()
-        head = "".join(map(_head, self.header, numeric))
-        rows = "\n".join(f"<tr>{''.join(map(_cell, row, numeric))}</tr>" for row in self.rows)
-        below = f'\n<p class="notes below">{escape(self.caption)}</p>' if self.caption else ""
-        return (
-            f'<div class="scroll"><table>\n<caption>{escape(self.title)}</caption>\n<thead><tr>{head}</tr></thead>\n'
-            f"<tbody>\n{rows}\n</tbody>\n</table></div>{below}"
-        )
+    @property
+    def kinds(self) -> list[str]:
+        """Each column as ``number``, aligned to the right, or ``text``; the names in the first column are texts."""
+        numeric = [all(NUMERIC.match(row[place]) for row in self.rows) for place in range(len(self.header))]
+        return ["number" if place and numeric[place] else "text" for place in range(len(self.header))]
 
     def to_rich(self, width: int) -> RichTable:
         """The table for a terminal of ``width`` characters. Names are shown as they are, brackets included."""
-        numeric = self._numeric()
+        kinds = self.kinds
         places, widths = self._fit(width)
         left_out = [name for place, name in enumerate(self.header) if place not in places]
         note = f"Left out for lack of width: {', '.join(left_out)}." if left_out else None
@@ -76,7 +69,7 @@ class Table:
             show_edge=False,
         )
         for place, size in zip(places, widths, strict=True):
-            justify = "right" if numeric[place] else "left"
+            justify = "right" if kinds[place] == "number" else "left"
             table.add_column(Text(self.header[place]), justify=justify, width=size, overflow="fold")
         for row in self.rows:
             cells = zip((row[place] for place in places), widths, strict=True)
@@ -87,10 +80,6 @@ class Table:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield self.to_rich(options.max_width)
-
-    def _numeric(self) -> list[bool]:
-        """Whether each column holds numbers only, which are aligned to the right; names in the first never are."""
-        return [place > 0 and all(NUMERIC.match(row[place]) for row in self.rows) for place in range(len(self.header))]
 
     def _fit(self, width: int) -> tuple[list[int], list[int]]:
         """Places of the fitting columns, and their widths in characters."""
@@ -121,14 +110,6 @@ class Table:
                 break
             sizes[max(wide, key=lambda place: sizes[place])] -= 1
         return places, [sizes[place] for place in places]
-
-
-def _head(cell: str, numeric: bool) -> str:
-    return f'<th scope="col"{"" if numeric else TEXT}>{escape(cell)}</th>'
-
-
-def _cell(cell: str, numeric: bool) -> str:
-    return f"<td{'' if numeric else TEXT}>{escape(cell)}</td>"
 
 
 def open_console() -> Console:

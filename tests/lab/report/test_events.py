@@ -102,7 +102,7 @@ def test_files_go_by_when_they_were_begun_not_by_their_names(tmp_path, track):
     first.rename(first.with_name("events.out.tfevents.1700000000.host.999.0"))
     again.rename(again.with_name("events.out.tfevents.1700000000.host.1000.0"))
     assert [path.name[-5:] for path in event_files(tmp_path / "a")] == ["000.0", "999.0"]
-    assert read_run([tmp_path / "a"]).records == ({"x": 1.0}, {"x": 3.0})
+    assert read_run([tmp_path / "a"]).records == {1: {"x": 1.0}, 2: {"x": 3.0}}
 
 
 def test_a_run_that_was_resumed_elsewhere(tmp_path, track):
@@ -220,7 +220,7 @@ def test_a_start_that_died_before_its_first_step_is_no_matter(tmp_path, track):
     SummaryWriter(str(tmp_path / "a")).close()
     (tmp_path / "a" / "events.out.tfevents.1800000000.host.1.0").touch()
     run = read_run([tmp_path / "a"])
-    assert (run.records, run.unread_bytes) == (({"x": 1.0},), 0)
+    assert (run.records, run.unread_bytes) == ({1: {"x": 1.0}}, 0)
 
 
 def test_what_is_named_twice_or_holds_none_is_refused(tmp_path, track):

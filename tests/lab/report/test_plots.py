@@ -14,7 +14,7 @@ ACCURACY = ["accuracy_rollouts", "accuracy_tokens", "accuracy_step", "accuracy_s
 def run_with(name="a", steps=3, **metrics):
     """A run with the same metrics in every step; ``__`` stands for a slash."""
     record = {metric.replace("__", "/"): float(value) for metric, value in metrics.items()}
-    return Run(name, tuple(range(1, steps + 1)), (record,) * steps)
+    return Run(name, dict.fromkeys(range(1, steps + 1), record))
 
 
 def drawn(*runs, target=None):
@@ -146,7 +146,7 @@ def test_the_same_runs_give_the_same_bytes():
 
 def test_a_part_is_over_the_seeds_that_have_it():
     runs = [run_with("a_1", prefix_sampling__ratio_k1=1), run_with("a_2", prefix_sampling__ratio_k1=3)]
-    runs[1].records[0]["prefix_sampling/ratio_k2"] = 5.0
+    runs[1].records[1]["prefix_sampling/ratio_k2"] = 5.0
     (axes,) = drawn(*runs)["prefix_ratios"].figure.axes
     found = {line.get_label(): np.asarray(line.get_ydata()).tolist() for line in axes.get_lines()}
     assert found == {"k1": [2, 2, 2], "k2": [5, 5, 5]}

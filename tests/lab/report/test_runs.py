@@ -40,7 +40,7 @@ def test_a_file_that_is_not_text_is_refused(tmp_path):
 def test_values_that_are_not_finite_or_no_numbers_are_left_out(tmp_path):
     data = {"a": float("nan"), "b": float("inf"), "c": 10**400, "d": "text", "e": True, "f": None, "g": 1}
     run = read_run([write_log(tmp_path / "a.jsonl", {1: data})])
-    assert (run.records, run.skipped_values) == (({"g": 1.0},), 3)
+    assert (run.records, run.skipped_values) == ({1: {"g": 1.0}}, 3)
 
 
 def test_the_later_file_of_a_resumed_run_wins(tmp_path):
@@ -118,14 +118,14 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path):
 def test_lines_are_split_where_json_lets_them(tmp_path):
     """U+2028 is a line break to str.splitlines, and may stand in a JSON string."""
     (tmp_path / "a.jsonl").write_text(json.dumps({"step": 1, "data": {"a\u2028b": 1}}, ensure_ascii=False) + "\n")
-    assert read_run([tmp_path / "a.jsonl"]).records == ({"a\u2028b": 1.0},)
+    assert read_run([tmp_path / "a.jsonl"]).records == {1: {"a\u2028b": 1.0}}
 
 
 # ---- names and seeds ----
 
 
 def groups(*run_names):
-    found = by_method([Run(name, (0,), ({},)) for name in run_names])
+    found = by_method([Run(name, {0: {}}) for name in run_names])
     return {method.name: [run.name for run in method.runs] for method in found}
 
 

@@ -25,7 +25,7 @@ def simulated(accuracies: list[float], rollouts: int, discarded: int = 0, ended:
             "rollouts/effective_ratio": 0.25,
             "off_policy/delay_mean": 1.0,
         }
-    return SimulatedRun(records, 1.0, ended)
+    return SimulatedRun("a", records, ended=ended)
 
 
 RUNS = {
@@ -37,16 +37,18 @@ RUNS = {
 def test_costs_are_those_of_the_first_validation_at_the_common_target():
     target, (slow, fast) = compare(RUNS)
     assert target == 0.3
-    assert (slow.rollouts, fast.rollouts) == ([200, 100], [100, 100])
-    assert (slow.steps, slow.tokens, slow.seconds) == ([2, 1], [2e6, 1e6], [3600, 1800])
-    assert (slow.accuracy, fast.waste["discarded: easy"]) == ([0.3, 0.4], [0.25, 0.25])
-    assert fast.ended == ("no more data",)
+    assert (slow.to_target("rollouts"), fast.to_target("rollouts")) == ([200, 100], [100, 100])
+    units = ("step", "tokens", "seconds")
+    assert [slow.to_target(unit) for unit in units] == [[2, 1], [2e6, 1e6], [3600, 1800]]
+    assert (slow.accuracy(), fast.waste()["discarded: easy"]) == ([0.3, 0.4], [0.25, 0.25])
+    assert fast.ended() == ["no more data"]
+    assert fast.average("groups/effective_ratio") == [0.5, 0.5] and slow.average("absent") == [None, None]
 
 
 def test_a_target_that_a_seed_misses_is_reached_by_none():
     _, (slow, _) = compare(RUNS, 0.35)
-    assert slow.rollouts == [None, 200]
-    assert spread(slow.rollouts) == "– (1 of 2)"
+    assert slow.to_target("rollouts") == [None, 200]
+    assert spread(slow.to_target("rollouts")) == "– (1 of 2)"
 
 
 def test_means_and_spreads():

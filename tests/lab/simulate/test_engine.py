@@ -52,7 +52,7 @@ def test_a_wave_is_finished_with_its_slowest_response_and_seen_at_the_next_look(
 
 
 def test_waves_come_in_the_order_of_time():
-    made = engine(np.zeros(40), lengths=LengthModel(100, 1.0, 4000), poll_interval=1e-6)
+    made = engine(np.zeros(40), lengths=LengthModel(100, 1.0, 4000))
     made.submit([(group(row), 1) for row in range(40)])
     seen = []
     while waves := made.finish():

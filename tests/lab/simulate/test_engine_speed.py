@@ -32,7 +32,7 @@ def test_an_update_costs_by_the_token():
     assert EngineSpeed(update_seconds=5, update_seconds_per_token=0.01).update_time(300) == pytest.approx(8)
 
 
-@pytest.mark.parametrize("argument", ["engines", "slots", "seconds_per_token", "poll_interval"])
+@pytest.mark.parametrize("argument", ["engines", "slots", "seconds_per_token"])
 def test_nothing_is_generated_by_nothing(argument):
     with pytest.raises(ValueError, match=argument):
         EngineSpeed(**{argument: 0})

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from verl_ext.lab.page import Page, check_folder
 from verl_ext.lab.report.plots import plots
@@ -49,13 +48,12 @@ def main(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     summary = summarize(found, target)
-    shown = tables(summary)
     drawn = list(plots(by_method(found), summary["target_accuracy"]))
-    page = Page("Runs compared", summary["rule"], shown, summary["notes"], drawn, summary).write(out, "report")
-
+    page = Page("Runs compared", summary["rule"], tables(summary), summary["notes"], drawn, summary)
+    path = page.write(out, "report")
     console = open_console()
-    for line in (summary["rule"], *shown, *summary["notes"], f"Page: {page}"):
-        console.print(Text(line) if isinstance(line, str) else line)
+    page.show(console)
+    console.print(f"Page: {path}", markup=False, highlight=False)
 
 
 if __name__ == "__main__":

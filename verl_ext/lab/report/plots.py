@@ -16,19 +16,29 @@ from verl_ext.lab.report.runs import Run, RunGroup
 from verl_ext.lab.report.summary import DECIDING, accuracy_against, deciding_share, destinations
 
 UNITS = (("rollouts", "rollouts sampled"), ("tokens", "tokens sampled"), ("step", "step"), ("seconds", "wall clock"))
+TRAINED, OVERHEAD = "What was trained on", "Off-policy delay and overhead"
 SIGNAL = (
-    ("reward_mean", "groups/reward_mean", "Reward", "Mean over the groups trained, each with the same weight."),
-    ("reward_spread", "groups/reward_std_mean", "Reward spread", "Standard deviation in a group, mean over groups."),
-    ("effective_groups", "groups/effective_ratio", "Groups with a gradient",
-     "Share of trained groups whose rewards differ."),
-    ("effective_rollouts", "rollouts/effective_ratio", "Rollouts with a gradient",
-     "Share of trained rollouts in groups whose rewards differ."),
+    ("reward_mean", TRAINED, "Reward", "Mean over the groups trained, each with the same weight.",
+     "reward", "groups/reward_mean", 1),
+    ("reward_spread", TRAINED, "Reward spread", "Standard deviation in a group, mean over groups.",
+     "reward spread", "groups/reward_std_mean", 1),
+    ("effective_groups", TRAINED, "Groups with a gradient", "Share of trained groups whose rewards differ.",
+     "groups with a gradient", "groups/effective_ratio", 1),
+    ("effective_rollouts", TRAINED, "Rollouts with a gradient",
+     "Share of trained rollouts in groups whose rewards differ.",
+     "rollouts with a gradient", "rollouts/effective_ratio", 1),
 )  # fmt: skip
-DELAY = (
-    ("delay_mean", "off_policy/delay_mean", "Off-policy delay, mean",
-     "Policy versions between a rollout and its update."),
-    ("delay_max", "off_policy/delay_max", "Off-policy delay, largest", "Delay of the oldest rollout in the batch."),
+COSTS = (
+    ("delay_mean", OVERHEAD, "Off-policy delay, mean", "Policy versions between a rollout and its update.",
+     "policy versions", "off_policy/delay_mean", 1),
+    ("delay_max", OVERHEAD, "Off-policy delay, largest", "Delay of the oldest rollout in the batch.",
+     "policy versions", "off_policy/delay_max", 1),
+    ("deciding_seconds", OVERHEAD, "Time spent deciding", "Computation of the policy, in the driver.",
+     "milliseconds", DECIDING, 1000),
+    ("deciding_share", OVERHEAD, "Time spent deciding, share", "Computation of the policy, as a share of the step.",
+     "share of the step (%)", deciding_share, 100),
 )  # fmt: skip
+"""Plots over steps: name, section, title, caption, y axis, a metric or a series of a run, and its factor."""
 
 
 def plots(methods: Sequence[RunGroup], target: float | None) -> Iterator[Plot]:
@@ -40,24 +50,17 @@ def plots(methods: Sequence[RunGroup], target: float | None) -> Iterator[Plot]:
     """
     among = [method.name for method in methods]
     yield from _accuracy(methods, among, target)
-    for name, metric, title, caption in SIGNAL:
-        if any(found := _of_metric(methods, metric)):
-            figure = plot.lines(found, "step", title.lower(), among=among)
-            yield Plot(name, "What was trained on", title, caption, figure)
+    yield from _lines(methods, among, SIGNAL)
     yield from _rollouts(methods)
     yield from _difficulty(methods)
-    section = "Off-policy delay and overhead"
-    for name, metric, title, caption in DELAY:
-        if any(found := _of_metric(methods, metric)):
-            yield Plot(name, section, title, caption, plot.lines(found, "step", "policy versions", among=among))
-    if any(found := _of_metric(methods, DECIDING)):
-        caption = "Computation of the policy, in the driver."
-        figure = plot.lines(found, "step", "milliseconds", among=among, scale=1000)
-        yield Plot("deciding_seconds", section, "Time spent deciding", caption, figure)
-    if any(found := _of_methods(methods, deciding_share)):
-        caption = "Computation of the policy, as a share of the step."
-        figure = plot.lines(found, "step", "share of the step (%)", among=among, scale=100)
-        yield Plot("deciding_share", section, "Time spent deciding, share", caption, figure)
+    yield from _lines(methods, among, COSTS)
+
+
+def _lines(methods: Sequence[RunGroup], among: list[str], wanted: Sequence[tuple]) -> Iterator[Plot]:
+    for name, section, title, caption, y, values, scale in wanted:
+        of_run = values if callable(values) else partial(Run.series, name=values)
+        if any(found := _of_methods(methods, of_run)):
+            yield Plot(name, section, title, caption, plot.lines(found, "step", y, among=among, scale=scale))
 
 
 def _accuracy(methods: Sequence[RunGroup], among: list[str], target: float | None) -> Iterator[Plot]:
@@ -81,9 +84,10 @@ def _rollouts(methods: Sequence[RunGroup]) -> Iterator[Plot]:
         caption = "Rollouts trained, discarded (by reason) and failed up to each step, and buffered. Mean over seeds."
         figure = plot.stacks(found, "rollouts", plot.stack_colors(_keys(found)))
         yield Plot("destinations", section, "Trained, discarded, failed, buffered", caption, figure)
-    if found := {method.name: parts for method in methods if "mean" in (parts := _parts(method, _allocation))}:
-        caption = "Least, mean and most rollouts of a trained prompt; over all seeds."
-        yield Plot("allocation", section, "Rollouts per prompt", caption, plot.ranges(found, "rollouts per prompt"))
+    if found := {method.name: {"mean": curve} for method in methods if (curve := _allocation(method))}:
+        caption = "Mean rollouts of a trained prompt, and the range from the least to the most; over all seeds."
+        figure = plot.families(found, "rollouts per prompt", {"mean": plot.COLORS[0]})
+        yield Plot("allocation", section, "Rollouts per prompt", caption, figure)
 
 
 def _difficulty(methods: Sequence[RunGroup]) -> Iterator[Plot]:
@@ -99,10 +103,6 @@ def _difficulty(methods: Sequence[RunGroup]) -> Iterator[Plot]:
 def _of_methods(methods: Sequence[RunGroup], of_run: Callable[[Run], Series]) -> list[Curve | None]:
     """A curve per method, in the order of the methods; None for a method without the series."""
     return [over_seeds(method.name, [of_run(run) for run in method.runs]) for method in methods]
-
-
-def _of_metric(methods: Sequence[RunGroup], metric: str) -> list[Curve | None]:
-    return _of_methods(methods, lambda run: run.series(metric))
 
 
 def _parts(method: RunGroup, of_run: Callable[[Run], dict[str, Series]]) -> dict[str, Curve]:
@@ -128,8 +128,13 @@ def _destinations(method: RunGroup) -> dict[str, Curve]:
     )
 
 
-def _allocation(run: Run) -> dict[str, Series]:
-    return {part: run.series(f"allocation/{part}") for part in ("min", "mean", "max")}
+def _allocation(method: RunGroup) -> Curve | None:
+    """Rollouts per prompt: the mean, with the least and the most of any seed as its band."""
+    curves = _parts(method, lambda run: {part: run.series(f"allocation/{part}") for part in ("min", "mean", "max")})
+    if "mean" not in curves or not {"min", "max"} <= set(curves):
+        return curves.get("mean")
+    mean, least, most = curves["mean"], curves["min"], curves["max"]
+    return replace(mean, low=np.interp(mean.x, least.x, least.low), high=np.interp(mean.x, most.x, most.high))
 
 
 def _matching(run: Run, pattern: str) -> dict[str, Series]:

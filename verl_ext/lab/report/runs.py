@@ -6,7 +6,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,41 +25,48 @@ class Run:
 
     Attributes:
         name: unique among the compared runs.
-        steps: logged steps, increasing; at least one.
-        records: metrics of each step; finite numbers only.
+        records: metrics of each logged step, finite numbers only; steps increase, and there is at least one.
         skipped_lines: number of lines in another format, such as the unfinished last line of a killed run.
         skipped_values: number of values not finite.
         unread_bytes: bytes of event files from the first damaged or unfinished record on.
     """
 
     name: str
-    steps: tuple[int, ...]
-    records: tuple[dict[str, float], ...]
+    records: Mapping[int, dict[str, float]]
     skipped_lines: int = 0
     skipped_values: int = 0
     unread_bytes: int = 0
 
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The logged steps."""
+        return tuple(self.records)
+
     def metrics(self) -> set[str]:
         """Names of all metrics of any step."""
-        return {name for record in self.records for name in record}
+        return {name for record in self.records.values() for name in record}
 
     def series(self, name: str) -> Series:
         """Steps at which the metric was logged, and its values."""
-        found = [(step, record[name]) for step, record in zip(self.steps, self.records, strict=True) if name in record]
-        steps, values = zip(*found, strict=True) if found else ((), ())
-        return np.array(steps, dtype=np.float64), np.array(values, dtype=np.float64)
+        return as_series((step, record[name]) for step, record in self.records.items() if name in record)
 
     def level(self, name: str) -> np.ndarray:
         """(steps,) the metric at every step: its last logged value, and 0 before the first."""
         values, last = [], 0.0
-        for record in self.records:
+        for record in self.records.values():
             last = record.get(name, last)
             values.append(last)
         return np.array(values)
 
     def last(self, name: str) -> float | None:
         """Last logged value; None if there is none."""
-        return next((record[name] for record in reversed(self.records) if name in record), None)
+        return next((record[name] for record in reversed(self.records.values()) if name in record), None)
+
+
+def as_series(points: Iterable[tuple[float, float]]) -> Series:
+    """The points (x, y) as two arrays."""
+    x, y = np.array(list(points), dtype=np.float64).reshape(-1, 2).T
+    return x, y
 
 
 @dataclass(frozen=True)
@@ -183,9 +190,7 @@ def read_run(parts: Sequence[Path], name: str | None = None) -> Run:
             finite = {key: value for key, value in numbers.items() if math.isfinite(value)}
             skipped_values += len(numbers) - len(finite)
             merged.setdefault(step, {}).update(finite)
-    return Run(
-        name or home(parts[0]).name, tuple(merged), tuple(merged.values()), skipped_lines, skipped_values, unread_bytes
-    )
+    return Run(name or home(parts[0]).name, merged, skipped_lines, skipped_values, unread_bytes)
 
 
 def _read_lines(path: Path) -> tuple[list[tuple[int, dict[str, Any]]], int]:

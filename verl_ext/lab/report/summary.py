@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from verl_ext.lab.plot import Series
-from verl_ext.lab.report.runs import Run, by_method
+from verl_ext.lab.report.runs import Run, as_series, by_method
 from verl_ext.lab.table import times_fewer
 
 ROLLOUTS, TOKENS, SECONDS = "rollouts/sampled_total", "tokens/sampled_total", "timing_s/step"
@@ -54,7 +54,7 @@ def points(run: Run) -> list[Point]:
         for name in (ROLLOUTS, TOKENS, SECONDS)
     )
     found = []
-    for step, data in zip(run.steps, run.records, strict=True):
+    for step, data in run.records.items():
         rollouts, tokens = data.get(ROLLOUTS, rollouts), data.get(TOKENS, tokens)
         if SECONDS in data:
             seconds = (seconds or 0.0) + data[SECONDS]
@@ -66,9 +66,8 @@ def points(run: Run) -> list[Point]:
 
 def accuracy_against(run: Run, unit: str) -> Series:
     """Accuracy against the field ``unit`` of :class:`Point`; validations at an unknown cost are left out."""
-    known = [(getattr(point, unit), point.accuracy) for point in points(run) if getattr(point, unit) is not None]
-    spent, accuracies = zip(*known, strict=True) if known else ((), ())
-    return np.array(spent, dtype=np.float64), np.array(accuracies, dtype=np.float64)
+    spent = ((getattr(point, unit), point.accuracy) for point in points(run))
+    return as_series((cost, accuracy) for cost, accuracy in spent if cost is not None)
 
 
 def common_target(runs: Sequence[Run]) -> float | None:
@@ -97,13 +96,8 @@ def destinations(run: Run) -> dict[str, np.ndarray]:
 
 def deciding_share(run: Run) -> Series:
     """Time spent deciding, as a share of the step."""
-    pairs = [
-        (step, data[DECIDING] / data[SECONDS])
-        for step, data in zip(run.steps, run.records, strict=True)
-        if DECIDING in data and data.get(SECONDS, 0.0) > 0
-    ]
-    steps, shares = zip(*pairs, strict=True) if pairs else ((), ())
-    return np.array(steps, dtype=np.float64), np.array(shares, dtype=np.float64)
+    known = ((step, data) for step, data in run.records.items() if DECIDING in data and data.get(SECONDS, 0.0) > 0)
+    return as_series((step, data[DECIDING] / data[SECONDS]) for step, data in known)
 
 
 def summarize(runs: Sequence[Run], target: float | None = None) -> dict[str, Any]:

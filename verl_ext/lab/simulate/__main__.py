@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, TextIO
@@ -16,7 +15,7 @@ from typing import Annotated, TextIO
 import numpy as np
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from verl_ext.lab.report.runs import find_runs, read_run
@@ -124,10 +123,10 @@ def main(
     console.print(cost_table(found_target, costs))
     console.print(waste_table(costs))
     for cost in costs:
-        for reason in cost.ended:
+        for reason in cost.ended():
             console.print(Text(f"{cost.name} ended early: {reason}"))
     rollouts = sum(run.rollouts for members in runs.values() for run in members)
-    seconds = sum(run.seconds for members in runs.values() for run in members)
+    seconds = sum(run.duration for members in runs.values() for run in members)
     console.print(Text(f"{rollouts:,} rollouts in {seconds:.0f} s. Plots: verl-ext report {out}"))
 
 
@@ -150,18 +149,13 @@ def run_all(
         for number, (method, seed) in enumerate((m, s) for m in methods for s in range(seeds)):
             progress.update(task, description=f"{method.name}, seed {seed}", completed=number * world.steps)
             with (out / f"{method.name}_{seed}.jsonl").open("w", encoding="utf-8") as log:
-                runs[method.name].append(simulate(method, world, seed, _logger(log, progress, task)))
+
+                def on_step(step: int, data: dict[str, float], log: TextIO = log) -> None:
+                    log.write(json.dumps({"step": step, "data": data}) + "\n")
+                    progress.advance(task, 1 if step else 0)
+
+                runs[method.name].append(simulate(method, world, seed, on_step))
     return runs
-
-
-def _logger(log: TextIO, progress: Progress, task: TaskID) -> Callable[[int, dict[str, float]], None]:
-    """Make a callback for writing a line per step and advancing the progress bar."""
-
-    def on_step(step: int, data: dict[str, float]) -> None:
-        log.write(json.dumps({"step": step, "data": data}) + "\n")
-        progress.advance(task, 1 if step else 0)
-
-    return on_step
 
 
 def _fitted(world: World, log: Path, console: Console) -> World:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from verl_ext import checks
-from verl_ext.lab.simulate.engine_speed import EngineSpeed, LengthModel, Slots
+from verl_ext.lab.simulate.engine_speed import POLL, EngineSpeed, LengthModel, Slots
 from verl_ext.lab.simulate.learning import Ability
 from verl_ext.lab.simulate.population import sigmoid
 from verl_ext.policy import Group, Rollout
@@ -116,9 +116,8 @@ class SimulatedEngine:
 
         Returns all waves finished by then, in the order of time; [] if nothing is being generated.
         """
-        poll = self.speed.poll_interval
         if self._waiting and self._waiting[0][0] > self.clock:
-            self.clock = max(self._waiting[0][0], poll * math.ceil(self._waiting[0][0] / poll))
+            self.clock = max(self._waiting[0][0], POLL * math.ceil(self._waiting[0][0] / POLL))
         waves = []
         while self._waiting and self._waiting[0][0] <= self.clock:
             _, _, group_id, rollouts = heapq.heappop(self._waiting)

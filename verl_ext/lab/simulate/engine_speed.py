@@ -9,6 +9,8 @@ import numpy as np
 
 from verl_ext import checks
 
+POLL = 0.05  # seconds
+
 
 @dataclass(frozen=True)
 class LengthModel:
@@ -52,7 +54,7 @@ class EngineSpeed:
     The engines have ``engines`` x ``slots`` slots. A slot generates one response at a time, at ``seconds_per_token``.
     Responses start in the order in which they were requested, each in the first free slot (list scheduling). A wave
     therefore lasts as long as its slowest response, and a barrier leaves slots idle until then. The driver looks for
-    finished waves every ``poll_interval`` seconds. The update of a step takes ``update_seconds`` (weight transfer and
+    finished waves every :data:`POLL` seconds. The update of a step takes ``update_seconds`` (weight transfer and
     other costs independent of the batch) plus ``update_seconds_per_token`` for every token trained.
 
     Not modelled: engines slowing down as they fill up (``seconds_per_token`` is the speed of a full engine), prefill,
@@ -67,13 +69,11 @@ class EngineSpeed:
     seconds_per_token: float = 0.02
     update_seconds: float = 20.0
     update_seconds_per_token: float = 1e-5
-    poll_interval: float = 0.05
 
     def __post_init__(self):
         checks.integer("engines", self.engines, 1)
         checks.integer("slots", self.slots, 1)
-        for name in ("seconds_per_token", "poll_interval"):
-            checks.positive_number(name, getattr(self, name))
+        checks.positive_number("seconds_per_token", self.seconds_per_token)
         for name in ("update_seconds", "update_seconds_per_token"):
             checks.number(name, getattr(self, name), 0)
 

@@ -15,6 +15,8 @@ from verl_ext import checks
 from verl_ext.controller import RolloutController
 from verl_ext.errors import CannotFillBatch
 from verl_ext.lab.method import Method
+from verl_ext.lab.report.runs import Run
+from verl_ext.lab.report.summary import ROLLOUTS
 from verl_ext.lab.simulate.engine import PrefixEffect, SimulatedEngine
 from verl_ext.lab.simulate.engine_speed import EngineSpeed, LengthModel
 from verl_ext.lab.simulate.learning import Ability, LearningModel
@@ -68,23 +70,21 @@ class World:
 
 
 @dataclass(frozen=True)
-class SimulatedRun:
-    """Metrics of one simulated run.
+class SimulatedRun(Run):
+    """A simulated run; its metrics have their names in training, and step 0 is the validation before training.
 
     Attributes:
-        records: metrics by step, under their names in training; step 0 is the validation before training.
-        seconds: duration of the simulation itself.
+        duration: seconds of the simulation itself.
         ended: error behind an early end; None if the run reached its last step or ``until``.
     """
 
-    records: dict[int, dict[str, float]]
-    seconds: float
+    duration: float = 0.0
     ended: str | None = None
 
     @property
     def rollouts(self) -> int:
         """Rollouts sampled in the whole run."""
-        return int(max((record.get("rollouts/sampled_total", 0.0) for record in self.records.values()), default=0))
+        return int(self.last(ROLLOUTS) or 0)
 
 
 def simulate(
@@ -132,7 +132,7 @@ def simulate(
         note(step, record)
         if world.until is not None and record.get(ACCURACY, 0.0) >= world.until:
             break
-    return SimulatedRun(records, time.perf_counter() - started, ended)
+    return SimulatedRun(f"{method.name}_{seed}", records, duration=time.perf_counter() - started, ended=ended)
 
 
 def _start_policy(method: Method, logits: np.ndarray, world: World, seed: int) -> RolloutPolicy:

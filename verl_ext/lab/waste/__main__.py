@@ -15,7 +15,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.text import Text
 
 from verl_ext.estimation.embeddings import find_model
 from verl_ext.lab.page import Page, check_folder
@@ -69,7 +68,6 @@ def main(
     ] = None,
 ) -> None:
     """Analyse the logged rollouts of a run: how many gave a gradient, and how other methods would have spent them."""
-    console = open_console()
     for package in ("recipe", "verl_ext.one_wave"):  # they warn of each short step; the notes count these steps
         logging.getLogger(package).setLevel(logging.ERROR)
     with Progress(
@@ -100,12 +98,12 @@ def main(
         drawn = list(plots(log, analysis))
 
     summary = analysis.summary
-    answer, shown, said = lead(summary), tables(summary), notes(summary)
-    page = Page(TITLE, answer, shown, said, drawn, summary).write(out, "waste")
+    page = Page(TITLE, lead(summary), tables(summary), notes(summary), drawn, summary)
+    path = page.write(out, "waste")
     write_histories(log, out / "prompts.parquet")
-
-    for part in (answer, *shown, *said, f"Page: {page}"):
-        console.print(Text(part) if isinstance(part, str) else part)
+    console = open_console()
+    page.show(console)
+    console.print(f"Page: {path}", markup=False, highlight=False)
 
 
 if __name__ == "__main__":

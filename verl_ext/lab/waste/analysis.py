@@ -198,7 +198,7 @@ def _budget(log: RolloutLog, run: Run | None) -> dict[str, Any]:
     found: dict[str, float] = {}
     if run is not None:
         last = int(log.step.max())
-        for step, record in zip(run.steps, run.records, strict=True):
+        for step, record in run.records.items():
             if step <= last:
                 found |= {name: value for name, value in record.items() if name.endswith("_total")}
     sampled, tokens = found.get("rollouts/sampled_total"), found.get("tokens/sampled_total")
