@@ -8,6 +8,7 @@ from support.rollout_logs import log_of
 
 from verl_ext.lab.waste.counterfactual import RecordedEngine, Spending, recipe_method, spend, spending_of_log
 from verl_ext.lab.waste.rates import RecordedRates, fit_prior
+from verl_ext.policy import Group, Prompt
 from verl_ext.recipes import recipes
 
 BATCH, N = 8, 8
@@ -36,9 +37,9 @@ def test_uniform_goes_through_the_log_as_it_was():
     drawn = []
 
     class Noting(RecordedRates):
-        def nearest(self, prompt, batch):
-            drawn.append((prompt, batch))
-            return super().nearest(prompt, batch)
+        def nearest(self, prompts, batch):
+            drawn.extend((prompt, batch) for prompt in prompts.tolist())
+            return super().nearest(prompts, batch)
 
     recorded = Noting(log, (0.1, 0.1))
     policy = recipe_method("grpo", BATCH, N, 0, texts=False)[0].policy(0)
@@ -123,16 +124,14 @@ def test_verdicts_come_at_the_recorded_rate():
     outcome = Spending()
     recorded = RecordedRates(log, (1.0, 1.0))
     engine = RecordedEngine(recorded, np.array([0.3, 1.0]), np.random.default_rng(0), outcome)
-    from verl_ext.policy import Group, Prompt
-
     groups = [Group("a", Prompt("p0", 0)), Group("b", Prompt("p1", 1))]
     engine.submit([(groups[0], 10_000), (groups[1], 5)])
     waves = dict(engine.finish())
     assert np.mean([rollout.correct for rollout in waves["a"]]) == pytest.approx(0.3, abs=0.02)
     assert [rollout.reward for rollout in waves["b"]] == [1.0] * 5
+    groups[1].rollouts += waves["b"]  # as the controller does
     engine.submit([(groups[1], 3)])
-    engine.finish()
-    assert engine.verdicts["b"] == (8, 8)
+    assert [rollout.correct for rollout in dict(engine.finish())["b"]] == [True] * 3
     assert outcome.rollouts_in_band.tolist() == [0, 10_000, 0, 0, 8] and outcome.prompts_in_band.sum() == 2
 
 

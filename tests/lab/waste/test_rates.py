@@ -48,7 +48,7 @@ def test_nearest(visits, batch):
     for prompt in set(log.prompt.tolist()):
         rows = [row for row in range(len(log.prompt)) if log.prompt[row] == prompt]
         distance = min(abs(int(log.batch[row]) - batch) for row in rows)
-        found = recorded.nearest(prompt, batch)
+        (found,) = recorded.nearest(np.array([prompt]), batch).tolist()
         assert found in rows and abs(int(log.batch[found]) - batch) == distance
         assert log.batch[found] == min(log.batch[row] for row in rows if abs(int(log.batch[row]) - batch) == distance)
 

@@ -195,17 +195,13 @@ def read_run(parts: Sequence[Path], name: str | None = None) -> Run:
 
 def _read_lines(path: Path) -> tuple[list[tuple[int, dict[str, Any]]], int]:
     """Steps with their metrics, and the number of lines in another format."""
-    lines = _lines(path)
-    records = [record for record in map(_parse, lines) if record is not None]
-    return records, len(lines) - len(records)
-
-
-def _lines(path: Path) -> list[str]:
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror}).") from error
-    return [line for line in text.split("\n") if line.strip()]
+    lines = [line for line in text.split("\n") if line.strip()]
+    records = [record for record in map(_parse, lines) if record is not None]
+    return records, len(lines) - len(records)
 
 
 def _parse(line: str) -> tuple[int, dict[str, Any]] | None:

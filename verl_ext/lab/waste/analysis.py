@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from verl_ext.estimation.by_name import BY_TEXT
 from verl_ext.lab.report.runs import Run
+from verl_ext.lab.report.summary import DISCARDED, ROLLOUTS, TOKENS
 from verl_ext.lab.table import times_fewer
 from verl_ext.lab.waste import prediction
 from verl_ext.lab.waste.counterfactual import ASSUMPTION, Spending, recipe_method, spend, spending_of_log
@@ -91,7 +93,7 @@ def analyse(
             continue
         settings[name] = found[0][1]
 
-    names = prediction.names(embeddings)
+    names = [name for name in prediction.ESTIMATORS if embeddings or name not in BY_TEXT]
     done = progress("Predicting success rates", len(log.prompt) * len(names))
     predictions = {name: prediction.predict(log, name, done) for name in names}
     statuses, moves = prediction.transitions(log)
@@ -154,12 +156,7 @@ def spent(log: RolloutLog, prior: tuple[float, float]) -> dict[str, Any]:
 def by_batch(log: RolloutLog) -> dict[str, np.ndarray]:
     """(T,) share of each step's groups, for every kind of group in the log."""
     kind = kinds(log)
-    groups = np.bincount(log.batch)
-    return {
-        name: np.bincount(log.batch, weights=kind == place) / groups
-        for place, name in enumerate(KINDS)
-        if (kind == place).any()
-    }
+    return {name: log.mean_by_batch(kind == place) for place, name in enumerate(KINDS) if (kind == place).any()}
 
 
 def _count(log: RolloutLog, kind: np.ndarray, rows: np.ndarray) -> dict[str, Any]:
@@ -195,22 +192,15 @@ def _facts(log: RolloutLog) -> dict[str, Any]:
 
 def _budget(log: RolloutLog, run: Run | None) -> dict[str, Any]:
     """Rollouts and tokens up to the log's last step, from the metrics; else the number of logged rollouts."""
-    found: dict[str, float] = {}
-    if run is not None:
-        last = int(log.step.max())
-        for step, record in run.records.items():
-            if step <= last:
-                found |= {name: value for name, value in record.items() if name.endswith("_total")}
-    sampled, tokens = found.get("rollouts/sampled_total"), found.get("tokens/sampled_total")
+    last, records = int(log.step.max()), {} if run is None else run.records
+    upto = Run("", {step: record for step, record in records.items() if step <= last})
+    sampled, tokens = upto.last(ROLLOUTS), upto.last(TOKENS)
+    discarded = filter(None, map(DISCARDED.fullmatch, sorted(upto.metrics())))
     return {
         "rollouts": int(sampled) if sampled else int(log.rollouts.sum()),
         "tokens": None if tokens is None else int(tokens),
         "from_metrics": bool(sampled),
-        "discarded": {
-            name.removeprefix("rollouts/discarded_").removesuffix("_total"): int(value)
-            for name, value in sorted(found.items())
-            if name.startswith("rollouts/discarded_") and name != "rollouts/discarded_total"
-        },
+        "discarded": {match[1]: int(upto.last(match[0]) or 0) for match in discarded},
     }
 
 

@@ -56,6 +56,20 @@ class Spending:
     short_steps: int = 0
     stopped: str | None = None
 
+    def count_drawn(self, band: np.ndarray, rollouts: np.ndarray, first: np.ndarray) -> None:
+        """Count a wave: (n,) bands of success rates, rollouts, and whether they are the first of their group."""
+        bands = len(BAND_NAMES)
+        self.prompts_in_band += np.bincount(band[first], minlength=bands)
+        self.rollouts_in_band += np.bincount(band, weights=rollouts, minlength=bands).astype(np.int64)
+
+    def count_trained(self, correct: np.ndarray, rollouts: np.ndarray) -> None:
+        """Count a batch: (n,) correct rollouts and all rollouts of its groups."""
+        gradient = (correct > 0) & (correct < rollouts)
+        self.trained_groups += len(rollouts)
+        self.trained_rollouts += int(rollouts.sum())
+        self.gradient_groups += int(gradient.sum())
+        self.gradient_rollouts += int(rollouts[gradient].sum())
+
 
 def recipe_method(
     name: str, train_batch_size: int, n: int, seed: int, texts: bool
@@ -95,7 +109,6 @@ class RecordedEngine:
     def __init__(self, recorded: RecordedRates, rates: np.ndarray, rng: np.random.Generator, spending: Spending):
         self.recorded, self.rates, self.rng, self.spending = recorded, rates, rng, spending
         self.begin_batch(0)
-        self.verdicts: dict[str, tuple[int, int]] = {}  # group id -> correct rollouts, all rollouts
         self._waiting: list[tuple[Group, int]] = []
 
     def begin_batch(self, batch: int) -> None:
@@ -107,26 +120,20 @@ class RecordedEngine:
         self._waiting += wave
 
     def release(self, groups: list[Group]) -> None:
-        for group in groups:
-            self.verdicts.pop(group.id, None)
+        """Nothing to do: the engine keeps nothing about finished groups."""
 
     def finish(self) -> list[tuple[str, list[Rollout]]]:
         """The rollouts of all submitted waves, by group id."""
         waiting, self._waiting = self._waiting, []
-        nearest = np.array([self.recorded.nearest(group.prompt.row, self.batch) for group, _ in waiting], dtype=int)
+        nearest = self.recorded.nearest(np.array([group.prompt.row for group, _ in waiting], dtype=int), self.batch)
         counts = np.array([count for _, count in waiting], dtype=np.int64)
         correct = self.rng.binomial(counts, self.rates[nearest])
         band = self.recorded.band[nearest]
-        first = [group.id not in self.verdicts for group, _ in waiting]
-        bands = len(BAND_NAMES)
-        self.spending.prompts_in_band += np.bincount(band, weights=first, minlength=bands).astype(np.int64)
-        self.spending.rollouts_in_band += np.bincount(band, weights=counts, minlength=bands).astype(np.int64)
-        waves = []
-        for (group, count), successes in zip(waiting, correct.tolist(), strict=True):
-            before = self.verdicts.get(group.id, (0, 0))
-            self.verdicts[group.id] = before[0] + successes, before[1] + count
-            waves.append((group.id, [self._correct] * successes + [self._wrong] * (count - successes)))
-        return waves
+        self.spending.count_drawn(band, counts, np.array([not group.rollouts for group, _ in waiting], dtype=bool))
+        return [
+            (group.id, [self._correct] * successes + [self._wrong] * (count - successes))
+            for (group, count), successes in zip(waiting, correct.tolist(), strict=True)
+        ]
 
 
 def spend(
@@ -164,7 +171,9 @@ def spend(
             engine.begin_batch(place)
             run.begin_step(place + 1)
             batch = run.fill_batch(engine.finish)
-            _count(spending, batch, engine)
+            usable = [group.usable for group in batch]
+            correct = np.array([sum(rollout.correct is True for rollout in rollouts) for rollouts in usable])
+            spending.count_trained(correct, np.array([len(rollouts) for rollouts in usable]))
             spending.short_steps += len(batch) < train_batch_size
             sampled = int(run.ledger.total["rollouts/sampled"])
             progress(sampled - spending.sampled)
@@ -185,28 +194,15 @@ def spend(
 
 def spending_of_log(log: RolloutLog, recorded: RecordedRates, sampled: int) -> Spending:
     """The same numbers for the log itself; ``sampled`` may exceed the logged rollouts by those never trained on."""
-    spending = Spending(len(log.batches), sampled)
-    bands = len(BAND_NAMES)
-    spending.prompts_in_band = np.bincount(recorded.band, minlength=bands)
-    spending.rollouts_in_band = np.bincount(recorded.band, weights=log.rollouts, minlength=bands).astype(np.int64)
-    gradient = (log.correct > 0) & (log.correct < log.rollouts)
-    spending.trained_groups, spending.trained_rollouts = len(log.prompt), int(log.rollouts.sum())
-    spending.gradient_groups, spending.gradient_rollouts = int(gradient.sum()), int(log.rollouts[gradient].sum())
-    spent, groups = (np.cumsum(np.bincount(log.batch, weights=weights)) for weights in (log.rollouts, gradient))
-    spending.curve = [(int(x), int(y)) for x, y in zip(spent, groups, strict=True)]
+    spending, spent = Spending(len(log.batches), sampled), 0
+    spending.count_drawn(recorded.band, log.rollouts, np.full(len(log.prompt), True))
+    for rows in log.batches:
+        spending.count_trained(log.correct[rows], log.rollouts[rows])
+        spent += int(log.rollouts[rows].sum())
+        spending.curve.append((spent, spending.gradient_groups))
     return spending
 
 
 def _drawn(log: RolloutLog, prompts: list[Prompt]) -> Iterator[Prompt]:
     order = log.prompt.tolist()
     return (prompts[row] for _ in itertools.count() for row in order)
-
-
-def _count(spending: Spending, batch: list[Group], engine: RecordedEngine) -> None:
-    for group in batch:
-        correct, rollouts = engine.verdicts.pop(group.id)
-        gradient = 0 < correct < rollouts
-        spending.trained_groups += 1
-        spending.trained_rollouts += rollouts
-        spending.gradient_groups += gradient
-        spending.gradient_rollouts += rollouts * gradient

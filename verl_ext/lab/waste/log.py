@@ -52,16 +52,20 @@ class RolloutLog:
         return self.correct / self.rollouts
 
     @cached_property
+    def by_prompt(self) -> np.ndarray:
+        """(G,) rows of the groups, prompt by prompt; the groups of a prompt in their order."""
+        return np.argsort(self.prompt, kind="stable")
+
+    @cached_property
     def visit(self) -> np.ndarray:
         """(G,) int64: 1 for a prompt's first group, 2 for its second, and so on.
 
         With one pass over the data per epoch, this is the epoch, which the log does not hold.
         """
-        order = np.argsort(self.prompt, kind="stable")
-        prompts = self.prompt[order]
-        first = np.flatnonzero(np.r_[True, prompts[1:] != prompts[:-1]])
+        order = self.by_prompt
+        _, first, groups = np.unique(self.prompt[order], return_index=True, return_counts=True)
         visits = np.empty(order.size, dtype=np.int64)
-        visits[order] = np.arange(order.size) - np.repeat(first, np.diff(np.r_[first, order.size])) + 1
+        visits[order] = np.arange(order.size) - np.repeat(first, groups) + 1
         return visits
 
     @cached_property
@@ -75,17 +79,22 @@ class RolloutLog:
         """(G,) int64: place of a group's step among the logged steps, from 0."""
         return np.unique(self.step, return_inverse=True)[1]
 
+    def mean_by_batch(self, values: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
+        """(T,) mean of ``values`` (G,) over each step's groups, or over those of ``rows`` (G,); NaN without any."""
+        weights = np.ones(len(self.step)) if rows is None else rows.astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            return np.bincount(self.batch, weights=values * weights) / np.bincount(self.batch, weights=weights)
+
 
 def write_histories(log: RolloutLog, path: Path) -> None:
     """Write a Parquet file with one row per prompt: its id, and the counts of its groups in their order.
 
     Columns: ``prompt`` (string); ``step``, ``rollouts``, ``correct`` (lists of equal length, an entry per group).
     """
-    order = np.argsort(log.prompt, kind="stable")
     ends = np.cumsum(np.bincount(log.prompt, minlength=len(log.prompt_ids)))
     offsets = pa.array(np.r_[0, ends], type=pa.int32())
     lists = {
-        name: pa.ListArray.from_arrays(offsets, pa.array(getattr(log, name)[order], type=pa.int64()))
+        name: pa.ListArray.from_arrays(offsets, pa.array(getattr(log, name)[log.by_prompt], type=pa.int64()))
         for name in ("step", "rollouts", "correct")
     }
     pq.write_table(pa.table({"prompt": log.prompt_ids, **lists}), path)

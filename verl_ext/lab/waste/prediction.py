@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from verl_ext.estimation.by_name import BY_TEXT, PromptEstimator
+from verl_ext.estimation.by_name import PromptEstimator
 from verl_ext.lab.plot import LEVELS
 from verl_ext.lab.waste.log import RolloutLog
 from verl_ext.lab.waste.rates import RecordedRates
@@ -63,12 +63,7 @@ def predict(
         estimator.observe(batch, log.success_rate[rows], log.rollouts[rows])
         progress(len(batch))
     error = np.abs(predicted - log.success_rate)
-    return Prediction(predicted, error, np.bincount(log.batch, weights=error) / np.bincount(log.batch))
-
-
-def names(embeddings: bool) -> list[str]:
-    """Names of the estimators able to run; estimators over texts need embeddings."""
-    return [name for name in ESTIMATORS if embeddings or name not in BY_TEXT]
+    return Prediction(predicted, error, log.mean_by_batch(error))
 
 
 def summary(log: RolloutLog, predictions: dict[str, Prediction], recorded: RecordedRates) -> dict[str, Any]:
@@ -78,16 +73,19 @@ def summary(log: RolloutLog, predictions: dict[str, Prediction], recorded: Recor
     computed from one draw of rates and counts from the posteriors.
     """
     seen = seen_before(log)
+
+    def errors(values: np.ndarray) -> dict[str, float | None]:
+        return {"mae": float(values.mean()), "mae_seen_before": float(values[seen].mean()) if seen.any() else None}
+
     rng = np.random.default_rng(0)
     rates = recorded.draw(rng)
     floor = np.abs(rng.binomial(log.rollouts, rates) / log.rollouts - rates)
     return {
         "groups": len(seen),
         "groups_seen_before": int(seen.sum()),
-        "floor": {"mae": float(floor.mean()), "mae_seen_before": float(floor[seen].mean()) if seen.any() else None},
+        "floor": errors(floor),
         "estimators": {
-            name: prediction_metrics(each.predicted, log.success_rate)
-            | {"mae_seen_before": float(each.error[seen].mean()) if seen.any() else None}
+            name: prediction_metrics(each.predicted, log.success_rate) | errors(each.error)
             for name, each in predictions.items()
         },
     }
@@ -106,10 +104,9 @@ def history_error(log: RolloutLog, history: Prediction) -> tuple[np.ndarray, np.
     The figure shows total variation distances; between two Bernoulli distributions, it is the absolute
     difference of their success rates.
     """
-    seen = seen_before(log)
-    groups = np.bincount(log.batch[seen], minlength=len(log.batches))
-    errors = np.bincount(log.batch[seen], weights=history.error[seen], minlength=len(log.batches))
-    return np.unique(log.step)[groups > 0], errors[groups > 0] / groups[groups > 0]
+    errors = log.mean_by_batch(history.error, seen_before(log))
+    known = np.isfinite(errors)
+    return np.unique(log.step)[known], errors[known]
 
 
 def transitions(log: RolloutLog) -> tuple[tuple[str, ...], np.ndarray]:
@@ -119,8 +116,7 @@ def transitions(log: RolloutLog) -> tuple[tuple[str, ...], np.ndarray]:
     """
     rate = log.success_rate
     of_group = np.select([rate == 0, rate <= 0.2, rate < 0.8, rate < 1], range(4), 4)
-    order = np.argsort(log.prompt, kind="stable")
-    prompt, now = log.prompt[order], of_group[order]
+    prompt, now = log.prompt[log.by_prompt], of_group[log.by_prompt]
     same = prompt[1:] == prompt[:-1]
     counts = np.zeros((len(LEVELS), len(LEVELS)), dtype=np.int64)
     np.add.at(counts, (now[:-1][same], now[1:][same]), 1)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-
 import numpy as np
 from scipy.optimize import minimize
 from scipy.special import betaincinv, betaln
@@ -50,16 +48,13 @@ class RecordedRates:
     """
 
     def __init__(self, log: RolloutLog, prior: tuple[float, float]):
-        self._prompt, self._prompts = log.prompt, len(log.prompt_ids)
+        self._prompt, self._batch, self._prompts = log.prompt, log.batch, len(log.prompt_ids)
+        self._by_prompt = log.by_prompt
+        self._places = log.prompt[self._by_prompt] * len(log.batches) + log.batch[self._by_prompt]
         self.alpha = prior[0] + log.correct
         self.beta = prior[1] + log.rollouts - log.correct
         self.mean = self.alpha / (self.alpha + self.beta)
         self.band = band(self.mean)
-        self._batches: list[list[int]] = [[] for _ in log.prompt_ids]
-        self._groups: list[list[int]] = [[] for _ in log.prompt_ids]
-        for group, (prompt, batch) in enumerate(zip(log.prompt.tolist(), log.batch.tolist(), strict=True)):
-            self._batches[prompt].append(batch)
-            self._groups[prompt].append(group)
 
     def draw(self, rng: np.random.Generator) -> np.ndarray:
         """(G,) success rates drawn from the posteriors of the groups.
@@ -71,15 +66,15 @@ class RecordedRates:
         quantile = rng.random(self._prompts)[self._prompt]
         return betaincinv(self.alpha, self.beta, quantile)
 
-    def nearest(self, prompt: int, batch: int) -> int:
-        """Row of the prompt's recorded group nearest to a step; of two equally near groups, the earlier.
+    def nearest(self, prompts: np.ndarray, batch: int) -> np.ndarray:
+        """(n,) rows of the recorded groups nearest to a step; of two equally near groups, the earlier.
 
         Args:
-            prompt: index of the prompt.
+            prompts: (n,) indices of prompts.
             batch: the step's place among the logged steps, from 0.
         """
-        batches = self._batches[prompt]
-        after = bisect_left(batches, batch)
-        if after == len(batches) or (after and batch - batches[after - 1] <= batches[after] - batch):
-            after -= 1
-        return self._groups[prompt][after]
+        last = self._batch[-1]
+        after = np.searchsorted(self._places, prompts * (last + 1) + min(batch, last))
+        found = self._by_prompt[np.stack([np.maximum(after - 1, 0), np.minimum(after, self._places.size - 1)])]
+        distance = np.where(self._prompt[found] == prompts, np.abs(self._batch[found] - batch), np.inf)
+        return np.where(distance[0] <= distance[1], *found)
