@@ -21,11 +21,10 @@ from typing import Annotated
 import numpy as np
 import typer
 from model_free import FastEngine, epochs, prompts
-from rich.console import Console
 
 from recipe.pilot_commit.policy import PilotCommit
 from verl_ext.controller import RolloutController
-from verl_ext.lab.table import Table
+from verl_ext.lab.table import Table, open_console
 from verl_ext.policy import Action, Group, Rollout
 
 PASS_RATES = (0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5)
@@ -95,7 +94,7 @@ def main(
         texts = (f"{phases:.2f} / {rollouts:,.0f} / {delay:.2f}" for phases, rollouts, delay in cells)
         rows.append([f"{pass_rate:g}", *texts])
     title = "Generation phases / sampled rollouts / mean delay, per step, by the size of a further round"
-    Console(width=100).print(Table(title, ["pass rate", *DEVIATIONS], rows))
+    open_console().print(Table(title, ["pass rate", *DEVIATIONS], rows))
 
 
 if __name__ == "__main__":

@@ -10,10 +10,9 @@ the paper shows these shares in a figure only. Shards of 15 prompts, as in Appen
 from __future__ import annotations
 
 import numpy as np
-from rich.console import Console
 
 from verl_ext.allocation import heuristics, hit_utility
-from verl_ext.lab.table import Table
+from verl_ext.lab.table import Table, open_console
 
 PROMPTS, SHARDS, G, G0 = 60, 4, 32, 8
 UNSOLVED, SOLVED = 0.15, 0.51  # shares of prompts with c = 0 and c = 8
@@ -78,4 +77,4 @@ def rules() -> Table:
 
 if __name__ == "__main__":
     for made in (figure_3(), marginal_gains(), rules()):
-        Console().print(made)
+        open_console().print(made)
