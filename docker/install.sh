@@ -24,5 +24,5 @@ case ${1:-install} in
       exit 1
     fi
     ;;
-  *) echo "error: $1 is not valid; use constraints, or nothing to install" >&2; exit 2 ;;
+  *) echo "error: $1 is not valid: use constraints, or nothing to install" >&2; exit 2 ;;
 esac

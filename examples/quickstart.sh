@@ -8,6 +8,8 @@
 #
 # A second run skips finished parts. OUT=folder sets the output folder; BUDGET=rollouts sets the length of training.
 set -euo pipefail
+refuse() { echo "error: $1" >&2; exit 2; }
+(($# == 0)) || refuse "$1 is not valid: quickstart.sh takes no arguments, set MODEL, OUT or BUDGET in front of bash"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 MODEL=${MODEL:-small}
@@ -43,9 +45,9 @@ case $MODEL in
       actor_rollout_ref.rollout.val_kwargs.n=1
       actor_rollout_ref.rollout.multi_turn.enable=true)
     ;;
-  *) echo "error: MODEL=$MODEL is not known; use small, smollm2 or agent" >&2; exit 2 ;;
+  *) refuse "MODEL=$MODEL is not valid: use small, smollm2 or agent" ;;
 esac
-[[ $BUDGET =~ ^[1-9][0-9]*$ ]] || { echo "error: BUDGET=$BUDGET is not valid; use a number of rollouts" >&2; exit 2; }
+[[ $BUDGET =~ ^[1-9][0-9]*$ ]] || refuse "BUDGET=$BUDGET is not valid: use a number of rollouts"
 
 bash examples/install_cpu.sh
 source .venv/bin/activate

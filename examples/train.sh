@@ -18,7 +18,7 @@ shift 2
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 export PYTHONPATH=$here/..${PYTHONPATH:+:$PYTHONPATH}    # this checkout, whichever version is installed
 
-refuse() { echo "error: $1=${!1} is not valid; $2" >&2; exit 2; }
+refuse() { echo "error: $1=${!1} is not valid: $2" >&2; exit 2; }
 
 paper=$recipe                                             # whose settings these are
 case $experiment in pilot_commit_*) paper=pilot_commit ;; esac
@@ -61,6 +61,7 @@ case $paper/${BASELINE:-0} in
 esac
 case $paper/${LENGTH:-} in
   */) ;;
+  knapsack/*[!0-9]*) refuse LENGTH "use a number of tokens above 2048" ;;
   knapsack/*) settings+=(data.max_response_length=$((LENGTH - 2048))) ;;
   *) refuse LENGTH "pass data.max_response_length" ;;
 esac

@@ -17,6 +17,7 @@ from verl_ext.errors import BadReward
 from verl_ext.trajectory import Trajectory
 
 PROMPT_WEIGHT = checks.one_of("equal", "rollouts")
+MODES = ("sync", "colocate_async", "separate_async")  # verl's trainer.v1.trainer_mode
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import time
 
 import pytest
 from filelock import FileLock
-from support.configs import compose
+from support.configs import compose, write_model
 from support.validation import row, samples_of, write_lines, write_rows
 from typer.testing import CliRunner
 
@@ -166,9 +166,10 @@ def test_bad_arguments_are_refused_in_one_sentence_before_verl_starts(folder, ar
 
 def test_verls_own_preflight_accepts_the_run(folder):
     """The real command, composed and checked as in recipe.grpo; also for a checkpoint of another recipe."""
-    (folder / "model").mkdir()
-    (folder / "model/config.json").write_text(json.dumps({"model_type": "qwen2"}))
-    overrides = (f"actor_rollout_ref.model.path={folder}/model", "actor_rollout_ref.rollout.val_kwargs.top_p=0.9")
+    overrides = (
+        f"actor_rollout_ref.model.path={write_model(folder / 'model')}",
+        "actor_rollout_ref.rollout.val_kwargs.top_p=0.9",
+    )
     for checkpoint in (None, folder / "run/global_step_3"):
         for hardware in ("cpu", "h200"):
             evaluation = Evaluation((folder / "bench.parquet",), checkpoint, (f"hardware={hardware}", *overrides), 7)

@@ -266,7 +266,7 @@ def test_tools_and_lengths_of_the_user(tmp_path):
 )
 def test_a_value_that_is_not_known_is_refused_with_the_valid_ones(script, name, value, valid):
     result = run_script(script, "false", **{name: value})
-    assert (result.returncode, result.stderr) == (2, f"error: {name}={value} is not valid; {valid}\n")
+    assert (result.returncode, result.stderr) == (2, f"error: {name}={value} is not valid: {valid}\n")
 
 
 def test_an_unknown_model_size_is_answered_with_those_there_are():

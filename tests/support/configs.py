@@ -65,12 +65,19 @@ def write_rows(path: Path, count: int, columns: tuple[str, ...] = ("data_source"
     return path
 
 
+def write_model(folder: Path) -> Path:
+    """A model folder with every part that is looked for before a run."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
+    for name in ("model.safetensors", "tokenizer.json"):
+        (folder / name).touch()
+    return folder
+
+
 def good_overrides(folder: Path) -> list[str]:
     """The missing values of the CPU profile: data and a model folder."""
     train, validation = write_rows(folder / "train.parquet", 40), write_rows(folder / "validation.parquet", 4)
-    model = folder / "model"
-    model.mkdir(exist_ok=True)
-    (model / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
+    model = write_model(folder / "model")
     return [
         f"data.train_files={train}",
         f"data.val_files={validation}",

@@ -34,14 +34,14 @@ from verl_ext.driver.stoppable import StoppableTrainer
 from verl_ext.driver.weight_sync import WeightTurns
 from verl_ext.driver.weights import advantage_factors, are_of_one_size, mini_batch_of_rows
 from verl_ext.errors import BadConfig, CannotFillBatch
-from verl_ext.policy import Group, Prompt, RolloutPolicy
+from verl_ext.policy import MODES, Group, Prompt, RolloutPolicy
 from verl_ext.record import RecordingController
 
 logger = logging.getLogger(__name__)
 
 # The user's trainer.v1.trainer_mode -> the name our trainer is registered under. Any name but "sync" makes verl keep
 # prompts in the queue and save the queue in checkpoints; both are needed to carry groups across steps.
-TRAINER_MODES = {mode: f"policy_{mode}" for mode in ("sync", "colocate_async", "separate_async")}
+TRAINER_MODES = {mode: f"policy_{mode}" for mode in MODES}
 
 
 class PolicyTrainer(StoppableTrainer, WeightTurns):

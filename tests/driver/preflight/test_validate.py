@@ -160,9 +160,11 @@ def test_files_that_are_no_data_are_refused(tmp_path):
 
 def test_the_command_line_refuses_without_starting_ray(tmp_path):
     command = [sys.executable, "-m", "recipe.pilot_commit", *good_overrides(tmp_path), "rollout_policy.p_upper=2"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ})
+    environment = {**os.environ, "RAY_TMPDIR": str(tmp_path)}
+    result = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert result.returncode == 2
     assert result.stderr.strip().splitlines()[-1] == (
         "error: rollout_policy.p_upper=2 is not valid: it must be a success rate in [0, 1]"
     )
     assert "Started a local Ray instance" not in result.stderr + result.stdout
+    assert not (tmp_path / "ray").exists()  # Ray makes its session's folder first of all

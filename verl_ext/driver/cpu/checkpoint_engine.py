@@ -5,8 +5,9 @@ verl imports this module because ``hardware=cpu`` sets ``checkpoint_engine.custo
 
 from __future__ import annotations
 
-import pickle
+import json
 from collections.abc import AsyncGenerator, Generator
+from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
@@ -93,14 +94,28 @@ class GlooCheckpointEngine(CheckpointEngine):
             yield meta, self._broadcast(torch.empty(meta.chunk_size, dtype=torch.uint8))
 
     def _send_meta(self, meta: TensorMeta | None) -> None:
-        content = torch.frombuffer(bytearray(pickle.dumps(meta)), dtype=torch.uint8)
+        content = torch.frombuffer(bytearray(_to_json(meta)), dtype=torch.uint8)
         self._broadcast(torch.tensor([content.numel()]))
         self._broadcast(content)
 
     def _receive_meta(self) -> TensorMeta | None:
         length = int(self._broadcast(torch.empty(1, dtype=torch.int64)))
-        return pickle.loads(self._broadcast(torch.empty(length, dtype=torch.uint8)).numpy().tobytes())
+        return _from_json(self._broadcast(torch.empty(length, dtype=torch.uint8)).numpy().tobytes())
 
     def _broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
         self.group.broadcast(tensor, 0).wait()
         return tensor
+
+
+def _to_json(meta: TensorMeta | None) -> bytes:
+    """The description of a chunk; None, the end of the weights, is ``null``."""
+    fields = meta and asdict(meta) | {"shape": list(meta.shape), "dtype": str(meta.dtype).removeprefix("torch.")}
+    return json.dumps(fields).encode()
+
+
+def _from_json(content: bytes) -> TensorMeta | None:
+    """Inverse of :func:`_to_json`. JSON instead of verl's pickles: a peer can send numbers and names, but no code."""
+    fields = json.loads(content)
+    if fields is None:
+        return None
+    return TensorMeta(**fields | {"shape": torch.Size(fields["shape"]), "dtype": getattr(torch, fields["dtype"])})

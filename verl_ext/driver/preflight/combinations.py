@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
 import re
-from pathlib import Path
 
 from omegaconf import OmegaConf
 
@@ -136,7 +136,7 @@ def check_resume(faults: Faults) -> None:
         return
     key = "trainer.resume_from_path"
     path = faults[key]
-    usable = isinstance(path, str) and re.search(r"global_step_\d+$", path) and Path(path).is_dir()
+    usable = isinstance(path, str) and re.search(r"global_step_\d+$", path) and os.path.isdir(path)
     faults.refuse_if(not usable, key, "trainer.resume_mode=resume_path needs an existing folder .../global_step_N")
 
 

@@ -10,35 +10,76 @@ from typing import Any
 
 from verl_ext.driver.preflight.faults import Faults
 
-NAME = re.compile(r"(^|_)(api_?key|access_?key|auth_?token|hf_?token|secret|secret_?key|password)$", re.IGNORECASE)
-PASSWORD_IN_ADDRESS = re.compile(r"://[^/\s:@]*:[^/\s@]+@")
+SECRET_NAME = re.compile(
+    r"(^|_)(api_?keys?|access_?keys?(_id)?|secret_?keys?|private_?keys?|ssh_?keys?|secrets?|passwords?|passwd|passphrase"
+    r"|(db|ftp|mail|proxy|smtp|user)_pass|pwd|credentials?|authorization|cookie|(api|auth|access|refresh|hub|hf)_?tokens?)$"
+)
+TOKEN_NAME = re.compile(r"(^|_)token$")
+TOKEN_OF_A_VOCABULARY = re.compile(
+    r"(^|_)(bos|eos|eot|pad|unk|sep|cls|mask|image|video|audio|vision|stop|start|end|begin|think|tool|special)_token$"
+)
+SECRET_VALUE = re.compile(
+    r"://[^/\s:@]*:[^/\s@]+@"  # scheme://user:password@host
+    r"|https?://[^/\s@]+@"  # https://token@host
+    r"|^[^/\s:@]+:[^/\s@]+@(?!sha)[\w.-]+(:\d+)?$"  # user:password@host:port
+    r"|[?&](access_token|auth|api_?key|key|password|secret|sig|signature|token|X-Amz-Signature)=[^&\s]"
+    r"|\bBearer\s+\S{8}"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY"
+    r"|\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\."  # a JSON web token
+    r"|\bsk-(proj|ant|svcacct|admin|or)-[\w-]{4}|\bsk-[A-Za-z0-9]{20}"  # OpenAI, Anthropic, OpenRouter
+    r"|\bhf_[A-Za-z0-9]{30}|\bnvapi-[\w-]{20}|\bwandb_v1_\w{10}"
+    r"|\bgh[opsur]_[A-Za-z0-9]{30}|\bgithub_pat_\w{20}|\bglpat-[\w-]{16}"
+    r"|\b(AKIA|ASIA)[A-Z0-9]{16}\b|\bAIza[\w-]{30}|\bxox[abeprs]-[\w-]{10}"  # AWS, Google, Slack
+)
+PATH = re.compile(r"(~|\.{1,2})?/")
 WITHOUT_A_SERVER = ("offline", "disabled", "dryrun")  # wandb's modes
 
 
 def secrets(values: dict[str, Any]) -> list[str]:
     """One sentence for each key with a secret; the secrets themselves are not shown.
 
-    verl prints the configuration, trackers store it, and hydra writes it to disk.
+    verl prints the configuration, trackers store it, and hydra writes it to disk. A secret is known by the key's name
+    (``DB_PASSWORD``, ``env_vars.GITHUB_TOKEN``, ``apiKeys[0]``) or by the form of the value (``sk-proj-...``, a
+    password in an address). Paths of files with secrets, true, false and null are no secrets.
 
     Args:
-        values: the resolved configuration, as plain containers.
+        values: the resolved configuration, as plain containers. A value that was interpolated from the environment
+            counts too: verl prints it.
     """
     return [
-        f"{path} holds a secret, and configurations are printed, logged and saved under .hydra: set it in the "
-        "environment instead, and delete the copies hydra has written"
-        for path, value in _texts(values)
-        if NAME.search(path.rpartition(".")[2]) or PASSWORD_IN_ADDRESS.search(value)
+        f"{'.'.join(path)} holds a secret, and configurations are printed, logged and saved under .hydra: set it in "
+        "the environment instead, and delete the copies hydra has written"
+        for path, value in _leaves(values)
+        if _is_secret(path, value)
     ]
 
 
-def _texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+def _is_secret(path: tuple[str, ...], value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, str | int | float) or value == "":
+        return False
+    text = str(value)
+    if SECRET_VALUE.search(text):
+        return True
+    names = [_words(name) for name in path]
+    if any(map(SECRET_NAME.search, names)):
+        return not PATH.match(text)
+    token = TOKEN_NAME.search(names[-1]) and not TOKEN_OF_A_VOCABULARY.search(names[-1])
+    return bool(token) and isinstance(value, str) and not PATH.match(text)
+
+
+def _words(name: str) -> str:
+    """``name`` in lower case, its words joined by _, without an index: ``apiKeys[0]`` is ``api_keys``."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|-", "_", name.partition("[")[0]).lower()
+
+
+def _leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     if isinstance(value, dict):
         for name, inner in value.items():
-            yield from _texts(inner, f"{path}.{name}" if path else str(name))
+            yield from _leaves(inner, (*path, str(name)))
     elif isinstance(value, list):
         for index, inner in enumerate(value):
-            yield from _texts(inner, f"{path}[{index}]")
-    elif isinstance(value, str) and value:
+            yield from _leaves(inner, (*path[:-1], f"{path[-1]}[{index}]"))
+    else:
         yield path, value
 
 

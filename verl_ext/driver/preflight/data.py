@@ -1,30 +1,40 @@
-"""Whether the data files hold prompts for a training step."""
+"""Whether the data files hold prompts for a training step, and rows that every part of a run can read."""
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow
-import pyarrow.parquet
+import pyarrow.dataset
 from omegaconf import ListConfig
 
 from verl_ext.driver.preflight.faults import Faults
+from verl_ext.driver.preflight.files import obstacle_to_reading
 from verl_ext.prompts import prompt_id
 
 COLUMNS = ("data_source", "reward_model")
 BATCH = 256  # rows read at a time
 TRAINING, VALIDATION = "data.train_files", "data.val_files"
+FEATURES = "rollout_policy.estimator_options.features"
+TEMPLATE = "actor_rollout_ref.model.custom_chat_template"
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+FORMATS = {".parquet": "parquet", ".json": "json", ".jsonl": "json"}  # which verl reads
 
 
 def check_training_data(faults: Faults) -> None:
-    """The training files hold enough different prompts for a step. Reads no more rows than show this; files on other
-    machines, and other formats than parquet, are left to verl."""
+    """The training files hold enough different prompts for a step, and only rows that a run can read.
+
+    Files on other machines are left to verl.
+    """
     files = _opened(faults, TRAINING)
     if files is None:
         return
-    rows, limit = sum(file.metadata.num_rows for file in files), faults["data.train_max_samples"]
+    rows, limit = sum(file.count_rows() for file in files), faults["data.train_max_samples"]
     rows = min(rows, limit) if limit and limit > 0 else rows
     size, key = faults["data.train_batch_size"], faults["data.prompt_key"]
     needs = f"a training step needs data.train_batch_size={size} different prompts"
@@ -32,49 +42,78 @@ def check_training_data(faults: Faults) -> None:
     if rows < size:
         faults.refuse_if(True, TRAINING, f"it holds {rows} prompts, {needs}")
         return
-    for number, row in enumerate(_rows(files, key)):
-        if fault := _fault(row, key):
-            faults.refuse_if(True, TRAINING, f"row {number} {fault}")
-            return
-        try:
-            different.add(prompt_id(row["data_source"], row[key], row["reward_model"]["ground_truth"]))
-        except TypeError as error:
-            faults.refuse_if(True, TRAINING, f"row {number}: {error}")
-            return
-        if len(different) >= size:
-            return
-    faults.refuse_if(True, TRAINING, f"it holds {rows} rows but only {len(different)} different prompts, {needs}")
+    for number, row in _good_rows(faults, TRAINING, files):
+        if len(different) < size:
+            try:
+                different.add(prompt_id(row["data_source"], row[key], row["reward_model"]["ground_truth"]))
+            except TypeError as error:
+                faults.refuse_if(True, TRAINING, f"row {number}: {error}")
+                return
+    if not faults.has_refused(TRAINING) and len(different) < size:
+        valid = f"it holds {rows} rows but only {len(different)} different prompts, {needs}"
+        faults.refuse_if(True, TRAINING, valid)
+    _check_features(faults, rows)
 
 
 def check_validation_data(faults: Faults) -> None:
-    """The validation files hold rows, if the run validates."""
+    """The validation files hold rows that a run can read, if the run validates."""
     if faults["trainer.val_before_train"] or faults["trainer.test_freq"] > 0:
         files = _opened(faults, VALIDATION)
-        empty = files is not None and not sum(file.metadata.num_rows for file in files)
+        empty = files is not None and not sum(file.count_rows() for file in files)
         faults.refuse_if(empty, VALIDATION, "it holds no rows, and validation is on")
+        for _ in _good_rows(faults, VALIDATION, files or []):
+            pass
 
 
-def _fault(row: Mapping[str, Any], key: str) -> str | None:
+def _check_features(faults: Faults, rows: int) -> None:
+    """A file of features for an estimator has one row for each row of the data; verl may drop overlong prompts."""
+    file = faults[FEATURES]
+    if faults.has_refused("rollout_policy") or not isinstance(file, str):
+        return
+    held = len(np.load(Path(file).expanduser(), mmap_mode="r", allow_pickle=False))
+    fits = held <= rows if faults["data.filter_overlong_prompts"] else held == rows
+    faults.refuse_if(not fits, FEATURES, f"it has {held} rows, and {TRAINING} has {rows} prompts")
+
+
+def _good_rows(faults: Faults, key: str, files: list[pyarrow.dataset.Dataset]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The numbered rows of the files. The first bad row refuses ``key`` and is the end."""
+    prompt, any_role = faults["data.prompt_key"], bool(faults[TEMPLATE])
+    number = 0
+    try:
+        for file in files:
+            for batch in file.to_batches(columns=[prompt, *COLUMNS], batch_size=BATCH):
+                for row in batch.to_pylist():
+                    if fault := _fault(row, prompt, any_role):
+                        faults.refuse_if(True, key, f"row {number} {fault}")
+                        return
+                    yield number, row
+                    number += 1
+    except (pyarrow.ArrowException, OSError) as error:
+        faults.refuse_if(True, key, f"it cannot be read after row {number} ({str(error).splitlines()[0]})")
+
+
+def _fault(row: Mapping[str, Any], key: str, any_role: bool) -> str | None:
     messages, model = row[key], row["reward_model"]
     if not (isinstance(messages, list) and messages and all(_is_message(message) for message in messages)):
         return f"has {key}={messages!r:.60}, and it must be a list of messages, each with role and content"
+    role = next((message["role"] for message in messages if message["role"] not in ROLES), None)
+    if role is not None and not any_role:
+        return f"has role={role!r:.60}, and without {TEMPLATE} it must be one of {', '.join(ROLES)}"
     if not isinstance(model, Mapping) or "ground_truth" not in model:
         return f"has reward_model={model!r:.60}, and it must hold ground_truth"
+    if model["ground_truth"] is None:
+        return "has ground_truth=None, and it must be a value, '' for a reward that needs none"
+    if row["data_source"] is None:
+        return "has data_source=None, and it must be the name of a data set"
     return None
 
 
 def _is_message(message: object) -> bool:
-    return isinstance(message, Mapping) and bool(message.get("role")) and message.get("content") is not None
+    return isinstance(message, Mapping) and bool(message.get("role")) and isinstance(message.get("content"), str | list)
 
 
-def _rows(files: list[pyarrow.parquet.ParquetFile], key: str) -> Iterator[dict[str, Any]]:
-    for file in files:
-        for batch in file.iter_batches(batch_size=BATCH, columns=[key, *COLUMNS]):
-            yield from batch.to_pylist()
-
-
-def _opened(faults: Faults, key: str) -> list[pyarrow.parquet.ParquetFile] | None:
-    """The files named by ``key``; None if any file is not valid, not local or not parquet."""
+def _opened(faults: Faults, key: str) -> list[pyarrow.dataset.Dataset] | None:
+    """The files named by ``key``; None if any file is not valid or not on this machine."""
     names = faults[key]
     several = isinstance(names, ListConfig) and all(isinstance(name, str) for name in names)
     if not (isinstance(names, str) or several) or not names:
@@ -85,22 +124,36 @@ def _opened(faults: Faults, key: str) -> list[pyarrow.parquet.ParquetFile] | Non
     return opened if len(opened) == len(files) else None
 
 
-def _open(faults: Faults, key: str, name: str) -> pyarrow.parquet.ParquetFile | None:
+def _open(faults: Faults, key: str, name: str) -> pyarrow.dataset.Dataset | None:
     """The file, or None. If the file should be on this machine and cannot be read, the key is refused."""
-    path = Path(name).expanduser()
-    if "://" in name or (path.is_file() and path.suffix != ".parquet"):
+    if "://" in name:
         return None
-    if not path.is_file():
-        faults.refuse(key, name, "there is no such file")
+    if obstacle := obstacle_to_reading(name):
+        faults.refuse(key, name, obstacle)
+        return None
+    form = FORMATS.get(os.path.splitext(name)[1])
+    if form is None:
+        faults.refuse(key, name, f"verl reads {', '.join(FORMATS)}")
         return None
     try:
-        file = pyarrow.parquet.ParquetFile(path)
-    except (pyarrow.ArrowInvalid, OSError):
-        faults.refuse(key, name, "it is no parquet file")
+        file = _array(name) if form == "json" else None
+        file = file or pyarrow.dataset.dataset(name, format=form)
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        cause = str(error).splitlines()[0].rpartition("': ")[2]  # without the path, which the sentence names
+        faults.refuse(key, name, f"it is no JSON file ({cause})" if form == "json" else f"it is no {form} file")
         return None
-    missing = {faults["data.prompt_key"], *COLUMNS} - set(file.schema_arrow.names)
+    missing = {faults["data.prompt_key"], *COLUMNS} - set(file.schema.names)
     if missing:
-        found = ", ".join(file.schema_arrow.names)
+        found = ", ".join(file.schema.names)
         faults.refuse(key, name, f"it lacks the columns {sorted(missing)} (it has: {found})")
         return None
     return file
+
+
+def _array(name: str) -> pyarrow.dataset.Dataset | None:
+    """The rows of a JSON file that holds one array; None for a file with one object a line."""
+    with open(name, encoding="utf-8") as file:
+        if not file.read(1) == "[":
+            return None
+        file.seek(0)
+        return pyarrow.dataset.dataset(pyarrow.Table.from_pylist(json.load(file)))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from importlib import resources
-from pathlib import Path
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
@@ -24,6 +24,7 @@ from verl_ext.checks import (
 )
 from verl_ext.driver.preflight.faults import Faults
 from verl_ext.driver.weights import AGGREGATIONS
+from verl_ext.policy import MODES
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 GROUP_ESTIMATORS = (
@@ -36,7 +37,6 @@ GROUP_ESTIMATORS = (
     "opo",
     "gpg",
 )
-MODES = ("sync", "colocate_async", "separate_async")
 
 
 def unset(valid: str) -> Kind:
@@ -54,7 +54,7 @@ STEPS_OR_NEVER = integer_from(-1)._replace(valid="use steps, or -1 for never")
 SECONDS = POSITIVE._replace(valid="use a positive number of seconds")
 ON = Kind(bool, "use true")
 FILE_TO_WRITE = Kind(
-    lambda value: value is None or (TEXT.accepts(value) and not Path(value).expanduser().is_dir()),
+    lambda value: value is None or (TEXT.accepts(value) and not os.path.isdir(os.path.expanduser(value))),
     "use the path of a file, or null",
 )
 AHEAD = "the policy decides how much is generated ahead, leave verl's 1"
@@ -174,19 +174,9 @@ def check_keys(faults: Faults) -> None:
             faults.check(key, kind)
 
 
-def check_model(faults: Faults) -> None:
-    """A local model path must be an existing folder; verl looks up other names on the hub."""
-    key = "actor_rollout_ref.model.path"
-    path = faults[key]
-    local = isinstance(path, str) and path.startswith(("/", ".", "~"))
-    missing = not TEXT.accepts(path) or (local and not Path(path).expanduser().is_dir())
-    faults.refuse_if(missing, key, "it must be an existing folder, or a model's name on the hub")
-
-
 def check_names(faults: Faults) -> None:
     """These names must be in verl's registries."""
     import verl.experimental.reward_loop.reward_manager as managers
-    from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
     from verl.experimental.agent_loop.tool_parser import ToolParser
     from verl.utils.tracking import Tracking
     from verl.workers.rollout.replica import RolloutReplicaRegistry
@@ -198,28 +188,13 @@ def check_names(faults: Faults) -> None:
     _check_name(faults, f"{ROLLOUT}.name", RolloutReplicaRegistry._registry)
     manager = faults["reward.reward_manager"]
     faults.refuse_if(not isinstance(manager, DictConfig), "reward.reward_manager", "it must hold name and source")
-    if isinstance(manager, DictConfig) and manager.get("source", "register") == "register":
-        _check_name(faults, "reward.reward_manager.name", managers.registry.REWARD_MANAGER)
-    loops, file = f"{ROLLOUT}.agent.default_agent_loop", f"{ROLLOUT}.agent.agent_loop_config_path"
-    unknown = not faults[file] and faults[loops] not in _agent_loop_registry
-    faults.refuse_if(unknown, loops, f"use one of {', '.join(_agent_loop_registry)}, or describe it in {file}")
+    if isinstance(manager, DictConfig):
+        faults.check("reward.reward_manager.source", one_of("register", "importlib"))
+        if manager.source == "register":
+            _check_name(faults, "reward.reward_manager.name", managers.registry.REWARD_MANAGER)
     _check_name(faults, f"{ROLLOUT}.multi_turn.format", ToolParser._registry)
 
 
 def _check_name(faults: Faults, key: str, registry: Iterable[str]) -> None:
     if not faults.has_refused(key):
         faults.refuse_if(faults[key] not in registry, key, f"use one of {', '.join(sorted(registry))}")
-
-
-def check_reward_function(faults: Faults) -> None:
-    """The user's reward function must be importable."""
-    from verl.utils.import_utils import load_extern_object
-
-    function, key = faults["reward.custom_reward_function"], "reward.custom_reward_function.path"
-    if not function or not function.get("path"):
-        return
-    try:
-        load_extern_object(function.path, function.name)
-    except (Exception, SystemExit) as error:  # importing a user's module can raise anything
-        cause = str(error.__cause__ or error).splitlines() or [type(error).__name__]
-        faults.refuse(key, function.path, f"{function.name} cannot be loaded ({cause[0]})")

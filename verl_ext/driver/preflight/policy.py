@@ -13,6 +13,7 @@ from verl_ext.checks import InvalidValue
 from verl_ext.controller import check_written_by
 from verl_ext.driver.checkpoint import WEIGHTS, BadCheckpoint, folder_to_resume, load_state
 from verl_ext.driver.preflight.faults import Faults
+from verl_ext.driver.preflight.files import first_line
 from verl_ext.policy import PROMPT_WEIGHT, RolloutPolicy
 from verl_ext.resolvers import REFERENCE, refusals
 
@@ -28,8 +29,8 @@ def policy_class(faults: Faults) -> type[RolloutPolicy] | None:
         return None
     try:
         made = hydra.utils.get_class(str(section.get("_target_")))
-    except Exception as error:  # importing a user's module can raise anything
-        faults.refuse_if(True, TARGET, f"it cannot be imported ({str(error).splitlines()[0]})")
+    except (Exception, SystemExit) as error:  # importing a user's module can raise anything, and can end Python
+        faults.refuse_if(True, TARGET, f"it cannot be imported ({first_line(error, cause=False)})")
         return None
     faults.refuse_if(not issubclass(made, RolloutPolicy), TARGET, BASE)
     return made if issubclass(made, RolloutPolicy) else None

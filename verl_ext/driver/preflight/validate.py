@@ -11,8 +11,10 @@ from omegaconf.errors import OmegaConfBaseException
 from verl_ext.driver.preflight.combinations import COMBINATIONS, check_queue_size
 from verl_ext.driver.preflight.credentials import check_wandb, secrets
 from verl_ext.driver.preflight.data import check_training_data, check_validation_data
+from verl_ext.driver.preflight.extensions import EXTENSIONS
 from verl_ext.driver.preflight.faults import Faults, RefusedKey
-from verl_ext.driver.preflight.keys import check_keys, check_model, check_names, check_reward_function
+from verl_ext.driver.preflight.files import check_files, check_metrics_file, check_model
+from verl_ext.driver.preflight.keys import check_keys, check_names
 from verl_ext.driver.preflight.policy import check_checkpoint, make_policy, policy_class
 from verl_ext.errors import BadConfig
 from verl_ext.policy import RolloutPolicy
@@ -41,13 +43,13 @@ def validate(config: DictConfig) -> RolloutPolicy:
 
 
 def _check(faults: Faults) -> RolloutPolicy | None:
-    faults.run(check_keys, check_model, *COMBINATIONS, check_names, check_wandb)
+    faults.run(check_keys, check_model, check_files, *COMBINATIONS, check_names, check_wandb, check_metrics_file)
     policy, made = policy_class(faults), None
     if policy is not None:
         with contextlib.suppress(RefusedKey):
             made = make_policy(faults, policy)
         faults.run(lambda each: check_checkpoint(each, policy))
-    faults.run(check_training_data, check_validation_data, check_queue_size, check_reward_function)
+    faults.run(check_training_data, check_validation_data, check_queue_size, *EXTENSIONS)
     if not faults.sentences:
         _check_by_verl(faults)
     return made

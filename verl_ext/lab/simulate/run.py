@@ -21,9 +21,8 @@ from verl_ext.lab.simulate.engine import PrefixEffect, SimulatedEngine
 from verl_ext.lab.simulate.engine_speed import EngineSpeed, LengthModel
 from verl_ext.lab.simulate.learning import Ability, LearningModel
 from verl_ext.lab.simulate.population import draw_logits, stand_in_features
-from verl_ext.policy import Prompt, RolloutPolicy
+from verl_ext.policy import MODES, Prompt, RolloutPolicy
 
-MODES = ("sync", "colocate_async", "separate_async")
 ACCURACY = "val-core/simulated/acc/mean@1"
 PASS_AT = (8, 32)
 DATA_SEED = 0

@@ -1,0 +1,196 @@
+"""Files and folders named by keys: a run must be able to read them, or to write them."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from verl_ext.checks import TEXT
+from verl_ext.driver.preflight.faults import Faults
+from verl_ext.driver.preflight.keys import ACTOR, ROLLOUT
+
+MODEL = "actor_rollout_ref.model"
+WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
+TOKENIZER = ("*token*", "vocab*", "*.model", "*.tiktoken")
+NAME_ON_THE_HUB = "it must be an existing folder, or a model's name on the hub"
+FOLDERS_TO_WRITE = ("trainer.default_local_dir", "trainer.rollout_data_dir", "trainer.validation_data_dir")
+FILES_TO_READ = (
+    f"{ROLLOUT}.multi_turn.tool_config_path",
+    f"{ROLLOUT}.multi_turn.function_tool_path",
+    f"{ROLLOUT}.agent.agent_loop_config_path",
+    f"{ROLLOUT}.router_config_path",
+    f"{ROLLOUT}.quantization_config_file",
+    f"{ACTOR}.qat.quantization_config_path",
+    f"{ACTOR}.fsdp_config.qat.quantization_config_path",
+    f"{ACTOR}.megatron.qat.quantization_config_path",
+)
+TRIAL = 1 << 16  # bytes that must fit on a disk
+
+
+def check_model(faults: Faults) -> None:
+    """A local model folder holds a configuration that transformers knows, weights and a tokenizer.
+
+    verl looks up other names on the hub.
+    """
+    path = f"{MODEL}.path"
+    own = [key for key in (f"{MODEL}.hf_config_path", f"{MODEL}.tokenizer_path") if faults[key]]
+    dist = bool(faults[f"{ACTOR}.megatron.use_dist_checkpointing"])
+    _check_pretrained(
+        faults,
+        path,
+        config=f"{MODEL}.hf_config_path" not in own,
+        tokenizer=f"{MODEL}.tokenizer_path" not in own,
+        weights=not dist,
+    )
+    for key in own:
+        _check_pretrained(faults, key, config="config" in key, tokenizer="tokenizer" in key, weights=False)
+    adapter = f"{MODEL}.lora_adapter_path"
+    if faults[adapter] and (folder := _local_folder(faults, adapter)):
+        missing = not os.path.isfile(folder / "adapter_config.json")
+        faults.refuse_if(missing, adapter, "it lacks adapter_config.json")
+
+
+def _check_pretrained(faults: Faults, key: str, *, config: bool, tokenizer: bool, weights: bool) -> None:
+    """Refuse a local folder at ``key`` that lacks one of the wanted parts."""
+    folder = _local_folder(faults, key)
+    if folder is None:
+        return
+    wanted = {
+        "config.json": ("config.json",) if config else None,
+        "weights (*.safetensors or *.bin)": WEIGHTS if weights else None,
+        "a tokenizer (tokenizer.json)": TOKENIZER if tokenizer else None,
+    }
+    missing = [part for part, patterns in wanted.items() if patterns and not any(any(folder.glob(p)) for p in patterns)]
+    faults.refuse_if(bool(missing), key, f"it lacks {', '.join(missing)}")
+    if config and not missing:
+        from transformers import AutoConfig
+
+        try:
+            AutoConfig.from_pretrained(folder, trust_remote_code=bool(faults[f"{MODEL}.trust_remote_code"]))
+        except (Exception, SystemExit) as error:  # a model's own code can raise anything
+            faults.refuse_if(True, key, f"transformers cannot read its config.json ({first_line(error)})")
+
+
+def _local_folder(faults: Faults, key: str) -> Path | None:
+    """The folder named by ``key``; None for a name on the hub, and for a refused value."""
+    path = faults[key]
+    if not TEXT.accepts(path):
+        faults.refuse_if(True, key, NAME_ON_THE_HUB)
+        return None
+    if "://" in path:
+        return None
+    if path.startswith(("/", ".", "~")) or os.path.exists(path):
+        valid = obstacle_to_listing(path)
+        if valid is None and path.endswith("/"):
+            valid = "verl refuses a / at the end, leave it out"
+        faults.refuse_if(valid is not None, key, str(valid))
+        return None if valid else Path(path)
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(path)
+    except HFValidationError:
+        faults.refuse_if(True, key, NAME_ON_THE_HUB)
+    return None
+
+
+def check_files(faults: Faults) -> None:
+    """The files that verl reads exist; the folders and the record that a run writes can be written."""
+    from verl.utils.import_utils import resolve_config_path
+
+    for key in FILES_TO_READ:
+        path = faults[key]
+        if path is None:
+            continue
+        try:
+            obstacle = obstacle_to_reading(resolve_config_path(path)) if TEXT.accepts(path) else "name a file, or null"
+        except FileNotFoundError:
+            obstacle = obstacle_to_reading(path)
+        faults.refuse_if(obstacle is not None, key, str(obstacle))
+    folders = () if faults["trainer.val_only"] else FOLDERS_TO_WRITE[:1]
+    for key in (*folders, *FOLDERS_TO_WRITE[1:]):
+        folder = faults[key] if not faults.has_refused(key) else None
+        if folder is not None:
+            valid = obstacle_to_writing(folder) if TEXT.accepts(folder) else "name a folder, or null"
+            faults.refuse_if(valid is not None, key, str(valid))
+    _check_file_to_write(faults, "rollout_driver.record")
+
+
+def _check_file_to_write(faults: Faults, key: str) -> None:
+    if faults.has_refused(key) or not faults[key]:
+        return
+    path = os.path.expanduser(faults[key])
+    obstacle = obstacle_to_writing(os.path.dirname(path) or ".")
+    if obstacle is None and os.path.exists(path) and not os.access(path, os.W_OK):
+        obstacle = "this file cannot be written to"
+    faults.refuse_if(obstacle is not None, key, str(obstacle))
+
+
+def check_metrics_file(faults: Faults) -> None:
+    """verl opens the files of its loggers late; their variables of the environment name them."""
+    loggers = faults["trainer.logger"]
+    loggers = [loggers] if isinstance(loggers, str) else list(loggers or [])
+    file, root = os.environ.get("VERL_FILE_LOGGER_PATH"), os.environ.get("VERL_FILE_LOGGER_ROOT")
+    if "file" in loggers and (file or root):
+        name, value = ("VERL_FILE_LOGGER_PATH", file) if file else ("VERL_FILE_LOGGER_ROOT", root)
+        folder = os.path.dirname(value) or "." if file else os.path.expanduser(str(value))
+        obstacle = "it is a folder, name a file" if file and os.path.isdir(value) else obstacle_to_writing(folder)
+        if obstacle is None and file and not os.path.isdir(folder):
+            obstacle = f"the folder {folder} does not exist"
+        if obstacle:
+            faults.refuse(name, value, obstacle)
+
+
+def obstacle_to_reading(path: str | Path) -> str | None:
+    """Why the file cannot be read, as the end of a refusal; None if it can."""
+    if str(path).startswith("~") and not os.path.exists(path):
+        return f"verl does not expand ~, write {os.path.expanduser(path)}"
+    try:
+        with open(path, "rb"):
+            return None
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
+        return "there is no such file"
+    except OSError as error:
+        return f"it cannot be read ({error.strerror})"
+
+
+def obstacle_to_listing(path: str | Path) -> str | None:
+    """Why the folder cannot be read, as the end of a refusal; None if it can."""
+    if str(path).startswith("~") and not os.path.exists(path):
+        return f"verl does not expand ~, write {os.path.expanduser(path)}"
+    try:
+        os.listdir(path)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return NAME_ON_THE_HUB
+    except OSError as error:
+        return f"it cannot be read ({error.strerror})"
+    return None
+
+
+def obstacle_to_writing(folder: str | Path) -> str | None:
+    """Why no file can be made in ``folder``, as the end of a refusal; None if a file can. A missing folder is not made:
+    its nearest parent must be a folder with room for a file of 64 KiB, which is written and removed."""
+    if str(folder).startswith("~"):
+        return f"verl does not expand ~, write {os.path.expanduser(folder)}"
+    absolute = Path(os.path.abspath(folder))
+    nearest = next(path for path in (absolute, *absolute.parents) if os.path.exists(path))
+    if not os.path.isdir(nearest):
+        return f"{nearest} is a file, name a folder"
+    try:
+        with tempfile.TemporaryFile(dir=nearest) as file:
+            file.write(bytes(TRIAL))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return f"{nearest} cannot be written to ({error.strerror}), name another folder"
+    return None
+
+
+def first_line(error: BaseException, cause: bool = True) -> str:
+    """The first line of an error, or of its cause, for a sentence about a user's file."""
+    error = (error.__cause__ if cause else None) or error
+    if isinstance(error, SystemExit):
+        return f"it calls sys.exit({'' if error.code is None else repr(error.code)})"
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
