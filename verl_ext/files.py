@@ -41,6 +41,22 @@ def write_text(path: str | Path, text: str) -> None:
         unfinished.write_text(text, encoding="utf-8")
 
 
+def check_folder(out: Path) -> Path:
+    """``out``, if it is a folder in which files can be made, or if such a folder can be made.
+
+    Commands call it before they start to work, and make the folder when they have something to write.
+
+    Raises:
+        ValueError: ``out`` or a folder above it is a file, or cannot be written to.
+    """
+    nearest = next(path for path in (out.absolute(), *out.absolute().parents) if os.path.lexists(path))
+    if not nearest.is_dir():
+        raise ValueError(f"--out {out}: {nearest} is a file; name a folder.")
+    if not os.access(nearest, os.R_OK | os.W_OK | os.X_OK):
+        raise ValueError(f"--out {out}: {nearest} cannot be written to; name another folder.")
+    return out
+
+
 def _remove(path: Path) -> None:
     if path.is_dir():
         shutil.rmtree(path)

@@ -40,6 +40,10 @@ class Ledger:
             ("tokens/prefix", sum([rollout.prefix_tokens for rollout in rollouts])),
             ("rollouts/truncated", sum([rollout.truncated for rollout in rollouts])),
             ("rollouts/diverged", sum([rollout.diverged for rollout in rollouts])),
+            *(
+                (f"rollouts/{name}", sum([rollout.components.get(name, 0.0) > 0 for rollout in rollouts]))
+                for name in ("timed_out", "verifier_error")  # reported by the reward functions in verl_ext/data
+            ),
             ("rollouts/failed", failed),
         ):
             if count:  # a metric appears with its first count

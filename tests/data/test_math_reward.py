@@ -4,24 +4,45 @@ import threading
 
 import pytest
 
-from verl_ext.data import math_reward
+from verl_ext.data import limited, math_reward
+
+RIGHT = {"score": 1.0, "acc": 1.0, "timed_out": 0.0, "verifier_error": 0.0}
+WRONG = {"score": 0.0, "acc": 0.0, "timed_out": 0.0, "verifier_error": 0.0}
+SUM = r"\sum_{i=1}^{100000000} \frac{1}{i}"  # sympy would add for minutes
 
 
 @pytest.mark.parametrize(
-    ("solution", "truth", "correct"),
+    ("solution", "truth", "reward"),
     [
-        (r"So the answer is \boxed{\frac{1}{2}}.", "0.5", 1.0),
-        (r"\boxed{x^2 + 2x + 1}", "(x+1)^2", 1.0),
-        (r"\boxed{5}", "4", 0.0),
-        ("Add 5: 3x = 21.\nDivide by 3: x = 7.\nAnswer: 7", "7", 1.0),  # VIP's template forbids a box
-        ("Add 5: 3x = 21.\nDivide by 3: x = 7.\nAnswer: 8", "7", 0.0),
-        ("Answer: $1,024$", "1024", 1.0),
-        ("I do not know.", "4", 0.0),
-        ("", "4", 0.0),
+        (r"So the answer is \boxed{\frac{1}{2}}.", "0.5", RIGHT),
+        (r"\boxed{x^2 + 2x + 1}", "(x+1)^2", RIGHT),
+        (r"\boxed{5}", 5, RIGHT),
+        (r"\boxed{5}", "4", WRONG),
+        (r"\boxed{nan}", "4", WRONG),
+        ("I do not know.", "4", WRONG),
+        ("\0\ud800", "4", WRONG),
+        ("", "4", WRONG),
+        ("Add 5: 3x = 21.\nDivide by 3: x = 7.\nAnswer: 7", "7", RIGHT),  # VIP's template forbids a box
+        ("Add 5: 3x = 21.\nDivide by 3: x = 7.\nAnswer: 8", "7", WRONG),
+        ("Answer: $1,024$", "1024", RIGHT),
     ],
 )
-def test_answers(solution, truth, correct):
-    assert math_reward.compute_score("math", solution, truth) == {"score": correct, "acc": correct, "timed_out": 0.0}
+def test_answers(solution, truth, reward):
+    assert math_reward.compute_score("math", solution, truth) == reward
+
+
+@pytest.mark.parametrize("truth", [None, "", " "])
+def test_a_row_without_a_ground_truth_is_a_fault_of_the_data(truth):
+    with pytest.raises(ValueError, match=f"ground_truth={truth!r} is not valid: each row of sums needs an answer"):
+        math_reward.compute_score("sums", r"\boxed{5}", truth)
+
+
+def test_a_limit_of_math_verify_is_counted_and_other_comparisons_go_on(monkeypatch):
+    """The limits are for each comparison: here the first of two takes too long."""
+    monkeypatch.setattr(math_reward, "LIMIT", 1)
+    with pytest.raises(limited.TooExpensive):
+        math_reward.is_correct(rf"\boxed{{{SUM}}}", "18")
+    assert math_reward.is_correct(rf"\boxed{{{SUM}}}", SUM)
 
 
 def test_it_works_in_the_threads_that_verl_calls_it_from():
@@ -38,7 +59,6 @@ def test_it_works_in_the_threads_that_verl_calls_it_from():
 def test_an_answer_that_takes_too_long_is_wrong_and_does_not_stop_the_next(monkeypatch):
     math_reward.compute_score("math", r"\boxed{7}", "7")  # the workers have started
     with monkeypatch.context() as short:
-        short.setattr(math_reward, "TIMEOUT", 0.5)
-        endless = math_reward.compute_score("math", r"\boxed{\sum_{i=1}^{100000000} \frac{1}{i}}", "18")
-        assert endless == {"score": 0.0, "acc": 0.0, "timed_out": 1.0}
+        short.setattr(limited, "TIMEOUT", 0.5)
+        assert math_reward.compute_score("math", rf"\boxed{{{SUM}}}", "18") == WRONG | {"timed_out": 1.0}
     assert math_reward.compute_score("math", r"\boxed{7}", "7")["acc"] == 1.0

@@ -275,7 +275,8 @@ def test_without_a_name_all_are_listed():
         (["polaris", "--sample", "100"], "sample=100 is for validation sets, and polaris is a training set; use limit"),
         (["polaris", "--prompt", "poem"], "prompt=poem is not valid: use one of boxed"),
         (["polaris", "--local", "/nowhere.jsonl"], "local=/nowhere.jsonl must be a file that ends in .parquet"),
-        (["--check", "/nowhere.parquet"], "check=/nowhere.parquet is no parquet file"),
+        (["--check", "/nowhere.parquet"], "/nowhere.parquet cannot be read"),
+        (["polaris", "--out", __file__], "test_prepare.py is a file; name a folder."),
     ],
 )
 def test_bad_input_is_refused_in_one_sentence(arguments, message):
@@ -288,7 +289,7 @@ def test_bad_input_is_refused_in_one_sentence(arguments, message):
     ("content", "message"),
     [
         ('{"problem": "a?"}', "lacks the columns ['answer']; it has ['problem']"),
-        ("[1]", "line 1 is no object"),
+        ("[1]", "entry 1 is no object"),
         ("{", "cannot be read"),
     ],
 )
@@ -308,6 +309,8 @@ def test_a_check_names_every_fault(tmp_path):
         good[0],
         good[1] | {"reward_model": {"style": "rule", "ground_truth": " "}, "extra_info": {"index": 1, "id": "x"}},
         good[1] | {"prompt": [{"role": "user", "content": " "}], "extra_info": {"index": 1, "id": "y"}},
+        good[1] | {"prompt": [{"role": "usr", "content": "a?"}], "extra_info": {"index": 1, "id": "z"}},
+        good[1] | {"data_source": None, "extra_info": {"index": 1, "id": "z"}},
     ]
     parquet.write_table(Table.from_pylist(faulty), tmp_path / "faulty.parquet")
     result = run("--check", tmp_path / "faulty.parquet", "--check", tmp_path / "out" / "polaris_53k.parquet")
@@ -315,6 +318,8 @@ def test_a_check_names_every_fault(tmp_path):
     assert "a prompt that another row has, in 1 rows" in result.output
     assert "no reward_model.ground_truth, in 1 rows" in result.output
     assert "an empty prompt, in 1 rows" in result.output
+    assert "roles system, user, assistant, tool, in 1 rows" in result.output
+    assert "no data_source, in 1 rows" in result.output
     assert "polaris_53k.parquet: no fault" in result.output
 
 
@@ -418,10 +423,9 @@ def test_from_a_hub_every_file_is_of_one_commit_which_is_noted(hub, name, files,
         assert (read["file"], read["sha256"]) == (Path(file).name, hashlib.sha256(content).hexdigest())
 
 
-@pytest.mark.parametrize("name", ["polaris", "r2e_gym"])
-def test_a_hub_without_that_revision_and_no_hub_at_all_are_told_in_one_sentence(hub, name, tmp_path):
+def test_a_hub_without_that_revision_and_no_hub_at_all_are_told_in_one_sentence(hub, tmp_path):
     nowhere = "http://127.0.0.1:9"  # the discard port, on which no process listens
-    for result in (fetch(hub, tmp_path, name, "--revision", "gone"), fetch(nowhere, tmp_path, name)):
+    for result in (fetch(hub, tmp_path, "polaris", "--revision", "gone"), fetch(nowhere, tmp_path, "r2e_gym")):
         assert result.returncode == 2
         assert "cannot be fetched" in result.stderr and "--local" in result.stderr
         assert "Traceback" not in result.stderr

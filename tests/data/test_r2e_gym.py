@@ -161,28 +161,6 @@ def test_the_same_seed_gives_the_same_files(folder, tmp_path):
     assert not {image(row) for row in first["train"]} & {image(row) for row in first["validation"]}
 
 
-def test_a_check_passes_its_files_and_finds_rows_that_are_there_twice(folder, tmp_path):
-    parts = prepared(tmp_path, "--local", folder)
-    files = [tmp_path / "r2e_gym" / f"{name}.parquet" for name in parts]
-    assert run("--check", files[0], "--check", files[1]).exit_code == 0
-    result = run("--check", store(tmp_path / "twice.parquet", parts["train"][:1] * 3))
-    assert result.exit_code == 1 and "a prompt that another row has, in 2 rows" in result.output
-
-
-def test_a_limit_is_of_training_and_noted(folder, tmp_path):
-    parts = prepared(tmp_path, "--local", folder, "--limit", 5)
-    assert {name: len(rows) for name, rows in parts.items()} == {"train": 5, "validation": 100}
-    assert json.loads((tmp_path / "r2e_gym" / "train.json").read_text())["limit"] == 5
-
-
-def test_a_dry_run_says_what_it_would_do_and_does_nothing(tmp_path):
-    output = run("r2e_gym", "--out", tmp_path / "out", "--dry-run").output
-    assert f"R2E-Gym/R2E-Gym-Subset at {data.R2E_GYM.revision}: data/train-*.parquet" in output
-    for name in FILES:
-        assert f"{tmp_path / 'out' / 'r2e_gym' / name}.parquet and .json" in output
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -22,7 +22,7 @@ from verl_ext.data import think_answer_reward
 def test_both_parts(solution, formatted, correct):
     result = think_answer_reward.compute_score("math", solution, "0.5")
     score = 0.5 * formatted + 0.5 * correct
-    assert result == {"score": score, "acc": correct, "format": formatted, "timed_out": 0.0}
+    assert result == {"score": score, "acc": correct, "format": formatted, "timed_out": 0.0, "verifier_error": 0.0}
 
 
 def test_the_weight_is_that_of_the_format():

@@ -3,15 +3,36 @@
 from __future__ import annotations
 
 import json
-import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import reasoning_gym
 from pebble.pool.base_pool import PoolStatus
+from support.verifiers import misbehave
 
 from verl_ext.data import limited
-from verl_ext.data.limited import TooExpensive, call_limited
-from verl_ext.data.reasoning_gym import EVALUATED_TASKS, compute_score, is_harmless
+from verl_ext.data.limited import judge, tagged_answer
+from verl_ext.data.reasoning_gym import EVALUATED_TASKS, Level, compute_score, is_harmless, to_row
+from verl_ext.ledger import Ledger
+from verl_ext.policy import Rollout
+
+WRONG = {"score": 0.0, "acc": 0.0, "timed_out": 0.0, "verifier_error": 0.0}
+MEGABYTE = 1 << 20
+ANY_TEXT = "game_of_life_halting"  # its verifier compares bool("False") with bool("True")
+ATTACKS = {
+    "digits": "7" * 5000,
+    "nested": "[" * 150 + "]" * 150,
+    "list": "[1]",
+    "word": "two",
+    "nan": "nan",
+    "complex nan": "(nan + 1i)",
+    "infinity": "-inf",
+    "unicode": "\u0661\u00bd\u202e\U0001f600",
+    "surrogate": "\ud800",
+    "NUL": "1\x002",
+    "empty": "",
+    "brace": "{}",
+}
 
 
 def row(task):
@@ -74,20 +95,86 @@ def test_not_harmless(text):
     assert not is_harmless(text)
 
 
-def test_memory_and_time_run_out():
-    assert call_limited(len, "four", timeout=60.0) == 4
-    with pytest.raises(TooExpensive, match="bytearray: MemoryError"):
-        call_limited(bytearray, 8 << 30, timeout=60.0)
-    with pytest.raises(TooExpensive, match="sleep: TimeoutError"):
-        call_limited(time.sleep, 600, timeout=0.5)
-    assert call_limited(len, "four", timeout=60.0) == 4
+@pytest.mark.parametrize(
+    ("arguments", "counted"),
+    [
+        (("return", 1), {"score": 1.0, "acc": 1.0}),
+        (("return", 0), {}),
+        (("allocate",), {"timed_out": 1.0}),
+        (("sleep",), {"timed_out": 1.0}),
+        (("die",), {"timed_out": 1.0}),
+        (("exit",), {"verifier_error": 1.0}),
+        (("interrupt",), {"verifier_error": 1.0}),
+        (("raise",), {"verifier_error": 1.0}),
+    ],
+)
+def test_everything_that_a_verifier_does_is_a_score_and_counted(arguments, counted, monkeypatch):
+    monkeypatch.setattr(limited, "TIMEOUT", 1.0 if arguments == ("sleep",) else 60.0)
+    assert judge(misbehave, *arguments) == WRONG | counted
 
 
 def test_a_pool_that_has_broken_is_replaced():
-    broken = limited._pool(None)
+    broken = limited._pool(misbehave, None)
     broken._context.status = PoolStatus.ERROR  # as if a thread of the pool ended with an error
     with pytest.raises(RuntimeError):
-        broken.schedule(len, args=["four"])
-    assert call_limited(len, "four", timeout=60.0) == 4
-    assert limited._pool(None) is not broken
+        broken.schedule(misbehave, args=["return"])
+    assert judge(misbehave, "return", 1)["score"] == 1.0
+    assert limited._pool(misbehave, None) is not broken
     broken.stop()
+
+
+@pytest.fixture(scope="module")
+def judged():
+    """The rewards for every attack, by task."""
+    rows = {task: row(task)[1] for task in sorted(set(reasoning_gym.factory.DATASETS) - {"composite", ANY_TEXT})}
+
+    def attack(task):
+        return {name: compute_score(f"reasoning_gym/{task}", text, "", rows[task]) for name, text in ATTACKS.items()}
+
+    with ThreadPoolExecutor(4) as threads:
+        return dict(zip(rows, threads.map(attack, rows), strict=True))
+
+
+def test_no_attack_on_any_task_is_right_or_ends_a_rollout(judged):
+    assert len(judged) == 104
+    for task, rewards in judged.items():
+        for name, reward in rewards.items():
+            assert reward in (WRONG, WRONG | {"verifier_error": 1.0}), (task, name, reward)
+    assert judged["prime_factorization"]["word"]["verifier_error"] == judged["boxnet"]["list"]["verifier_error"] == 1.0
+    assert judged["complex_arithmetic"]["nan"] == judged["complex_arithmetic"]["complex nan"] == WRONG
+
+
+def test_a_verifier_that_accepts_any_text_is_refused_when_the_data_is_made():
+    entry = json.loads(row(ANY_TEXT)[1]["entry"])
+    with pytest.raises(ValueError, match="its verifier accepts 'no answer to any task'"):
+        to_row(entry, Level(ANY_TEXT, 1))
+
+
+def test_a_c_call_that_takes_half_a_minute_ends_at_the_limit(monkeypatch):
+    monkeypatch.setattr(limited, "TIMEOUT", 1.0)
+    assert compute_score("reasoning_gym/coin_flip", "1e10000000", "", row("coin_flip")[1]) == WRONG | {"timed_out": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("<answer> 4 </answer> or <answer>\n5\n</answer>.", "5"),
+        ("<answer>4</answer> <answer>5", "4"),
+        ("<answer>4</answer> 5</answer>", "4"),
+        ("<answer><answer>4</answer>", "4"),
+        ("</answer>4<answer>", None),
+        ("4", None),
+        ("<answer>" * (MEGABYTE // 8), None),
+        ("<answer>" * (MEGABYTE // 8) + "</answer>" * (MEGABYTE // 9), ""),
+    ],
+)
+def test_the_text_in_the_last_tags_is_the_answer(text, answer):
+    assert tagged_answer(text) == answer
+
+
+def test_rollouts_whose_answers_could_not_be_judged_are_counted_and_have_not_failed():
+    rewards = [WRONG, WRONG | {"timed_out": 1.0}, WRONG | {"timed_out": 1.0}, WRONG | {"verifier_error": 1.0}]
+    ledger = Ledger()
+    ledger.sampled(Rollout(0.0, False, tokens=3, policy_version=0, components=reward) for reward in rewards)
+    metrics = ledger.metrics()
+    assert [metrics[f"rollouts/{name}"] for name in ("timed_out", "verifier_error", "failed")] == [2.0, 1.0, 0.0]

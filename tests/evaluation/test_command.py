@@ -155,7 +155,7 @@ def test_two_evaluations_do_not_write_one_folder(folder):
             ["+trainer.resume_mode=auto"],
             "trainer.resume_mode=auto is not valid: an evaluation sets it, use --checkpoint",
         ),
-        (["--data", "none.parquet"], "data=none.parquet cannot be read as a parquet file"),
+        (["--data", "none.parquet"], "none.parquet cannot be read"),
     ],
 )
 def test_bad_arguments_are_refused_in_one_sentence_before_verl_starts(folder, arguments, said):

@@ -54,6 +54,12 @@ def test_problems_of_a_pass_rate_of_75_percent_and_more_are_excluded(sampled):
     assert account["left_out"] == {"pass rate of at least 0.75": 2} and account["samples"]["rollouts"] == 8
 
 
+def test_an_out_that_cannot_be_a_file_is_refused_before_work(sampled):
+    for out in (sampled, sampled / "data.parquet" / "subset.parquet"):
+        result = run("/none.parquet", "--samples", sampled / "pass_rates", "--out", out)
+        assert result.exit_code == 2 and "name a f" in " ".join(result.output.replace("│", " ").split())
+
+
 def test_an_evaluation_that_is_not_over_is_refused(sampled):
     lines = (sampled / "pass_rates/0.jsonl").read_text().splitlines()
     (sampled / "pass_rates/0.jsonl").write_text("\n".join(lines[:27]) + "\n")

@@ -126,12 +126,15 @@ def test_a_whole_text_is_an_answer_if_asked_for():
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ([{"prompt": [{"role": "user", "content": "one"}], "data_source": "b"}], "has no column 'reward_model'"),
-        ([row("one"), row("two", prompt=[])], "row 1 must hold a data_source, a prompt of messages"),
-        ([row("one", prompt="one")], "row 0 must hold"),
-        ([row("one", prompt=[{"content": "one"}])], "row 0 must hold"),
-        ([row("one", source="")], "row 0 must hold"),
-        ([row("one", reward_model={"style": "rule"})], "row 0 must hold"),
+        (
+            [{"prompt": [{"role": "user", "content": "one"}], "data_source": "b"}],
+            r"lacks the columns \['reward_model",
+        ),
+        ([row("one"), row("two", prompt=[])], "row 1: a prompt that is no list of messages"),
+        ([row("one", prompt="one")], "row 0: a prompt that is no list"),
+        ([row("one", prompt=[{"content": "one"}])], "row 0: a prompt that is no list"),
+        ([row("one", source="")], "row 0: no data_source"),
+        ([row("one", reward_model={"style": "rule"})], "row 0: no reward_model.ground_truth"),
     ],
 )
 def test_bad_data_is_refused(tmp_path, rows, said):
@@ -142,7 +145,7 @@ def test_bad_data_is_refused(tmp_path, rows, said):
 def test_files_that_are_not_parquet_are_refused(tmp_path):
     (tmp_path / "text.parquet").write_text("no")
     for name in ("text.parquet", "none.parquet"):
-        with pytest.raises(ValueError, match=f"{name} cannot be read as a parquet file"):
+        with pytest.raises(ValueError, match=f"{name} cannot be read"):
             row_ids(tmp_path / name)
     pq_empty = write_rows(tmp_path / "empty.parquet", [row("one")])
     import pyarrow.parquet as pq

@@ -11,7 +11,8 @@ from html.parser import HTMLParser
 import pytest
 from matplotlib.figure import Figure
 
-from verl_ext.lab.page import Page, check_folder
+from verl_ext.files import check_folder
+from verl_ext.lab.page import Page
 from verl_ext.lab.plot import Plot
 from verl_ext.lab.table import Table
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
-from typing import Any, Protocol, TypeVar
+from typing import Annotated, Any
 
+import typer
+from rich.console import Console
 from rich.table import Table
 
 from verl_ext.allocation.heuristics import proportional
@@ -14,20 +16,14 @@ from verl_ext.data.schema import number_rows, write_rows
 
 LAST_TRIES = 20_000
 
-Drawn = TypeVar("Drawn")
 Row = dict[str, Any]
 
-
-class Weighted(Protocol):
-    """A level: ``weight`` is its share of the rows, relative to the other levels, and ``str(level)`` names it."""
-
-    weight: float
+Train = Annotated[int, typer.Option(min=1, help="Training prompts.")]
+Validation = Annotated[int, typer.Option(min=1, help="Validation prompts.")]
+Seed = Annotated[int, typer.Option(help="The same seed gives the same rows.")]
 
 
-Level = TypeVar("Level", bound=Weighted)
-
-
-def distinct(draws: Iterable[Drawn], question: Callable[[Drawn], str], exclude: Collection[str]) -> Iterator[Drawn]:
+def distinct(draws: Iterable[Any], question: Callable[[Any], str], exclude: Collection[str]) -> Iterator[Any]:
     """The draws in their order, each question once, without the questions in ``exclude``.
 
     The iterator ends after 20,000 draws in a row without a new question: the level has hardly any other.
@@ -42,8 +38,8 @@ def distinct(draws: Iterable[Drawn], question: Callable[[Drawn], str], exclude: 
             return
 
 
-def shares(levels: Sequence[Weighted], total: int) -> list[int]:
-    """How many of ``total`` rows each level gets, in proportion to the weights; the counts sum to ``total``.
+def shares(levels: Sequence[Any], total: int) -> list[int]:
+    """How many of ``total`` rows each level gets, in proportion to ``level.weight``; the counts sum to ``total``.
 
     Raises:
         ValueError: there is no level, or ``total`` is negative.
@@ -54,14 +50,15 @@ def shares(levels: Sequence[Weighted], total: int) -> list[int]:
 
 
 def draw_splits(
-    levels: Sequence[Level],
+    levels: Sequence[Any],
     sizes: Mapping[str, int],
     seed: int,
-    draw: Callable[[Level, Collection[str]], Iterable[tuple[str, Row]]],
+    draw: Callable[[Any, Collection[str]], Iterable[tuple[str, Row]]],
 ) -> dict[str, list[Row]]:
     """Rows of each split in seeded order. No two rows have the same question.
 
     Args:
+        levels: each with a ``weight``; ``str(level)`` names it.
         sizes: number of rows by name of the split.
         seed: the same arguments give the same rows. The global random state is neither read nor changed.
         draw: questions of a level with their rows, without the questions in the second argument.
@@ -91,8 +88,8 @@ def draw_splits(
     return rows
 
 
-def write_splits(splits: Mapping[str, Sequence[Row]], out: Path) -> Table:
-    """Write ``<split>.parquet`` into the folder ``out``, and list the files for a person to read.
+def write_splits(splits: Mapping[str, Sequence[Row]], out: Path) -> None:
+    """Write ``<split>.parquet`` into the folder ``out``, and print a table of the files.
 
     Raises:
         ValueError: a row is faulty.
@@ -102,4 +99,4 @@ def write_splits(splits: Mapping[str, Sequence[Row]], out: Path) -> Table:
         path = out / f"{split}.parquet"
         write_rows(path, rows)
         summary.add_row(split, str(len(rows)), str(path))
-    return summary
+    Console().print(summary)

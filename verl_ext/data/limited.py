@@ -1,65 +1,96 @@
-"""Calls in processes with limited time and memory, for functions of untrusted text from a model."""
+"""Judging a model's answers. An answer is untrusted text: verifiers run in processes with limited time and memory."""
 
 from __future__ import annotations
 
 import multiprocessing
 import resource
+import signal
 from collections.abc import Callable
 from concurrent.futures import TimeoutError
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pebble import ProcessExpired, ProcessFuture, ProcessPool
+from pebble import ProcessExpired, ProcessPool
 
 WORKERS = 2  # processes per caller; a caller is, for instance, a reward worker of verl
-MEMORY = 2 << 30  # bytes to allocate after a process has started
+TIMEOUT = 15.0  # seconds per answer
+MEMORY = 2 << 30  # bytes that a process may allocate after its start
 
 
 class TooExpensive(Exception):
-    """The call exceeded its limit of time or memory."""
+    """Raised by a verifier that stops itself at a limit of time or memory."""
 
 
-def call_limited(
-    function: Callable[..., Any], *arguments: Any, timeout: float, prepare: Callable[[], Any] | None = None
-) -> Any:
-    """Compute ``function(*arguments)`` in another process.
+def judge(verifier: Callable[..., bool], *arguments: Any, warm_up: tuple[Any, ...] | None = None) -> dict[str, float]:
+    """The reward for an answer: 1.0 if ``verifier(*arguments)`` is true, 0.0 for anything else.
+
+    The verifier runs in another process, which is killed after ``TIMEOUT`` seconds or ``MEMORY`` bytes. An answer that
+    is too expensive, or that makes the verifier raise, is a wrong answer and not a failed rollout.
 
     Args:
-        function: importable, as the arguments must be picklable. Its exceptions are raised here.
-        timeout: seconds for the call.
-        prepare: called once in each new process, before the clock starts: for imports taking seconds on a busy
-            machine.
+        verifier: importable, and the arguments picklable.
+        warm_up: arguments of a first call in each new process, before any limit: for imports that take seconds.
 
-    Raises:
-        TooExpensive: after ``timeout`` seconds, or when memory runs out.
+    Returns:
+        ``score`` and ``acc``; ``timed_out``: whether the limits ended the call; ``verifier_error``: whether the
+        verifier raised. All four are in {0, 1}.
     """
-    try:
-        return _schedule(prepare, function, arguments, timeout).result()
-    except (TimeoutError, ProcessExpired, MemoryError) as error:
-        raise TooExpensive(f"{function.__name__}: {type(error).__name__}") from error
+    outcome = _outcome(verifier, arguments, warm_up)
+    correct = float(outcome == "correct")
+    return {
+        "score": correct,
+        "acc": correct,
+        "timed_out": float(outcome == "timed_out"),
+        "verifier_error": float(outcome == "verifier_error"),
+    }
 
 
-def _schedule(
-    prepare: Callable[[], Any] | None, function: Callable[..., Any], arguments: tuple, timeout: float
-) -> ProcessFuture:
+def tagged_answer(text: str) -> str | None:
+    """The text in the last ``<answer>`` tags, or None. The time is linear; a regular expression's can be quadratic."""
+    start = text.rfind("<answer>", 0, max(text.rfind("</answer>"), 0))
+    return None if start < 0 else text[start + len("<answer>") : text.find("</answer>", start)].strip()
+
+
+def _outcome(verifier: Callable[..., bool], arguments: tuple[Any, ...], warm_up: tuple[Any, ...] | None) -> str:
+    pool = _pool(verifier, warm_up)
     try:
-        return _pool(prepare).schedule(function, args=arguments, timeout=timeout)
-    except RuntimeError:  # one of the pool's threads died, and the pool refuses calls from then on: replace the pool
-        _pool.cache_clear()
-        return _pool(prepare).schedule(function, args=arguments, timeout=timeout)
+        return _scheduled(pool, verifier, arguments)
+    except RuntimeError:  # a thread of the pool died, and the pool refuses calls from then on: replace the pool
+        if pool is _pool(verifier, warm_up):
+            _pool.cache_clear()
+        return _scheduled(_pool(verifier, warm_up), verifier, arguments)
+
+
+def _scheduled(pool: ProcessPool, verifier: Callable[..., bool], arguments: tuple[Any, ...]) -> str:
+    try:
+        return pool.schedule(_call, args=(verifier, arguments), timeout=TIMEOUT).result()
+    except (TimeoutError, ProcessExpired):
+        return "timed_out"
 
 
 @cache
-def _pool(prepare: Callable[[], Any] | None) -> ProcessPool:
+def _pool(verifier: Callable[..., bool], warm_up: tuple[Any, ...] | None) -> ProcessPool:
     # Spawned, not forked: the caller, a reward worker, runs threads.
     context = multiprocessing.get_context("spawn")
-    return ProcessPool(max_workers=WORKERS, context=context, initializer=_start, initargs=(prepare,))
+    return ProcessPool(max_workers=WORKERS, context=context, initializer=_start, initargs=(verifier, warm_up))
 
 
-def _start(prepare: Callable[[], Any] | None) -> None:
-    if prepare is not None:
-        prepare()
+def _start(verifier: Callable[..., bool], warm_up: tuple[Any, ...] | None) -> None:
+    if warm_up is not None:
+        verifier(*warm_up)
+    # Pebble's handler would wait for the end of a C call, and the other process with it.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     data_pages = int(Path("/proc/self/statm").read_text().split()[5])
     limit = data_pages * resource.getpagesize() + MEMORY
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def _call(verifier: Callable[..., bool], arguments: tuple[Any, ...]) -> str:
+    """Every exception ends here: some cannot be pickled, and ``SystemExit`` would end the caller."""
+    try:
+        return "correct" if verifier(*arguments) else "wrong"
+    except (TooExpensive, MemoryError):
+        return "timed_out"
+    except BaseException:
+        return "verifier_error"

@@ -5,37 +5,59 @@
 
 from __future__ import annotations
 
-from verl_ext.data.limited import TooExpensive, call_limited
+from itertools import product
+from typing import Any
 
-TIMEOUT = 15.0  # seconds per answer; math-verify's own limits (5 s to parse, 5 s to compare) come first
+from verl_ext import checks
+from verl_ext.data.limited import TooExpensive, judge
+
+LIMIT = 5  # seconds for the parsing, and for each comparison, by an alarm that interrupts Python but no call into C
 
 
 def compute_score(
-    data_source: str, solution_str: str, ground_truth: str, extra_info: dict | None = None, **_
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: dict | None = None, **_
 ) -> dict[str, float]:
     """1 if the answer in ``solution_str`` equals ``ground_truth``, else 0.
 
-    A model's answer is untrusted text: sympy may compare it forever, or use up all memory. A separate
-    process does the comparison and is killed at its limits; the answer then counts as wrong and in ``timed_out``.
+    sympy may compare an answer forever, or use up all memory, so :func:`~verl_ext.data.limited.judge` limits the call;
+    math-verify's own ``LIMIT`` comes first in most cases, and counts as ``timed_out`` as well.
 
     Returns:
-        ``score`` and ``acc`` in {0, 1}, and ``timed_out`` in {0, 1}.
+        ``score``, ``acc``, ``timed_out`` and ``verifier_error``, each in {0, 1}.
+
+    Raises:
+        ValueError: there is no ground truth.
     """
-    try:
-        correct = call_limited(is_correct, solution_str, ground_truth, timeout=TIMEOUT, prepare=prepare)
-        timed_out = False
-    except TooExpensive:
-        correct, timed_out = False, True
-    return {"score": float(correct), "acc": float(correct), "timed_out": float(timed_out)}
+    given = ground_truth is not None and bool(str(ground_truth).strip())
+    checks.require(
+        given, "ground_truth", ground_truth, f"each row of {data_source} needs an answer, a text or a number"
+    )
+    return judge(is_correct, solution_str, ground_truth, warm_up=(r"\boxed{1}", "1"))
 
 
-def is_correct(solution: str, ground_truth: str) -> bool:
-    """Whether math-verify finds answer and truth equal; its time limits are signals and need a main thread."""
+def is_correct(solution: str, ground_truth: Any) -> bool:
+    """Whether math-verify finds answer and truth equal; its time limits are signals and need a main thread.
+
+    Raises:
+        TooExpensive: not equal as far as compared, and a limit ended the parsing or a comparison.
+    """
     from math_verify import parse, verify
+    from math_verify.errors import TimeoutException
 
-    return bool(verify(parse(f"\\boxed{{{ground_truth}}}"), parse(solution)))
-
-
-def prepare() -> None:
-    """Import math-verify and sympy, including their imports at first use."""
-    is_correct(r"\boxed{1}", "1")
+    limits = (TimeoutException, MemoryError)
+    stopped = None
+    try:
+        answers = parse(solution, parsing_timeout=LIMIT, raise_on_error=True)
+    except limits as error:
+        raise TooExpensive from error
+    for truth, answer in product(parse(f"\\boxed{{{ground_truth}}}"), answers):
+        try:
+            if verify(truth, answer, timeout_seconds=LIMIT, raise_on_error=True):
+                return True
+        except limits as error:
+            stopped = error
+        except Exception:  # math-verify cannot compare these two; they are not equal
+            continue
+    if stopped is not None:
+        raise TooExpensive from stopped
+    return False

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -21,58 +20,76 @@ from verl_ext.checks import choice
 from verl_ext.data import sources
 from verl_ext.data.catalog import CATALOG, PROMPTS, DataSet, Question, Row
 from verl_ext.data.r2e_gym import R2E_GYM
-from verl_ext.data.schema import JUDGED_BY_MATH_VERIFY, file_faults, is_readable, number_rows, sha256, write_rows
+from verl_ext.data.schema import COLUMNS, JUDGED_BY_MATH_VERIFY, faults, is_readable, number_rows, sha256, write_rows
+from verl_ext.files import check_folder
 
 DATA_SETS = CATALOG | {"r2e_gym": R2E_GYM}
 
 
-@dataclass
-class Prepared:
-    """Rows in verl's schema, and the account of all rows: ``read == len(rows) + sum(left_out)``."""
-
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    read: int = 0
-    left_out: Counter[str] = field(default_factory=Counter)
-    files: list[dict[str, Any]] = field(default_factory=list)
-
-
-def prepare(
-    name: str, source: sources.Source, *, prompt: str = "boxed", seed: int = 0, limit: int | None = None
-) -> Prepared:
-    """The rows of a data set, each question once, in the order of the files.
+def write(
+    name: str, source: sources.Source, out: Path, prompt: str, seed: int, limit: int | None, sample: int | None
+) -> Table:
+    """Write the rows of a data set, each question once, in the order of the files; returns a table of the files.
 
     Args:
         name: in ``DATA_SETS``.
         source: files of the data set.
+        out: folder for the parquet files and their accounts. Every row read is written or counted as left out.
         prompt: a name in :data:`~verl_ext.data.catalog.PROMPTS`; unused if the data set has a template.
-        seed: for the order of options.
+        seed: for the order of options, for rows to hold out, and for samples.
         limit: stop after this many rows, not counting rows to hold out; None: read everything.
+        sample: draw at most this many rows of each file; they keep their order and their index in the whole file.
 
     Raises:
-        ValueError: a file cannot be read, or a row is not in the data set's format.
+        ValueError: a file cannot be read, a row is not in the data set's format, or too few rows are left.
     """
-    data, done = DATA_SETS[name], Prepared()
-    enough = None if limit is None else limit + data.held_out
+    data, rows, files = DATA_SETS[name], [], []
     answers: dict[str, str] = {}
+    left_out: Counter[str] = Counter()
     for path in source.paths:
-        before = done.read
+        read = 0
         for row in sources.rows(path, data.needed):
-            if enough is not None and len(done.rows) >= enough:
+            if limit is not None and len(rows) == limit + data.held_out:
                 break
-            done.read += 1
+            read += 1
             question = data.question(row, seed)
-            asked, answer = " ".join(question.key[0].split()), question.key[1]
-            if reason := _unusable(data, question, row) or _repeated(answers, asked, answer):
-                done.left_out[reason] += 1
-                continue
-            answers[asked] = answer
-            done.rows.append(data.to_row(name, question, prompt, row))
-        entry = {"file": path.name, "bytes": path.stat().st_size, "sha256": sha256(path)}
-        done.files.append(entry | {"rows_read": done.read - before})
-    return done
+            if reason := _unusable(data, question, row, answers):
+                left_out[reason] += 1
+            else:
+                rows.append(data.to_row(name, question, prompt, row))
+        entry = {"file": path.name, "bytes": path.stat().st_size, "sha256": sha256(path), "rows_read": read}
+        files.append(entry)
+    account = {
+        "name": name,
+        "repository": None if source.commit is None else data.repository,
+        "commit": source.commit,
+        "license": data.license,
+        "prompt": prompt if data.template is None else None,
+        "seed": seed,
+        "limit": limit,
+        "sample": sample,
+        "read": {"rows": sum(file["rows_read"] for file in files), "files": files},
+        "left_out": dict(left_out),
+    }
+    if len(rows) <= data.held_out:
+        raise ValueError(f"{name}: {len(rows)} problems are left, and more than {data.held_out} are needed.")
+    held_out = set(Random(seed).sample(range(len(rows)), data.held_out))
+    summary = Table("file", "problems", "left out")
+    for path, holds_out in _files(data, out, prompt, sample).items():
+        members = [row for place, row in enumerate(rows) if (place in held_out) == holds_out]
+        number_rows(members, "validation" if holds_out else data.split)
+        if sample is not None:
+            drawn = Random(seed).sample(range(len(members)), min(sample, len(members)))
+            members = [members[place] for place in sorted(drawn)]
+        write_rows(path, members, account)
+        summary.add_row(str(path), str(len(members)), "")
+    for reason, count in left_out.items():
+        summary.add_row("", "", f"{count} x {reason}")
+    return summary
 
 
-def _unusable(data: DataSet, question: Question, row: Row) -> str | None:
+def _unusable(data: DataSet, question: Question, row: Row, answers: dict[str, str]) -> str | None:
+    """Reason to leave a question out; None: keep it. ``answers`` holds the answers by question, and gets this one."""
     if reason := data.unwanted(question, row):
         return reason
     if not question.text:
@@ -81,43 +98,18 @@ def _unusable(data: DataSet, question: Question, row: Row) -> str | None:
         return "no answer"
     if data.ability in JUDGED_BY_MATH_VERIFY and not is_readable(question.answer):
         return "an answer math-verify cannot read"
+    asked, answer = " ".join(question.key[0].split()), question.key[1]
+    if asked in answers:
+        return "repeated question" if answers[asked] == answer else "repeated question, with another answer"
+    answers[asked] = answer
     return None
 
 
-def _repeated(answers: dict[str, str], asked: str, answer: str) -> str | None:
-    if asked not in answers:
-        return None
-    return "repeated question" if answers[asked] == answer else "repeated question, with another answer"
-
-
-def splits(name: str, rows: Sequence[dict[str, Any]], seed: int, suffix: str = "") -> dict[str, list[dict[str, Any]]]:
-    """Rows by stem of their file, numbered within the file; the seed decides which rows are held out.
-
-    Raises:
-        ValueError: there are no more rows than are to be held out.
-    """
-    data = DATA_SETS[name]
-    if len(rows) <= data.held_out:
-        raise ValueError(f"{name}: {len(rows)} problems are left, and more than {data.held_out} are needed.")
-    held_out = set(Random(seed).sample(range(len(rows)), data.held_out))
-    parts = {f"{data.file}{suffix}": [row for place, row in enumerate(rows) if place not in held_out]}
-    number_rows(parts[f"{data.file}{suffix}"], data.split)
-    if held_out:
-        parts[f"{data.held_out_file}{suffix}"] = members = [rows[place] for place in sorted(held_out)]
-        number_rows(members, "validation")
-    return parts
-
-
-def sample(parts: dict[str, list[dict[str, Any]]], size: int, seed: int) -> dict[str, list[dict[str, Any]]]:
-    """At most ``size`` rows of each file, drawn with the seed, in their order and with their index in the whole file.
-
-    The file of a sample has the suffix ``_sample<size>``.
-    """
-    drawn = {}
-    for stem, rows in parts.items():
-        places = sorted(Random(seed).sample(range(len(rows)), min(size, len(rows))))
-        drawn[f"{stem}_sample{size}"] = [rows[place] for place in places]
-    return drawn
+def _files(data: DataSet, out: Path, prompt: str, sample: int | None) -> dict[Path, bool]:
+    """The parquet files to write, and whether each holds the held-out rows."""
+    suffix = ("" if prompt == "boxed" else f"_{prompt}") + ("" if sample is None else f"_sample{sample}")
+    stems = {data.file: False} | ({data.held_out_file: True} if data.held_out else {})
+    return {out / f"{stem}{suffix}.parquet": held_out for stem, held_out in stems.items()}
 
 
 def main(
@@ -132,9 +124,8 @@ def main(
     prompt: Annotated[str, typer.Option(help=f"Template of the prompt: {', '.join(PROMPTS)}.")] = "boxed",
     seed: Annotated[int, typer.Option(help="Seed for held-out rows, samples and the order of options.")] = 0,
     limit: Annotated[int | None, typer.Option(min=1, help="Largest number of training rows.")] = None,
-    size: Annotated[
-        int | None,
-        typer.Option("--sample", min=1, help="Draw at most this many rows of a validation set, with the seed."),
+    sample: Annotated[
+        int | None, typer.Option(min=1, help="Draw at most this many rows of a validation set, with the seed.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be fetched and written.")] = False,
     check: Annotated[
@@ -152,16 +143,21 @@ def main(
             data = DATA_SETS[choice("NAME", name, tuple(DATA_SETS))]
             if choice("prompt", prompt, tuple(PROMPTS)) != "boxed" and data.template is not None:
                 raise ValueError(f"prompt={prompt!r} is not for {name}, which has a prompt of its own; leave it out.")
-            if size is not None and data.split != "validation":
-                raise ValueError(f"sample={size} is for validation sets, and {name} is a training set; use limit.")
+            if sample is not None and data.split != "validation":
+                raise ValueError(f"sample={sample} is for validation sets, and {name} is a training set; use limit.")
+            check_folder((out / data.file).parent)
             wanted = revision or data.revision
             if dry_run:
-                _plan(data, out, local, wanted, _suffix(prompt, size), console)
+                hub = f"{data.repository} at {wanted}: {', '.join(data.files)}"
+                plan = [f"would read   {', '.join(map(str, local)) if local else hub}"]
+                plan += [f"would write  {path} and .json" for path in _files(data, out, prompt, sample)]
+                plan += [f"asks of you  {data.terms}"] if data.terms else []
+                console.print("\n".join(plan), soft_wrap=True, highlight=False)
             else:
                 if not local:
                     _require_consent(name, data)
                 source = sources.from_files(local) if local else sources.from_hub(data.repository, data.files, wanted)
-                _prepare(name, out, source, prompt, seed, limit, size, console)
+                console.print(write(name, source, out, prompt, seed, limit, sample))
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
 
@@ -177,59 +173,10 @@ def _require_consent(name: str, data: DataSet) -> None:
         )
 
 
-def _prepare(
-    name: str,
-    out: Path,
-    source: sources.Source,
-    prompt: str,
-    seed: int,
-    limit: int | None,
-    size: int | None,
-    console: Console,
-) -> None:
-    done = prepare(name, source, prompt=prompt, seed=seed, limit=limit)
-    data = DATA_SETS[name]
-    account = {
-        "name": name,
-        "repository": None if source.commit is None else data.repository,
-        "commit": source.commit,
-        "license": data.license,
-        "prompt": prompt if data.template is None else None,
-        "seed": seed,
-        "limit": limit,
-        "sample": size,
-        "read": {"rows": done.read, "files": done.files},
-        "left_out": dict(done.left_out),
-    }
-    summary = Table("file", "problems", "left out")
-    parts = splits(name, done.rows, seed, _suffix(prompt))
-    for stem, rows in (parts if size is None else sample(parts, size, seed)).items():
-        path = out / f"{stem}.parquet"
-        write_rows(path, rows, account)
-        summary.add_row(str(path), str(len(rows)), "")
-    for reason, count in done.left_out.items():
-        summary.add_row("", "", f"{count} x {reason}")
-    console.print(summary)
-
-
-def _suffix(prompt: str, size: int | None = None) -> str:
-    return ("" if prompt == "boxed" else f"_{prompt}") + ("" if size is None else f"_sample{size}")
-
-
-def _plan(data: DataSet, out: Path, local: list[Path] | None, revision: str, suffix: str, console: Console) -> None:
-    read = ", ".join(map(str, local)) if local else f"{data.repository} at {revision}: {', '.join(data.files)}"
-    console.print(f"would read   {read}", soft_wrap=True, highlight=False)
-    for stem in filter(None, (data.file, data.held_out_file)):
-        path = out / f"{stem}{suffix}.parquet"
-        console.print(f"would write  {path} and .json", soft_wrap=True, highlight=False)
-    if data.terms:
-        console.print(f"asks of you  {data.terms}", soft_wrap=True, highlight=False)
-
-
 def _check(paths: Sequence[Path], console: Console) -> None:
     wrong: Counter[str] = Counter()
     for path in paths:
-        found = file_faults(path)
+        found = faults(sources.rows(path, COLUMNS))
         console.print(f"{path}: {'no fault' if not found else 'faulty'}", soft_wrap=True, highlight=False)
         wrong += found
     for fault, count in wrong.items():

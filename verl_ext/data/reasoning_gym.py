@@ -7,10 +7,11 @@
 
 from __future__ import annotations
 
+import cmath
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from operator import itemgetter
 from pathlib import Path
@@ -19,18 +20,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import reasoning_gym
 import typer
-from rich.console import Console
 
 from verl_ext import checks
-from verl_ext.data.levels import distinct, draw_splits, write_splits
-from verl_ext.data.limited import TooExpensive, call_limited
+from verl_ext.data.levels import Seed, Train, Validation, distinct, draw_splits, write_splits
+from verl_ext.data.limited import judge, tagged_answer
 from verl_ext.data.schema import make_row
+from verl_ext.files import check_folder
 
 if TYPE_CHECKING:
     import pandas as pd
 
 PREFIX = "reasoning_gym/"
-TIMEOUT = 15.0  # seconds to evaluate an answer
+EXTRACT = ("text", "number")
+NONSENSE = "no answer to any task"
 
 # reasoning-gym 0.1.25 passes the answers of these tasks to eval, or to sympy's parse_expr, which calls eval.
 EVALUATED_TASKS = frozenset(
@@ -62,6 +64,9 @@ class Level:
         if self.task not in reasoning_gym.factory.DATASETS:
             raise ValueError(f"task: reasoning-gym has no task named {self.task!r}.")
         checks.positive_number("weight", self.weight)
+        known = [entry.name for entry in fields(reasoning_gym.factory.DATASETS[self.task][1])]
+        for name in self.parameters:
+            checks.choice(f"parameter of {self.task}", name, [each for each in known if each not in ("seed", "size")])
 
     def __str__(self) -> str:
         return ":".join(filter(None, (self.task, ",".join(f"{key}={value}" for key, value in self.parameters.items()))))
@@ -79,6 +84,9 @@ def parse_level(text: str, difficulty: int) -> Level:
     """A level from ``TASK[:key=value,...][@weight]``, for instance ``chain_sum:min_terms=2,max_terms=2@0.5``.
 
     Values are read as JSON, and as plain text where they are not JSON.
+
+    Raises:
+        ValueError: the text has another form, or reasoning-gym has no such task, parameter or value.
     """
     body, _, weight = text.partition("@")
     task, _, assignments = body.partition(":")
@@ -92,16 +100,26 @@ def parse_level(text: str, difficulty: int) -> Level:
         except json.JSONDecodeError:
             parameters[key] = value
     try:
-        return Level(task, difficulty, parameters, float(weight) if weight else 1.0)
+        level = Level(task, difficulty, parameters, float(weight) if weight else 1.0)
+        next(_entries(level, seed=0))
     except ValueError as error:
         raise ValueError(f"level {text!r}: {error}") from error
+    return level
 
 
 def distinct_entries(level: Level, seed: int, exclude: Collection[str] = ()) -> Iterator[dict[str, Any]]:
     """The level's entries in seeded order, each question once, without the questions in ``exclude``."""
     own_seed = Random(f"{seed}/{level.task}/{json.dumps(level.parameters, sort_keys=True)}").getrandbits(48)
-    dataset = reasoning_gym.create_dataset(level.task, seed=own_seed, size=1_000_000, **level.parameters)
-    return distinct((dataset[index] for index in range(len(dataset))), itemgetter("question"), exclude)
+    return distinct(_entries(level, own_seed), itemgetter("question"), exclude)
+
+
+def _entries(level: Level, seed: int) -> Iterator[dict[str, Any]]:
+    try:
+        dataset = reasoning_gym.create_dataset(level.task, seed=seed, size=1_000_000, **level.parameters)
+        for index in range(len(dataset)):
+            yield dataset[index]
+    except Exception as error:  # each task refuses values in its own way, most by an assertion
+        raise ValueError(f"reasoning-gym cannot make entries of {level} ({error or type(error).__name__}).") from error
 
 
 def splits(
@@ -127,7 +145,8 @@ def to_row(entry: Mapping[str, Any], level: Level, suffix: str = "") -> dict[str
     """One row in verl's schema.
 
     Raises:
-        ValueError: the entry cannot be stored as JSON, or the verifier rejects the entry's own answer.
+        ValueError: the entry cannot be stored as JSON, or the verifier rejects the entry's own answer or accepts any
+            text.
     """
     try:
         text = json.dumps(entry)
@@ -143,21 +162,21 @@ def to_row(entry: Mapping[str, Any], level: Level, suffix: str = "") -> dict[str
         parameters=json.dumps(dict(level.parameters), sort_keys=True),
         entry=text,
     )
-    if compute_score(row["data_source"], entry["answer"], entry["answer"], row["extra_info"])["score"] != 1.0:
-        raise ValueError(f"{level.task}: its verifier does not accept the reference answer {entry['answer']!r}.")
+    for answer, right in ((entry["answer"], True), (NONSENSE, False)):
+        try:
+            found = is_correct(level.task, row["extra_info"]["parameters"], answer, text)
+        except Exception:  # some verifiers raise for some wrong answers
+            found = False
+        if found != right:
+            raise ValueError(f"{level.task}: its verifier {'accepts' if found else 'does not accept'} {answer!r}.")
     return row
 
 
 def extract_answer(solution: str, extract: str = "text") -> str:
-    """The text in the last ``<answer>`` tags; without tags the whole text, or its last number (``extract="number"``).
-
-    Raises:
-        ValueError: ``extract`` is neither ``text`` nor ``number``.
-    """
-    checks.choice("extract", extract, ("text", "number"))
-    tagged = reasoning_gym.utils.extract_answer(solution)
+    """The text in the last ``<answer>`` tags; without tags the whole text, or with "number" its last number."""
+    tagged = tagged_answer(solution)
     if tagged is not None:
-        return tagged.strip()
+        return tagged
     if extract == "text":
         return solution.strip()
     numbers = re.findall(r"-?\d+(?:\.\d+)?", solution)
@@ -174,35 +193,41 @@ def compute_score(
 ) -> dict[str, float]:
     """verl's reward function: 1.0 for full marks by the task's own verifier, 0.0 for anything else.
 
-    Some verifiers evaluate the answer as Python. They get an answer only if :func:`is_harmless` or the entry's own, in
-    a process with limited memory, and an answer taking longer than 15 s scores 0.0.
+    The verifier runs under :func:`~verl_ext.data.limited.judge`, which describes the result.
 
     ``extract`` is for models answering in sentences, see :func:`extract_answer`; set it with
     ``+reward.custom_reward_function.reward_kwargs.extract=number``. Other keywords are ignored.
 
     Raises:
-        ValueError: the data source is not a reasoning-gym task, or the row lacks its entry.
+        ValueError: the data source is not a reasoning-gym task, the row lacks its entry, or ``extract`` is neither
+            ``text`` nor ``number``.
     """
-    task = data_source.removeprefix(PREFIX)
-    if task == data_source or task not in reasoning_gym.factory.DATASETS:
+    checks.choice("extract", extract, EXTRACT)
+    prefix, _, task = str(data_source).rpartition("/")
+    if prefix + "/" != PREFIX or task not in reasoning_gym.factory.DATASETS:
         raise ValueError(f"data_source: {data_source!r} is not '{PREFIX}<task>' with a task that reasoning-gym has.")
-    if not extra_info or "entry" not in extra_info:
+    if not isinstance((extra_info or {}).get("entry"), str):
         raise ValueError(f"extra_info: the row of {data_source!r} has no 'entry'; write it with verl_ext.data.")
-    answer = extract_answer(solution_str, extract)
+    parameters = extra_info.get("parameters", "{}")
+    return judge(is_correct, task, parameters, solution_str, extra_info["entry"], extract)
+
+
+def is_correct(task: str, parameters: str, solution: str, entry: str, extract: str = "text") -> bool:
+    """Whether the task's verifier gives full marks; ``parameters`` and ``entry`` are JSON, as in the rows of the data.
+
+    Some verifiers evaluate the answer as Python. They get an answer only if :func:`is_harmless` or the entry's own.
+
+    Raises:
+        Exception: some verifiers raise for some wrong answers.
+    """
+    reference, answer = json.loads(entry), extract_answer(solution, extract)
+    if task in EVALUATED_TASKS and answer != reference["answer"] and not is_harmless(answer):
+        return False
+    verifier = _verifier(task, parameters)
+    if task == "complex_arithmetic" and cmath.isnan(verifier.parse_string_to_complex(answer) or 0):
+        return False  # the verifier's marks are min(1, nan), which is 1
     # Not ">=": partial marks, summed in floating point, can come out a little above 1.
-    correct = float(_marks(task, extra_info.get("parameters", "{}"), answer, extra_info["entry"]) == 1.0)
-    return {"score": correct, "acc": correct}
-
-
-def _marks(task: str, parameters: str, answer: str, entry: str) -> float:
-    if task not in EVALUATED_TASKS:
-        return marks(task, parameters, answer, entry)
-    if answer != json.loads(entry)["answer"] and not is_harmless(answer):
-        return 0.0
-    try:
-        return call_limited(marks, task, parameters, answer, entry, timeout=TIMEOUT)
-    except TooExpensive:
-        return 0.0
+    return float(verifier.score_answer(answer, entry=reference)) == 1.0
 
 
 def is_harmless(answer: str) -> bool:
@@ -214,13 +239,8 @@ def is_harmless(answer: str) -> bool:
     return calls and not OTHER_CODE.search(answer)
 
 
-def marks(task: str, parameters: str, answer: str, entry: str) -> float:
-    """The verifier's marks for an answer; ``parameters`` and ``entry`` are JSON, as in the rows of the data."""
-    return float(verifier(task, parameters).score_answer(answer, entry=json.loads(entry)))
-
-
 @lru_cache(maxsize=256)
-def verifier(task: str, parameters: str) -> reasoning_gym.dataset.ProceduralDataset:
+def _verifier(task: str, parameters: str) -> reasoning_gym.dataset.ProceduralDataset:
     """The task's data set object, kept because some take a tenth of a second to make."""
     return reasoning_gym.create_dataset(task, seed=0, size=1, **json.loads(parameters))
 
@@ -237,16 +257,16 @@ def main(
         list[str] | None,
         typer.Option(help="TASK[:key=value,...][@weight], once per level, easiest first. Default: the quickstart's."),
     ] = None,
-    train: Annotated[int, typer.Option(min=1, help="Training prompts.")] = 2048,
-    validation: Annotated[int, typer.Option(min=1, help="Validation prompts.")] = 256,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same rows.")] = 0,
+    train: Train = 2048,
+    validation: Validation = 256,
+    seed: Seed = 0,
     suffix: Annotated[str, typer.Option(help="Text added to every question.")] = "",
 ) -> None:
     """Write reasoning-gym tasks as training and validation data in verl's schema; no question occurs in both."""
     try:
+        check_folder(out)
         levels = [parse_level(text, place) for place, text in enumerate(level, 1)] if level else QUICKSTART
-        rows = splits(levels, {"train": train, "validation": validation}, seed, suffix)
-        Console().print(write_splits(rows, out))
+        write_splits(splits(levels, {"train": train, "validation": validation}, seed, suffix), out)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
 

@@ -14,6 +14,7 @@ from verl_ext.files import write_text, written_whole
 from verl_ext.prompts import prompt_id
 
 COLUMNS = ("data_source", "prompt", "ability", "reward_model", "extra_info")
+ROLES = ("system", "user", "assistant", "tool")
 JUDGED_BY_MATH_VERIFY = ("math", "science")
 
 
@@ -78,8 +79,8 @@ def faults(rows: Iterable[Mapping[str, Any]]) -> Counter[str]:
         wrong = list(_row_faults(row))
         if not wrong:
             try:
-                identity = prompt_id(row["data_source"], row["prompt"], row["reward_model"]["ground_truth"])
-            except TypeError as error:
+                identity = row_id(row)
+            except ValueError as error:
                 wrong = [str(error)]
             else:
                 wrong = ["a prompt that another row has"] if identity in seen else []
@@ -88,24 +89,6 @@ def faults(rows: Iterable[Mapping[str, Any]]) -> Counter[str]:
     if not seen and not found:
         found["no row at all"] = 1
     return found
-
-
-def file_faults(path: Path) -> Counter[str]:
-    """Faults of a parquet file: missing columns, or the :func:`faults` of its rows.
-
-    Raises:
-        ValueError: the path is not a parquet file.
-    """
-    import pyarrow
-    from pyarrow import parquet
-
-    try:
-        file = parquet.ParquetFile(path)
-    except (OSError, pyarrow.ArrowException) as error:
-        raise ValueError(f"check={path} is no parquet file ({str(error).partition(chr(10))[0]}).") from error
-    if missing := [name for name in COLUMNS if name not in file.schema_arrow.names]:
-        return Counter({f"no column {name}": file.metadata.num_rows for name in missing})
-    return faults(row for batch in file.iter_batches(4096, columns=list(COLUMNS)) for row in batch.to_pylist())
 
 
 def write_rows(path: Path, rows: Sequence[dict[str, Any]], account: Mapping[str, Any] | None = None) -> None:
@@ -141,20 +124,42 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _row_faults(row: Mapping[str, Any]) -> Iterator[str]:
-    prompt, judged, extra = row["prompt"], row["reward_model"], row["extra_info"]
+def row_id(row: Mapping[str, Any]) -> str:
+    """``Prompt.id`` of a row with the columns data_source, prompt and reward_model.
+
+    Raises:
+        ValueError: a column holds something else; the message is the first fault.
+    """
+    if fault := next(_prompt_faults(row), None):
+        raise ValueError(fault)
+    try:
+        return prompt_id(row["data_source"], row["prompt"], row["reward_model"]["ground_truth"])
+    except TypeError as error:
+        raise ValueError(str(error)) from error
+
+
+def _prompt_faults(row: Mapping[str, Any]) -> Iterator[str]:
+    prompt, judged = row["prompt"], row["reward_model"]
     if not isinstance(row["data_source"], str) or not row["data_source"]:
         yield "no data_source"
     messages = prompt if isinstance(prompt, list) and all(isinstance(message, dict) for message in prompt) else []
-    if not messages or not all(message.get("role") for message in messages):
-        yield "a prompt that is no list of messages with roles"
+    if not messages or not all(message.get("role") in ROLES for message in messages):
+        yield f"a prompt that is no list of messages with one of the roles {', '.join(ROLES)}"
     elif not any(str(message.get("content") or "").strip() for message in messages):
         yield "an empty prompt"
-    if not isinstance(extra, dict) or not isinstance(extra.get("index"), int):
-        yield "no extra_info.index"
-    answer = judged.get("ground_truth") if isinstance(judged, dict) else None
-    compared = row["ability"] in JUDGED_BY_MATH_VERIFY
-    if answer is None or (compared and not str(answer).strip()):
+    if not isinstance(judged, dict) or judged.get("ground_truth") is None:
         yield "no reward_model.ground_truth"
-    elif compared and not is_readable(str(answer)):
+
+
+def _row_faults(row: Mapping[str, Any]) -> Iterator[str]:
+    found = list(_prompt_faults(row))
+    yield from found
+    if not isinstance(row["extra_info"], dict) or not isinstance(row["extra_info"].get("index"), int):
+        yield "no extra_info.index"
+    if found or row["ability"] not in JUDGED_BY_MATH_VERIFY:
+        return
+    answer = str(row["reward_model"]["ground_truth"])
+    if not answer.strip():
+        yield "no reward_model.ground_truth"
+    elif not is_readable(answer):
         yield "a ground truth that math-verify cannot read"

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from verl_ext import checks
+
 FORMATS = (".parquet", ".jsonl", ".json", ".csv")
 
 
@@ -72,17 +74,18 @@ def rows(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
     """These columns of a file's rows, in order; a parquet file is read in batches of 4,096 rows.
 
     Raises:
-        ValueError: the file's content is not in the format of its suffix, or lacks a column.
+        ValueError: the file cannot be read, its content is not in the format of its suffix, or lacks a column.
     """
     import pyarrow
 
-    read = {".parquet": _parquet, ".jsonl": _json_lines, ".json": _json, ".csv": _csv}[path.suffix]
+    checks.choice("format", path.suffix, FORMATS)
+    read = {".parquet": _parquet, ".csv": _csv}.get(path.suffix, _json)
     try:
         for row in read(path, columns):
             if missing := [name for name in columns if name not in row]:
                 raise ValueError(f"it lacks the columns {missing}; it has {sorted(row)}")
             yield {name: row[name] for name in columns}
-    except (OSError, ValueError, pyarrow.ArrowException) as error:
+    except (OSError, TypeError, ValueError, pyarrow.ArrowException) as error:
         raise ValueError(f"{path} cannot be read: {str(error).strip().partition(chr(10))[0]}") from error
 
 
@@ -90,35 +93,20 @@ def _parquet(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
     from pyarrow import parquet
 
     file = parquet.ParquetFile(path)
-    there = [name for name in columns if name in file.schema_arrow.names]
-    if len(there) < len(columns):
-        missing = [name for name in columns if name not in there]
-        raise ValueError(f"it lacks the columns {missing}; it has {sorted(file.schema_arrow.names)}")
-    for batch in file.iter_batches(4096, columns=there):
+    complete = set(columns) <= set(file.schema_arrow.names)
+    for batch in file.iter_batches(4096, columns=list(columns) if complete else None):
         yield from batch.to_pylist()
 
 
-def _json_lines(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
-    with open(path, encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            if line.strip():
-                yield _object(json.loads(line), f"line {number}")
-
-
 def _json(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
-    content = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(content, list):
-        raise ValueError("a .json file must hold one list of objects")
-    for number, entry in enumerate(content, 1):
-        yield _object(entry, f"entry {number}")
+    with open(path, encoding="utf-8") as file:
+        lines = (json.loads(line) for line in file if line.strip())
+        for number, entry in enumerate(lines if path.suffix == ".jsonl" else json.load(file), 1):
+            if not isinstance(entry, dict):
+                raise ValueError(f"entry {number} is no object")
+            yield entry
 
 
 def _csv(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
     with open(path, encoding="utf-8", newline="") as file:
         yield from csv.DictReader(file)
-
-
-def _object(entry: Any, where: str) -> dict[str, Any]:
-    if not isinstance(entry, dict):
-        raise ValueError(f"{where} is no object")
-    return entry

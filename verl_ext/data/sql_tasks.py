@@ -19,11 +19,11 @@ from random import Random
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from verl_ext import checks
-from verl_ext.data.levels import distinct, draw_splits, write_splits
+from verl_ext.data.levels import Seed, Train, Validation, distinct, draw_splits, write_splits
 from verl_ext.data.schema import make_row
+from verl_ext.files import check_folder
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -210,10 +210,12 @@ def compute_score(
     :func:`last_observation`. Other keywords are ignored.
 
     Raises:
-        ValueError: the data source is not ``sql/chain``, or a row with a random value lacks its length.
+        ValueError: the data source is not ``sql/chain``, the ground truth is no text, or a row with a random value
+            lacks its length.
     """
     if data_source != DATA_SOURCE:
         raise ValueError(f"data_source={data_source!r} must be {DATA_SOURCE!r}.")
+    checks.TEXT.check("ground_truth", ground_truth)
     answer, right = final_answer(solution_str), ground_truth
     if ground_truth == OBSERVED:
         if not extra_info or "length" not in extra_info:
@@ -235,18 +237,18 @@ def main(
     level: Annotated[
         list[str] | None, typer.Option(help="LENGTH[:LARGEST][@weight], once per level. Default: the quickstart's.")
     ] = None,
-    train: Annotated[int, typer.Option(min=1, help="Training prompts.")] = 2048,
-    validation: Annotated[int, typer.Option(min=1, help="Validation prompts.")] = 256,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same rows.")] = 0,
+    train: Train = 2048,
+    validation: Validation = 256,
+    seed: Seed = 0,
     random_share: Annotated[
         float, typer.Option(min=0, max=1, help="Share of rows with a number drawn by SQLite.")
     ] = 0.0,
 ) -> None:
     """Write chains of SQL operations as training and validation data in verl's schema; no question occurs in both."""
     try:
+        check_folder(out)
         levels = [parse_level(text) for text in level] if level else QUICKSTART
-        rows = splits(levels, {"train": train, "validation": validation}, seed, random_share)
-        Console().print(write_splits(rows, out))
+        write_splits(splits(levels, {"train": train, "validation": validation}, seed, random_share), out)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     (out / "tools.yaml").write_text(TOOLS)

@@ -8,10 +8,10 @@ from __future__ import annotations
 import re
 
 from verl_ext.data import math_reward
+from verl_ext.data.limited import tagged_answer
 
 TEXT = r"(?:(?!</?(?:think|answer)>).)*"  # without another tag
 FORMAT = re.compile(rf"\s*<think>{TEXT}</think>\s*<answer>{TEXT}</answer>\s*", re.DOTALL)
-ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 def compute_score(
@@ -27,15 +27,13 @@ def compute_score(
     Only the text in the last ``<answer>`` tags is compared with ``ground_truth``.
 
     Returns:
-        ``score``; ``format`` and ``acc`` in {0, 1}; ``timed_out`` as in :mod:`~verl_ext.data.math_reward`.
+        ``score``; ``format`` in {0, 1}; ``acc``, ``timed_out`` and ``verifier_error`` as of
+        :func:`verl_ext.data.math_reward.compute_score`.
     """
-    answers = ANSWER.findall(solution_str)
-    verdict = {"acc": 0.0, "timed_out": 0.0}
-    if answers:
-        answer = answers[-1].strip()
-        if "\\boxed" not in answer and "$" not in answer:
-            answer = f"\\boxed{{{answer}}}"  # math-verify reads LaTeX only in a box or in dollar signs
-        verdict = math_reward.compute_score(data_source, answer, ground_truth)
+    answer = tagged_answer(solution_str) or ""
+    if answer and "\\boxed" not in answer and "$" not in answer:
+        answer = f"\\boxed{{{answer}}}"  # math-verify reads LaTeX only in a box or in dollar signs
+    verdict = math_reward.compute_score(data_source, answer, ground_truth)
     formatted = float(FORMAT.fullmatch(solution_str) is not None)
     score = format_weight * formatted + (1 - format_weight) * verdict["acc"]
-    return {"score": score, "acc": verdict["acc"], "format": formatted, "timed_out": verdict["timed_out"]}
+    return {**verdict, "score": score, "format": formatted}

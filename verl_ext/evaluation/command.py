@@ -15,8 +15,7 @@ from verl_ext import checks
 from verl_ext.evaluation.generate import Evaluation, VerlFailed, generate
 from verl_ext.evaluation.samples import ANSWERS, Problem, read, row_ids
 from verl_ext.evaluation.score import parse_ks, plot, summarize, to_table
-from verl_ext.files import write_text
-from verl_ext.lab.page import check_folder
+from verl_ext.files import check_folder, write_text
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__.partition(": ")[2].capitalize())
 
@@ -57,6 +56,7 @@ def run(
     reward.custom_reward_function.path; and actor_rollout_ref.rollout.val_kwargs.temperature (default 1) or top_p.
     """
     with _refusals():
+        check_folder(out)
         parse_ks(k, n)
         checks.choice("answers", answers, ANSWERS)
         checks.number("correct-from", correct_from)

@@ -13,18 +13,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from verl_ext import checks
 from verl_ext.data.schema import sha256, write_rows
 from verl_ext.evaluation.samples import files_of, read, row_ids
-
-
-def pass_rates(samples: Path, rollouts: int) -> dict[str, float]:
-    """By ``Prompt.id``: mean accuracy of the first ``rollouts`` samples; problems with fewer samples are left out."""
-    _, problems = read([samples])
-    return {
-        problem.id: sum(sample.accuracy for sample in problem.samples[:rollouts]) / rollouts
-        for problem in problems
-        if len(problem.samples) >= rollouts
-    }
+from verl_ext.files import check_folder
 
 
 def main(
@@ -36,6 +28,8 @@ def main(
 ) -> None:
     """Write the problems with a pass rate below a limit, from a parquet file and samples of a model."""
     try:
+        checks.require(not out.is_dir(), "out", str(out), "it is a folder, name a file that ends in .parquet")
+        check_folder(out.parent)
         total, kept = _curate(data, samples, out, below, rollouts)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
@@ -49,7 +43,11 @@ def _curate(data: Path, samples: Path, out: Path, below: float, rollouts: int) -
     problems = row_ids(data)
     if repeated := len(problems) - len(set(problems)):
         raise ValueError(f"data={data} holds {repeated} rows that repeat another; prepare it again.")
-    rates = pass_rates(samples, rollouts)
+    rates = {
+        problem.id: sum(sample.accuracy for sample in problem.samples[:rollouts]) / rollouts
+        for problem in read([samples])[1]
+        if len(problem.samples) >= rollouts
+    }
     missing = [key for key in problems if key not in rates]
     if missing:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""mean@k and pass@k from n samples per problem, n at least k; maj@k is in :mod:`verl_ext.evaluation.majority`."""
+"""pass@k from n samples per problem, n at least k; maj@k is in :mod:`verl_ext.evaluation.majority`."""
 
 from __future__ import annotations
 
@@ -42,33 +42,6 @@ def pass_at_k(n: ArrayLike, c: ArrayLike, k: ArrayLike) -> np.ndarray:
         # 0 stands in where the product has ended, and where it would reach log 0
         log_miss += np.log1p(-np.where((i < few) & ~certain, many / (n - np.minimum(i, n - 1)), 0.0))
     return np.where(certain, 1.0, -np.expm1(log_miss))
-
-
-def mean_at_k(scores: ArrayLike, k: int | None = None) -> np.ndarray:
-    """Expected mean score of k samples drawn from the n of each problem without replacement.
-
-    The expectation is the mean of all n, for every k. With scores in {0, 1} it equals pass@1.
-
-    Args:
-        scores: (..., n) one score per sample, problems first.
-        k: in [1, n]; None: n.
-
-    Returns:
-        (...) float64, one mean per problem.
-
-    Raises:
-        ValueError: no samples, an infinite or NaN score, or k outside [1, n].
-    """
-    try:
-        array = np.asarray(scores, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise ValueError("scores must be numbers of shape (..., n), the same n for every problem.") from error
-    if array.ndim == 0 or array.size == 0:
-        raise ValueError(f"scores has shape {array.shape}; it must be (..., n) with n at least 1.")
-    checks.vector("scores", array.ravel())
-    if k is not None:
-        checks.within("k", checks.vector("k", [checks.integer("k", k, 1)]), 1, array.shape[-1])
-    return array.mean(axis=-1)
 
 
 def _whole(name: str, values: ArrayLike, least: int) -> np.ndarray:

@@ -20,8 +20,7 @@ from pathlib import Path
 from verl_ext import checks
 from verl_ext.data.schema import sha256
 from verl_ext.errors import RunError
-from verl_ext.files import write_text
-from verl_ext.lab.page import check_folder
+from verl_ext.files import check_folder, write_text
 
 RECIPE = "grpo"  # verl's own allocation; a validation asks no policy anyway
 SEEDS_PER_RUN = 1000  # verl gives engine r of a run the seed rollout.seed + r
@@ -169,11 +168,22 @@ def _bind(settings: dict[str, object], out: Path) -> None:
 
 def _run(command: Sequence[str]) -> int:
     """Exit status of the command. SIGINT, SIGTERM and SIGHUP go to the command, which then ends its own workers."""
-    # A session of its own: Ctrl-C in a terminal would otherwise reach the command twice.
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, lambda number, _: process.send_signal(number)) for number in signals}
+    started: list[subprocess.Popen] = []
+    early: list[int] = []
+
+    def forward(number: int, _: object) -> None:
+        if started:
+            started[0].send_signal(number)
+        else:
+            early.append(number)
+
+    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
+        # A session of its own: Ctrl-C in a terminal would otherwise reach the command twice.
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+        started.append(process)
+        for number in early:
+            process.send_signal(number)
         return process.wait()
     finally:
         for number, handler in before.items():

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from verl_ext import checks
-from verl_ext.prompts import prompt_id
+from verl_ext.data.limited import tagged_answer
+from verl_ext.data.schema import row_id
+from verl_ext.data.sources import rows
 
 ANSWERS = ("marked", "text")
 KEYS = ("input", "output", "gts", "score")
@@ -25,7 +26,6 @@ TYPES = {"input": str, "output": str, "step": int, "uid": str, "prompt_id": str,
 COLUMNS = ("data_source", "prompt", "reward_model")
 UNNAMED = "all problems"
 """The data source of lines without the key ``data_source``."""
-_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -114,39 +114,19 @@ def _grouped(rollouts: Mapping[tuple, tuple[tuple[str, str], Sample]]) -> list[P
 
 
 def row_ids(path: Path) -> list[str]:
-    """``Prompt.id`` of each row of a parquet file.
+    """``Prompt.id`` of each row of a file, usually a parquet file.
 
     Raises:
         ValueError: the file has no rows in verl's schema; names the missing column, or the first bad row.
     """
-    import pyarrow
-    from pyarrow import parquet
-
-    try:
-        file = parquet.ParquetFile(path)
-        if missing := [name for name in COLUMNS if name not in file.schema_arrow.names]:
-            raise ValueError(f"data={path} has no column {missing[0]!r}; verl's schema has {', '.join(COLUMNS)}.")
-        rows = file.read(columns=list(COLUMNS)).to_pylist()
-    except (OSError, pyarrow.ArrowException) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise ValueError(f"data={path} cannot be read as a parquet file: {reason}") from error
-    if not rows:
-        raise ValueError(f"data={path} holds no row; at least one problem is needed.")
-    return [_row_id(row, f"data={path}, row {place}") for place, row in enumerate(rows)]
-
-
-def _row_id(row: Mapping[str, Any], where: str) -> str:
-    try:
-        messages, truth = row["prompt"], row["reward_model"]["ground_truth"]
-        chat = [message["role"] and message["content"] is not None for message in messages]
-        if row["data_source"] and chat and all(chat) and truth is not None:
-            return prompt_id(row["data_source"], messages, truth)
-    except (TypeError, KeyError):
-        pass
-    raise ValueError(
-        f"{where} must hold a data_source, a prompt of messages with role and content, and a reward_model with "
-        f"ground_truth, not {_short(row)}."
-    )
+    ids = []
+    for place, row in enumerate(rows(path, COLUMNS)):
+        try:
+            ids.append(row_id(row))
+        except ValueError as error:
+            raise ValueError(f"data={path}, row {place}: {error}.") from error
+    checks.require(bool(ids), "data", str(path), "it holds no row; at least one problem is needed")
+    return ids
 
 
 def answer_of(output: str, answers: str = "marked") -> str | None:
@@ -156,8 +136,8 @@ def answer_of(output: str, answers: str = "marked") -> str | None:
     """
     if answers == "text":
         return output.strip() or None
-    tagged = _TAGGED.findall(output)
-    return (tagged[-1].strip() if tagged else _boxed(output)) or None
+    tagged = tagged_answer(output)
+    return (_boxed(output) if tagged is None else tagged) or None
 
 
 def _boxed(output: str) -> str:

@@ -11,12 +11,10 @@ from rich.console import Console
 from rich.progress import track
 
 from verl_ext import checks
-from verl_ext.evaluation.estimators import mean_at_k, pass_at_k
+from verl_ext.evaluation.estimators import pass_at_k
 from verl_ext.evaluation.majority import majority_at_k
 from verl_ext.evaluation.samples import Problem
 from verl_ext.lab.table import Table, percent
-
-DRAWS = 1024  # of maj@k where the exact sum would take long; their error averages out over problems
 
 
 def parse_ks(text: str | None, n: int) -> list[int]:
@@ -57,14 +55,14 @@ def summarize(problems: Sequence[Problem], ks: str | None, correct_from: float, 
     majority = None
     if answered:
         watched = track(list(zip(answers, correct, strict=True)), "maj@k", console=console, transient=True)
-        votes = [[majority_at_k(row, right, k, draws=DRAWS).probability for k in some] for row, right in watched]
+        votes = [[majority_at_k(row, right, k) for k in some] for row, right in watched]
         majority = _by_k(some, np.array(votes))
     return {
         "problems": len(problems),
         "samples": [int(n.min()), int(n.max())],
         "failed": sum(problem.failed for problem in problems),
         "answered": answered / int(n.sum()),
-        "mean@k": _mean(np.array([mean_at_k(accuracy) for accuracy in accuracies])),
+        "mean@k": _mean(np.array([accuracy.mean() for accuracy in accuracies])),
         "pass@k": _by_k(some, passed),
         "maj@k": majority,
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -71,19 +70,3 @@ class Page:
         """Print the lead, the tables and the notes; names are shown as they are, brackets included."""
         for part in (self.lead, *self.tables, *self.notes):
             console.print(Text(part) if isinstance(part, str) else part)
-
-
-def check_folder(out: Path) -> Path:
-    """``out``, if it is a folder in which files can be made, or if such a folder can be made.
-
-    Commands call it before they start to work, and make the folder when they have something to write.
-
-    Raises:
-        ValueError: ``out`` or a folder above it is a file, or cannot be written to.
-    """
-    nearest = next(path for path in (out.absolute(), *out.absolute().parents) if os.path.lexists(path))
-    if not nearest.is_dir():
-        raise ValueError(f"--out {out}: {nearest} is a file; name a folder.")
-    if not os.access(nearest, os.R_OK | os.W_OK | os.X_OK):
-        raise ValueError(f"--out {out}: {nearest} cannot be written to; name another folder.")
-    return out

@@ -12,7 +12,8 @@ from typing import Annotated
 
 import typer
 
-from verl_ext.lab.page import Page, check_folder
+from verl_ext.files import check_folder
+from verl_ext.lab.page import Page
 from verl_ext.lab.report.plots import plots
 from verl_ext.lab.report.runs import by_method, find_runs, names, read_run
 from verl_ext.lab.report.summary import summarize

@@ -17,7 +17,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from verl_ext.estimation.embeddings import find_model
-from verl_ext.lab.page import Page, check_folder
+from verl_ext.files import check_folder
+from verl_ext.lab.page import Page
 from verl_ext.lab.report.runs import find_runs, read_run
 from verl_ext.lab.table import open_console
 from verl_ext.lab.waste.analysis import analyse

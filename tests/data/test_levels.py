@@ -1,0 +1,146 @@
+"""Generated data sets of both kinds: verl's columns, disjoint seeded splits, rows by weight, and the commands."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from typer.testing import CliRunner
+
+pd = pytest.importorskip("pandas")
+pytest.importorskip("reasoning_gym")
+
+from verl_ext.data import reasoning_gym, sql_tasks  # noqa: E402
+from verl_ext.data.levels import shares  # noqa: E402
+
+SIZES = {"train": 64, "validation": 16}
+COLUMNS = ["data_source", "prompt", "ability", "reward_model", "extra_info"]
+
+
+def sums(digits, weight=1.0):
+    parameters = {"min_terms": 2, "max_terms": 2, "min_digits": digits, "max_digits": digits}
+    return reasoning_gym.Level("chain_sum", digits, parameters, weight)
+
+
+@pytest.fixture(params=[reasoning_gym, sql_tasks], ids=["reasoning_gym", "sql_tasks"])
+def data(request):
+    return request.param
+
+
+def questions(rows):
+    return {row["prompt"][0]["content"] for row in rows}
+
+
+def test_splits_have_verls_columns_and_share_no_question(data):
+    splits = data.splits(data.QUICKSTART, SIZES, seed=3)
+    for split, rows in splits.items():
+        assert [row["extra_info"]["index"] for row in rows] == list(range(SIZES[split]))
+        for row in rows:
+            assert [column for column in row if column != "agent_name"] == COLUMNS
+            assert [message["role"] for message in row["prompt"]] == ["user"]
+            assert row["reward_model"]["style"] == "rule" and row["extra_info"]["split"] == split
+    train, validation = questions(splits["train"]), questions(splits["validation"])
+    assert (len(train), len(validation)) == (64, 16) and not train & validation
+
+
+def test_the_seed_decides_and_the_global_random_state_is_left_alone(data):
+    random.seed(5)
+    before = random.getstate()
+    first, again, other = (data.splits(data.QUICKSTART, SIZES, seed=seed) for seed in (3, 3, 4))
+    assert random.getstate() == before
+    assert first == again
+    assert all(questions(first[split]) != questions(other[split]) for split in SIZES)
+
+
+def test_levels_get_rows_by_weight_and_are_found_again():
+    rows = reasoning_gym.splits([sums(1), sums(2, 3.0), sums(3)], {"train": 50}, seed=0)["train"]
+    assert [sum(row["extra_info"]["difficulty"] == digits for row in rows) for digits in (1, 2, 3)] == [10, 30, 10]
+    assert reasoning_gym.levels_of([pd.DataFrame(rows)]) == [sums(1), sums(2), sums(3)]
+    levels = [sql_tasks.Level(2), sql_tasks.Level(3, weight=3), sql_tasks.Level(4, largest=99)]
+    rows = sql_tasks.splits(levels, {"train": 50}, seed=0)["train"]
+    assert [sum(row["extra_info"]["length"] == length for row in rows) for length in (2, 3, 4)] == [10, 30, 10]
+    assert sql_tasks.levels_of([pd.DataFrame(rows)]) == [levels[0], sql_tasks.Level(3), levels[2]]
+    assert shares([sums(1), sums(2), sums(3)], 4) == [2, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("data", "level", "said"),
+    [
+        (
+            reasoning_gym,
+            sums(1),
+            "level=chain_sum:min_terms=2.*max_digits=1 has fewer than 500",
+        ),
+        (sql_tasks, sql_tasks.Level(1), "level=1:9 has fewer than 500 distinct questions"),
+    ],
+)
+def test_a_level_with_too_few_questions_is_refused(data, level, said):
+    with pytest.raises(ValueError, match=said):
+        data.splits([level], {"train": 400, "validation": 100}, seed=0)
+    with pytest.raises(ValueError, match="levels: at least one is needed"):
+        data.splits([], {"train": 4}, seed=0)
+
+
+def run(data, *arguments):
+    app = data.typer.Typer()
+    app.command()(data.main)
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "400"})
+
+
+@pytest.mark.parametrize(
+    ("data", "levels", "counts"),
+    [
+        (
+            reasoning_gym,
+            ["chain_sum:min_terms=2,max_terms=2@3", "spell_backward"],
+            {"reasoning_gym/chain_sum": 6, "reasoning_gym/spell_backward": 2},
+        ),
+        (sql_tasks, ["2:99@3", "4"], {"sql/chain": 8}),
+    ],
+)
+def test_the_command_writes_both_splits(data, levels, counts, tmp_path):
+    options = [word for level in levels for word in ("--level", level)]
+    result = run(data, "--out", tmp_path, "--train", 8, "--validation", 4, *options)
+    assert result.exit_code == 0, result.output
+    train = pd.read_parquet(tmp_path / "train.parquet")
+    assert dict(train["data_source"].value_counts()) == counts
+    assert len(pd.read_parquet(tmp_path / "validation.parquet")) == 4
+    if data is sql_tasks:
+        assert sorted(info["length"] for info in train["extra_info"]) == [2] * 6 + [4] * 2
+        assert "class_name: verl_ext.driver.tools.sqlite.SqliteTool" in (tmp_path / "tools.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("data", "level", "said"),
+    [
+        (reasoning_gym, "no_such_task", "no task named"),
+        (reasoning_gym, "chain_sum:min_terms", "key=value"),
+        (reasoning_gym, "chain_sum@-1", "weight=-1.0 is not valid"),
+        (
+            reasoning_gym,
+            "chain_sum:terms=2",
+            "parameter of chain_sum=terms is not valid: use one of min_terms",
+        ),
+        (reasoning_gym, "chain_sum:seed=2", "parameter of chain_sum=seed is not valid"),
+        (reasoning_gym, "chain_sum:min_terms=9", "cannot make entries of chain_sum:min_terms=9"),
+        (reasoning_gym, "chain_sum:min_terms=two", "cannot make entries of chain_sum:min_terms=two"),
+        (reasoning_gym, "spell_backward:min_word_len=50,max_word_len=50", "Cannot choose from an empty sequence"),
+        (reasoning_gym, "composite", "Must specify at least one dataset"),
+        (sql_tasks, "", "must be of the form"),
+        (sql_tasks, "0", "length=0 is not valid"),
+        (sql_tasks, "17", "length=17 is not valid"),
+        (sql_tasks, "3:0", "largest=0 is not valid"),
+        (sql_tasks, "3@-1", "weight=-1.0 is not valid"),
+        (sql_tasks, "three", "must be of the form"),
+    ],
+)
+def test_the_command_refuses_in_one_sentence_before_it_works(data, level, said, tmp_path):
+    refused = run(data, "--out", tmp_path / "new", "--level", level)
+    assert refused.exit_code == 2 and said in refused.output, refused.output
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_file_in_place_of_the_folder_is_refused(data, tmp_path):
+    (tmp_path / "file").write_text("")
+    refused = run(data, "--out", tmp_path / "file")
+    assert refused.exit_code == 2 and "file is a file; name a folder." in refused.output
