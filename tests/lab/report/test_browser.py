@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import typer
 from support.browser import browser, find_chromium
+from support.commands import invoke
 from support.rollout_logs import line, write_lines
 from support.runs import write_run
-from typer.testing import CliRunner
 
 from verl_ext.lab.report.__main__ import main as report
 from verl_ext.lab.waste.__main__ import main as waste
@@ -18,13 +17,6 @@ pytestmark = pytest.mark.skipif(
 )
 EXECUTED = "document.title='executed'"
 SCRIPT, IMAGE = f"<script>{EXECUTED}", f'"><img src=x onerror={EXECUTED}>'
-
-
-def invoke(command, *arguments):
-    app = typer.Typer()
-    app.command()(command)
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert result.exit_code == 0, result.output
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +30,10 @@ def pages(tmp_path_factory):
     """A report on runs whose names are markup, and a waste analysis of a file whose name is markup."""
     folder = tmp_path_factory.mktemp("pages")
     runs = [write_run(folder / f"{name}.jsonl", [0.5, 0.6, 0.7], 100) for name in ("grpo", SCRIPT, IMAGE)]
-    invoke(report, *runs, "--out", folder / "report")
+    assert invoke(report, *runs, "--out", folder / "report").exit_code == 0
     rows = [line(str(prompt), float(i > prompt % 5), step) for step in (1, 2) for prompt in range(6) for i in range(4)]
-    invoke(waste, write_lines(folder / f"{IMAGE}.jsonl", [*rows, SCRIPT]), "--out", folder / "waste")
+    log = write_lines(folder / f"{IMAGE}.jsonl", [*rows, SCRIPT])
+    assert invoke(waste, log, "--out", folder / "waste").exit_code == 0
     return {"report": folder / "report" / "report.html", "waste": folder / "waste" / "waste.html"}
 
 

@@ -5,11 +5,10 @@ import struct
 import sys
 
 import pytest
-import typer
+from support.commands import flat, invoke
 from support.runs import training_steps, write_run
 from tensorboard.summary.writer.record_writer import RecordWriter
 from torch.utils.tensorboard import SummaryWriter
-from typer.testing import CliRunner
 from verl.utils.tracking import Tracking, ValidationGenerationsLogger
 
 from verl_ext.lab.report.__main__ import main
@@ -36,13 +35,6 @@ def track(monkeypatch):
         return written
 
     return write
-
-
-@pytest.fixture
-def invoke():
-    app = typer.Typer()
-    app.command()(main)
-    return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "160"})
 
 
 def approximately(value):
@@ -153,7 +145,7 @@ def test_names_that_would_be_the_same(tmp_path, track):
     assert names(paths) == [str(tmp_path / "grpo.jsonl"), str(tmp_path / "grpo")]
 
 
-def test_a_file_that_is_cut_off_is_read_up_to_there(tmp_path, track, invoke):
+def test_a_file_that_is_cut_off_is_read_up_to_there(tmp_path, track):
     file = track(tmp_path / "a", training_steps([0.1, 0.2], 10))
     whole = file.read_bytes()
     for cut in (1, 5, 12, 30):
@@ -162,9 +154,9 @@ def test_a_file_that_is_cut_off_is_read_up_to_there(tmp_path, track, invoke):
         assert run.steps == (0, 1) and "val-aux/reasoning_gym/spell_backward/acc/std@4" not in run.records[1]
         assert run.last("rollouts/sampled_total") == 10 and 0 < run.unread_bytes
         assert file.stat().st_size - run.unread_bytes == len(whole) - _last_record(whole)
-    result = invoke(tmp_path / "a", "--out", tmp_path / "out")
+    result = invoke(main, tmp_path / "a", "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
-    assert f"from the first unfinished or damaged record on: a {run.unread_bytes}." in " ".join(result.output.split())
+    assert f"from the first unfinished or damaged record on: a {run.unread_bytes}." in flat(result)
     assert json.loads((tmp_path / "out" / "report.json").read_text())["runs"][0]["unread_bytes"] == run.unread_bytes
 
 
@@ -190,12 +182,12 @@ def test_what_follows_a_damaged_record_is_counted_and_a_later_file_read(tmp_path
 
 
 @pytest.mark.parametrize("content", [b"", b"not an event file, though it is named like one", b"\x00" * 64, b"\xff" * 5])
-def test_what_holds_no_step_is_refused_in_one_sentence(tmp_path, invoke, content):
+def test_what_holds_no_step_is_refused_in_one_sentence(tmp_path, content):
     file = tmp_path / "a" / "events.out.tfevents.1700000000.host.1.0"
     file.parent.mkdir()
     file.write_bytes(content)
     for argument in (file, file.parent):
-        result = invoke(argument, "--out", tmp_path / "out")
+        result = invoke(main, argument, "--out", tmp_path / "out")
         assert result.exit_code == 2 and "Traceback" not in result.output
         with pytest.raises(ValueError, match=f"{argument.name}: holds no step of verl's tensorboard logger"):
             read_run([argument])

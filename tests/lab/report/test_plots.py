@@ -123,6 +123,9 @@ def test_the_range_of_allocation_is_not_cut_off():
     wide = run_with("b", allocation__min=2, allocation__mean=8, allocation__max=64)
     figure = drawn(narrow, wide)["allocation"].figure
     assert all(axes.get_ylim()[0] == 0 and axes.get_ylim()[1] >= 64 for axes in figure.axes)
+    (line,), (band,) = figure.axes[1].get_lines(), figure.axes[1].collections
+    assert set(line.get_ydata()) == {8} and {y for _, y in band.get_paths()[0].vertices} == {2, 64}
+    assert not figure.axes[0].collections
 
 
 @pytest.mark.parametrize(("seconds", "label"), [(1, "seconds"), (1000, "minutes"), (10_000, "hours")])

@@ -9,20 +9,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import typer
-from typer.testing import CliRunner
+from support.commands import flat, invoke
 
 from verl_ext.lab.report.__main__ import main as report
 from verl_ext.lab.simulate.__main__ import main as simulation
 from verl_ext.lab.simulate.run import ACCURACY
 
 SMALL = ["--batch-size", "8", "--prompts", "100", "--steps", "10", "--seeds", "2", "--shared", "0.2", "--noise", "10"]
-
-
-def invoke(main, *arguments: object):
-    application = typer.Typer()
-    application.command()(main)
-    return CliRunner().invoke(application, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
 
 
 def test_methods_are_compared_and_the_report_draws_their_logs(tmp_path):
@@ -81,13 +74,11 @@ def test_runs_stop_at_the_target(tmp_path):
 def test_what_cannot_be_simulated_is_refused(tmp_path, arguments, message):
     result = invoke(simulation, *arguments, "--prompts", "200", "--out", tmp_path)
     assert result.exit_code == 2
-    assert message in " ".join(result.output.replace("│", " ").split())
+    assert message in flat(result)
 
 
 def test_a_fit_is_to_one_run(tmp_path):
     for name in ("a.jsonl", "b.jsonl"):
         (tmp_path / name).write_text('{"step": 0, "data": {}}\n')
     result = invoke(simulation, "grpo", "--fit", tmp_path, "--prompts", "200", "--out", tmp_path / "out")
-    assert result.exit_code == 2 and "holds 2 runs; name the log of one run." in " ".join(
-        result.output.replace("│", " ").split()
-    )
+    assert result.exit_code == 2 and "holds 2 runs; name the log of one run." in flat(result)

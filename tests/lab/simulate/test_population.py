@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from verl_ext.lab.simulate.population import PRESETS, Mixture, draw_logits, logit, sigmoid, stand_in_features
+from verl_ext.lab.simulate.population import PRESETS, draw_logits, logit, mixture, sigmoid, stand_in_features
 
 
 def rng():
@@ -94,7 +94,7 @@ def test_a_missing_file_is_named():
 
 
 def test_a_mixture_is_parsed():
-    assert Mixture.parse("0.5:1:2,0.5:3:4").parts == ((0.5, 1, 2), (0.5, 3, 4))
+    assert mixture("0.5:1:2,0.5:3:4").tolist() == [[0.5, 1, 2], [0.5, 3, 4]]
 
 
 def test_stand_ins_know_as_much_of_the_difficulty_as_is_said():

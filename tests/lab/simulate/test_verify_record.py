@@ -5,10 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import typer
 from omegaconf import OmegaConf
+from support.commands import flat, invoke
 from support.engine import BernoulliEngine, epochs, prompts, run_step
-from typer.testing import CliRunner
 
 from verl_ext.lab.method import Method
 from verl_ext.lab.simulate.verify_record import RecordDiffers, main, verify
@@ -156,12 +155,10 @@ def test_what_is_no_record_is_refused(path):
 
 def test_the_command_says_that_it_is_the_same_or_where_it_is_not(path):
     Recorded(path, "hora G=6 G0=2").steps(1, STEPS)
-    application = typer.Typer()
-    application.command()(main)
-    same = CliRunner().invoke(application, [str(path)])
-    assert same.exit_code == 0 and f"{STEPS} batches in {STEPS} steps" in " ".join(same.output.split())
+    same = invoke(main, path)
+    assert same.exit_code == 0 and f"{STEPS} batches in {STEPS} steps" in flat(same)
     events = lines(path)
     events[0]["policy"]["G0"] = 3
     rewrite(path, events)
-    differs = CliRunner().invoke(application, [str(path)])
+    differs = invoke(main, path)
     assert differs.exit_code == 1 and "step 1 (line 2): requests differ" in differs.output

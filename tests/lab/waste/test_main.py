@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -11,22 +10,13 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-import typer
+from support.commands import flat, invoke
 from support.rollout_logs import line, write_lines
 from support.runs import write_log as write_metrics
-from typer.testing import CliRunner
 
 from verl_ext.lab.waste.__main__ import main
 
 ROOT = Path(__file__).parents[3]
-FLAT = re.compile(r"[\s│]+")
-
-
-@pytest.fixture
-def invoke():
-    app = typer.Typer()
-    app.command()(main)
-    return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "220"})
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +46,8 @@ def groups_of(folder):
     return groups
 
 
-def test_page_plots_numbers_and_histories(small_log, tmp_path, invoke):
-    result = invoke(small_log, "--out", tmp_path, "--repeats", 2)
+def test_page_plots_numbers_and_histories(small_log, tmp_path):
+    result = invoke(main, small_log, "--out", tmp_path, "--repeats", 2)
     assert result.exit_code == 0, result.output
     groups = groups_of(small_log)
     summary = json.loads((tmp_path / "waste.json").read_text())
@@ -96,13 +86,13 @@ def test_page_plots_numbers_and_histories(small_log, tmp_path, invoke):
     )
     page = (tmp_path / "waste.html").read_text()
     assert page.count("data:image/png;base64,") == 5 and "recorded success rates stand for the true rates" in page
-    assert "recorded success rates stand for the true rates" in FLAT.sub(" ", result.output)
+    assert "recorded success rates stand for the true rates" in flat(result)
     assert (
         "The same budget under other methods" in result.output and "verl logs the rollouts that are trained on" in page
     )
 
 
-def test_the_budget_of_the_metrics(small_log, tmp_path, invoke):
+def test_the_budget_of_the_metrics(small_log, tmp_path):
     """Rollouts sampled and discarded up to the log's last step are counted, later ones are not."""
     steps = {
         step: {
@@ -114,7 +104,7 @@ def test_the_budget_of_the_metrics(small_log, tmp_path, invoke):
         for step in range(1, 7)
     }
     metrics = write_metrics(tmp_path / "metrics.jsonl", steps)
-    result = invoke(small_log, "--out", tmp_path / "out", "--metrics", metrics, "--repeats", 1)
+    result = invoke(main, small_log, "--out", tmp_path / "out", "--metrics", metrics, "--repeats", 1)
     assert result.exit_code == 0, result.output
     summary = json.loads((tmp_path / "out" / "waste.json").read_text())
     assert summary["budget"] == {
@@ -124,31 +114,31 @@ def test_the_budget_of_the_metrics(small_log, tmp_path, invoke):
         "discarded": {"too_hard": 3808},
     }
     assert summary["counterfactual"]["methods"]["the log"]["sampled"] == 12_000
-    assert "as the metrics say, 20 tokens in all; discarded: 3,808 too_hard." in FLAT.sub(" ", result.output)
+    assert "as the metrics say, 20 tokens in all; discarded: 3,808 too_hard." in flat(result)
 
 
-def test_malformed_lines_are_shown_and_not_fatal(tmp_path, invoke):
+def test_malformed_lines_are_shown_and_not_fatal(tmp_path):
     path = write_lines(
         tmp_path / "[bold]<b>.jsonl", [line(score=1.0), line(score=0.0), '{"inp', line(score=float("nan"))]
     )
-    result = invoke(path, "--out", tmp_path / "out")
+    result = invoke(main, path, "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
-    assert "score is not finite" in result.output and "[bold]<b>.jsonl:4" in FLAT.sub("", result.output)
+    assert "score is not finite" in result.output and "[bold]<b>.jsonl:4" in flat(result).replace(" ", "")
     page = (tmp_path / "out" / "waste.html").read_text()
     assert "[bold]&lt;b&gt;.jsonl:3" in page and "<b>" not in page
 
 
-def test_a_method_that_refuses_the_log_is_named(tmp_path, invoke):
+def test_a_method_that_refuses_the_log_is_named(tmp_path):
     """Two rollouts per prompt are too few for VIP's L and for a commit."""
     rows = [line(str(prompt), prompt % 2, step) for step in (1, 2) for prompt in range(4) for _ in range(2)]
-    result = invoke(write_lines(tmp_path / "1.jsonl", rows), "--out", tmp_path / "out")
+    result = invoke(main, write_lines(tmp_path / "1.jsonl", rows), "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
-    assert "vip was left out: rollout_policy.L=3 is not valid" in FLAT.sub(" ", result.output)
+    assert "vip was left out: rollout_policy.L=3 is not valid" in flat(result)
 
 
 @pytest.mark.parametrize("score", [0.0, 1.0])
-def test_one_line_is_a_log(tmp_path, invoke, score):
-    result = invoke(write_lines(tmp_path / "1.jsonl", [line(score=score)]), "--out", tmp_path / "out")
+def test_one_line_is_a_log(tmp_path, score):
+    result = invoke(main, write_lines(tmp_path / "1.jsonl", [line(score=score)]), "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
     assert "1 rollouts in 1 groups of 1 prompts, 1 steps; 1 of them (100.0%)" in result.output
 
@@ -163,12 +153,12 @@ def test_one_line_is_a_log(tmp_path, invoke, score):
         (["{}/1.jsonl", "--correct-above", "nan"], "correct_above=nan is not valid: use a finite number"),
     ],
 )
-def test_what_cannot_be_read_is_refused_in_one_sentence(tmp_path, invoke, arguments, why):
+def test_what_cannot_be_read_is_refused_in_one_sentence(tmp_path, arguments, why):
     write_lines(tmp_path / "1.jsonl", [line()])
     write_metrics(tmp_path / "metrics.jsonl", {1: {"a": 1.0}})
-    result = invoke(*(argument.format(tmp_path) for argument in arguments), "--out", tmp_path / "out")
+    result = invoke(main, *(argument.format(tmp_path) for argument in arguments), "--out", tmp_path / "out")
     assert result.exit_code == 2 and "Traceback" not in result.output
-    assert why in FLAT.sub(" ", result.output) and not (tmp_path / "out").exists()
+    assert why in flat(result) and not (tmp_path / "out").exists()
 
 
 def test_it_loads_neither_verl_nor_torch():

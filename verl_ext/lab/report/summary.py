@@ -173,19 +173,23 @@ def _add_ratios(rows: list[dict[str, Any]]) -> None:
 
 def _notes(runs: Sequence[Run]) -> list[str]:
     """Sentences on how the runs were read."""
-    lines = [f"{run.name} {run.skipped_lines}" for run in runs if run.skipped_lines]
-    values = [f"{run.name} {run.skipped_values}" for run in runs if run.skipped_values]
-    unread = [f"{run.name} {run.unread_bytes}" for run in runs if run.unread_bytes]
-    blind = [run.name for run in runs if not points(run)]
-    uncounted = [run.name for run in runs if run.steps[-1] > 0 and run.last(ROLLOUTS) is None]
-    notes = (
-        ("Lines skipped because they are not those of verl's file logger", lines),
-        ("Bytes of event files not read, from the first unfinished or damaged record on", unread),
-        ("Values skipped because they are not finite", values),
-        ("No validation accuracy (trainer.test_freq and data.val_files give one)", blind),
-        ("No count of rollouts, so the comparison is by steps and time only", uncounted),
-    )
-    ends = [f"{method.name} {', '.join(str(run.steps[-1]) for run in method.runs)}" for method in by_method(runs)
-            if len({run.steps[-1] for run in method.runs}) > 1]  # fmt: skip
-    notes += (("Seeds with different last steps; the mean ends with the shortest seed", ends),)
-    return [f"{note}: {'; '.join(names)}." for note, names in notes if names]
+    ends = {method.name: [run.steps[-1] for run in method.runs] for method in by_method(runs)}
+    notes = {
+        "Lines skipped because they are not those of verl's file logger": _counts(runs, "skipped_lines"),
+        "Bytes of event files not read, from the first unfinished or damaged record on": _counts(runs, "unread_bytes"),
+        "Values skipped because they are not finite": _counts(runs, "skipped_values"),
+        "No validation accuracy (trainer.test_freq and data.val_files give one)": [
+            run.name for run in runs if not points(run)
+        ],
+        "No count of rollouts, so the comparison is by steps and time only": [
+            run.name for run in runs if run.steps[-1] > 0 and run.last(ROLLOUTS) is None
+        ],
+        "Seeds with different last steps; the mean ends with the shortest seed": [
+            f"{name} {', '.join(map(str, steps))}" for name, steps in ends.items() if len(set(steps)) > 1
+        ],
+    }
+    return [f"{note}: {'; '.join(names)}." for note, names in notes.items() if names]
+
+
+def _counts(runs: Sequence[Run], field: str) -> list[str]:
+    return [f"{run.name} {getattr(run, field)}" for run in runs if getattr(run, field)]

@@ -15,8 +15,6 @@ from verl_ext.lab.simulate.population import sigmoid
 from verl_ext.policy import Group, Rollout
 from verl_ext.trajectory import Trajectory
 
-Wave = tuple[str, list[Rollout]]
-
 # Simulated trajectories hold 100 identical tokens: 1 for a correct response, 0 for a wrong one. A prefix therefore
 # encodes only its length and whether its trajectory was correct.
 TRAJECTORY = 100
@@ -102,7 +100,13 @@ class SimulatedEngine:
         starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
         finished = np.maximum.reduceat(ends, starts).tolist()
         truncated = ~correct & (whole >= self.lengths.maximum)
-        rollouts = self._rollouts(correct, tokens, truncated, np.rint(in_prefix * self.lengths.median).astype(int))
+        prefix_tokens = np.rint(in_prefix * self.lengths.median).astype(int)
+        trajectories = TRAJECTORIES if self.trajectories else (None, None)
+        columns = (column.tolist() for column in (correct, tokens, prefix_tokens, truncated))
+        rollouts = [
+            Rollout(float(right), right, length, self.version, before, truncated=cut, trajectory=trajectories[right])
+            for right, length, before, cut in zip(*columns, strict=True)
+        ]
         for (group, count), start, finish in zip(wave, starts.tolist(), finished, strict=True):
             self._submitted += 1
             entry = (finish, self._submitted, group.id, rollouts[start : start + count])
@@ -111,7 +115,7 @@ class SimulatedEngine:
     def release(self, groups: list[Group]) -> None:
         """Nothing to do: the engine keeps nothing about finished groups."""
 
-    def finish(self) -> list[Wave]:
+    def finish(self) -> list[tuple[str, list[Rollout]]]:
         """Advance the clock until the driver's next look finds a finished wave.
 
         Returns all waves finished by then, in the order of time; [] if nothing is being generated.
@@ -123,18 +127,6 @@ class SimulatedEngine:
             _, _, group_id, rollouts = heapq.heappop(self._waiting)
             waves.append((group_id, rollouts))
         return waves
-
-    def _rollouts(
-        self, correct: np.ndarray, tokens: np.ndarray, truncated: np.ndarray, prefix_tokens: np.ndarray
-    ) -> list[Rollout]:
-        trajectories = TRAJECTORIES if self.trajectories else (None, None)
-        rows = zip(correct.tolist(), tokens.tolist(), prefix_tokens.tolist(), truncated.tolist(), strict=True)
-        return [
-            Rollout(
-                float(right), right, length, self.version, before, truncated=cut, trajectory=trajectories[right]
-            )
-            for right, length, before, cut in rows
-        ]  # fmt: skip
 
     def _behind_prefixes(self, groups: list[Group], logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Logits of success, and share of a response already in the prefix (0 without a prefix), for each group."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,61 +14,49 @@ COLUMNS = ("success_rate",), ("successes", "trials")
 DIMENSIONS = 16  # of the substitutes for embeddings
 
 
-@dataclass(frozen=True)
-class Mixture:
-    """Success rates p ~ sum_c weight_c Beta(alpha_c, beta_c); ``parts`` are (weight, alpha, beta), weights sum to 1.
-
-    Raises:
-        ValueError: a part is not a distribution, or the weights do not sum to 1.
-    """
-
-    parts: tuple[tuple[float, float, float], ...]
-
-    def __post_init__(self):
-        for part in self.parts:
-            for name, value in zip(("weight", "alpha", "beta"), part, strict=True):
-                checks.positive_number(f"population: {name}", value)
-        total = math.fsum(weight for weight, _, _ in self.parts)
-        if not self.parts or not math.isclose(total, 1, abs_tol=1e-6):
-            raise ValueError(f"population: the weights of its {len(self.parts)} parts sum to {total:g}, not to 1.")
-
-    @classmethod
-    def parse(cls, text: str) -> Mixture:
-        """Read ``weight:alpha:beta`` for each part, separated by commas."""
-        try:
-            parts = [tuple(float(number) for number in part.split(":")) for part in text.split(",")]
-            return cls(tuple((weight, alpha, beta) for weight, alpha, beta in parts))
-        except ValueError as error:
-            names = ", ".join(PRESETS)
-            raise ValueError(
-                f"population={text!r} is not valid ({error}): use one of {names}, a .parquet or .jsonl file, or "
-                "weight:alpha:beta for each Beta distribution of a mixture, such as 0.5:0.3:3,0.5:2:1."
-            ) from error
-
-    def draw(self, prompts: int, rng: np.random.Generator) -> np.ndarray:
-        """(prompts,) logits."""
-        weights, alphas, betas = np.array(self.parts).T
-        part = rng.choice(len(weights), prompts, p=weights / weights.sum())
-        return logit(rng.beta(alphas[part], betas[part]))
-
-
 # Two numbers fix a single Beta distribution. The comments separate stated numbers from assumptions.
 PRESETS = {
     # HORA §4.1, Figure 3 (Qwen2.5-7B, MATH12k, mean over training): of 8 rollouts, none is correct for 15 % of the
     # prompts and all are correct for 51 %.
-    "math12k_7b": Mixture(((1.0, 0.3227, 0.1433),)),
+    "math12k_7b": "1:0.3227:0.1433",
     # Knapsack-RL §3, "Late Training" (Qwen2.5-Math-7B, DAPO-Math-17K, 8 rollouts): 20 % all wrong, 40 % all correct.
-    "dapo_math_7b_late": Mixture(((1.0, 0.3080, 0.1978),)),
+    "dapo_math_7b_late": "1:0.3080:0.1978",
     # Pilot-Commit §4.1 and Table 3 (Qwen2.5-Math-1.5B, DeepMath-103K): no distribution is stated. The mean of 0.45 is
     # assumed. The concentration is such that, without eviction, about a third of the steps need a second round of
     # pilots, as in Table 3; see docs/simulation.md.
-    "deepmath_1_5b": Mixture(((1.0, 0.3, 0.36),)),
+    "deepmath_1_5b": "1:0.3:0.36",
     # Pilot-Commit §4.1 (Qwen3, Polaris-53K): only "harder" is stated. Assumed: a mean of 0.3, the same concentration.
-    "polaris_8b": Mixture(((1.0, 0.2, 0.46),)),
+    "polaris_8b": "1:0.2:0.46",
     # Prefix Sampling §3.1 (AceReason-Math-Subset): no prompt has a pass rate of 75 % or more. Assumed: Beta(0.5, 1.7),
     # which has 4 % above 75 %.
-    "ace_reason_4b": Mixture(((1.0, 0.5, 1.7),)),
+    "ace_reason_4b": "1:0.5:1.7",
 }
+
+
+def mixture(text: str) -> np.ndarray:
+    """(parts, 3) weight, alpha and beta of each part of p ~ sum_c weight_c Beta(alpha_c, beta_c).
+
+    Args:
+        text: ``weight:alpha:beta`` for each part, separated by commas.
+
+    Raises:
+        ValueError: a part is not a distribution, or the weights do not sum to 1.
+    """
+    try:
+        parts = [[float(number) for number in part.split(":")] for part in text.split(",")]
+        for part in parts:
+            for name, value in zip(("weight", "alpha", "beta"), part, strict=True):
+                checks.positive_number(f"population: {name}", value)
+        total = math.fsum(weight for weight, _, _ in parts)
+        if not math.isclose(total, 1, abs_tol=1e-6):
+            raise ValueError(f"population: the weights of its {len(parts)} parts sum to {total:g}, not to 1.")
+    except ValueError as error:
+        names = ", ".join(PRESETS)
+        raise ValueError(
+            f"population={text!r} is not valid ({error}): use one of {names}, a .parquet or .jsonl file, or "
+            "weight:alpha:beta for each Beta distribution of a mixture, such as 0.5:0.3:3,0.5:2:1."
+        ) from error
+    return np.array(parts)
 
 
 def logit(rates: np.ndarray) -> np.ndarray:
@@ -87,7 +74,7 @@ def draw_logits(population: str, prompts: int | None, rng: np.random.Generator) 
     """(Q,) logits of success before training.
 
     Args:
-        population: a key of :data:`PRESETS`, a mixture (:meth:`Mixture.parse`), or a file, see :func:`read_logits`.
+        population: a key of :data:`PRESETS`, a mixture (:func:`mixture`), or a file, see :func:`read_logits`.
         prompts: Q; None: 10,000, or all prompts of the file. If Q is smaller than the file, Q of its prompts are drawn
             at random.
         rng: random numbers for the draw.
@@ -96,8 +83,10 @@ def draw_logits(population: str, prompts: int | None, rng: np.random.Generator) 
         ValueError: the population cannot be read, or Q is larger than the file.
     """
     if Path(population).suffix not in (".parquet", ".jsonl"):
-        mixture = PRESETS.get(population) or Mixture.parse(population)
-        return mixture.draw(checks.integer("prompts", 10_000 if prompts is None else prompts, 1), rng)
+        weights, alphas, betas = mixture(PRESETS.get(population, population)).T
+        prompts = checks.integer("prompts", 10_000 if prompts is None else prompts, 1)
+        part = rng.choice(len(weights), prompts, p=weights / weights.sum())
+        return logit(rng.beta(alphas[part], betas[part]))
     logits = read_logits(Path(population), rng)
     prompts = checks.integer("prompts", len(logits) if prompts is None else prompts, 1)
     if prompts > len(logits):

@@ -12,6 +12,7 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -110,7 +111,8 @@ def read_rollouts(
             f"{files[0]}{' and the others' if len(files) > 1 else ''}: not one line is a rollout as verl logs it under "
             f"trainer.rollout_data_dir{': ' + why if why else ''}."
         )
-    return columns.groups(correct_above, dict(skipped.most_common()), examples, tuple(sorted(repeated)))
+    log = columns.groups(correct_above)
+    return replace(log, skipped=dict(skipped.most_common()), examples=examples, repeated_steps=tuple(sorted(repeated)))
 
 
 def _by_number(path: Path) -> tuple[int, int, str]:
@@ -205,9 +207,8 @@ class _Columns:
                 self.texts.append(text)
         return place
 
-    def groups(
-        self, correct_above: float | None, skipped: dict[str, int], examples: dict[str, str], repeated: tuple[int, ...]
-    ) -> RolloutLog:
+    def groups(self, correct_above: float | None) -> RolloutLog:
+        """The groups of all lines added; ``correct_above`` as in :func:`read_rollouts`."""
         score, group = np.array(self.score), np.array(self.group)
         verdict, count = np.array(self.verdict), len(self.group_step)
         threshold = correct_above
@@ -232,10 +233,7 @@ class _Columns:
             prompt_ids=self.prompt_ids,
             texts=self.texts,
             threshold=threshold,
-            skipped=skipped,
-            examples=examples,
             merged=self.merged,
-            repeated_steps=repeated,
         )
 
 
