@@ -18,7 +18,6 @@ from rich.console import Console
 
 ROOT = Path(__file__).resolve().parents[1]
 VERL = "0.9.1"
-RECIPES = ("grpo", "dynamic_sampling", "pilot_commit", "hora", "vip", "knapsack", "prefix_sampling")
 
 
 def main(hardware: Annotated[str, typer.Option(help="A hardware profile: cpu, h200, a800 or b200.")] = "cpu") -> None:
@@ -73,7 +72,8 @@ def _recipes(hardware: str) -> str:
     from pyarrow import Table, parquet
 
     from verl_ext.driver.preflight.validate import validate
-    from verl_ext.launch import register_resolvers
+    from verl_ext.recipes import recipes
+    from verl_ext.resolvers import register_resolvers
 
     register_resolvers()
     with tempfile.TemporaryDirectory() as folder:
@@ -97,10 +97,10 @@ def _recipes(hardware: str) -> str:
             "data.train_batch_size=8",
             "actor_rollout_ref.actor.ppo_mini_batch_size=8",
         ]
-        for recipe in RECIPES:
+        for recipe in recipes():
             with hydra.initialize_config_module(f"recipe.{recipe}.config", version_base=None):
                 validate(hydra.compose(recipe, overrides))
-    return ", ".join(RECIPES)
+    return ", ".join(recipes())
 
 
 def _gpu(hardware: str) -> str:

@@ -64,7 +64,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _train(arguments: Sequence[str]) -> None:
     extras.require("tools", "yaml")
-    from verl_ext.launch import main as launch
     from verl_ext.recipes import recipes, summary, table
 
     if not arguments or arguments[0] in ("--help", "-h"):
@@ -75,19 +74,23 @@ def _train(arguments: Sequence[str]) -> None:
     if recipe not in recipes():
         _refuse("recipe", recipe, recipes())
     sys.argv[1:] = overrides
-    launch(recipe)
+    _loaded(COMMANDS["train"])(recipe)
 
 
 def _run(name: str, command: Command, arguments: Sequence[str]) -> None:
     extras.require("tools", "typer", "rich")
     import typer
 
-    module, _, attribute = command.target.partition(":")
-    target: typer.Typer | Callable[..., Any] = getattr(import_module(module), attribute)
+    target: typer.Typer | Callable[..., Any] = _loaded(command)
     app = target if isinstance(target, typer.Typer) else typer.Typer(add_completion=False)
     if app is not target:
         app.command()(target)
     app(arguments, prog_name=f"verl-ext {name}")
+
+
+def _loaded(command: Command) -> Any:
+    module, _, attribute = command.target.partition(":")
+    return getattr(import_module(module), attribute)
 
 
 def _lines(commands: Mapping[str, Command]) -> list[str]:

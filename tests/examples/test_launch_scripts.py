@@ -6,6 +6,8 @@ of each would cost seconds. Some real dry runs show that both ways give the same
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from functools import cache
 
@@ -235,7 +237,7 @@ def test_tools_and_lengths_of_the_user(tmp_path):
     assert (config["hardware_name"], config["rollout_policy"]["sides"]) == ("h200", "hard")
     assert config["actor_rollout_ref"]["rollout"]["multi_turn"]["tool_config_path"] == str(tools)
     assert config["trainer"]["nnodes"] == 8
-    assert resolved("knapsack_llama3_1_8b", LENGTH="8192")["data"]["max_response_length"] == 8192 - 1024
+    assert resolved("knapsack_llama3_1_8b", LENGTH="8192")["data"]["max_response_length"] == 8192 - 2048
 
 
 @pytest.mark.parametrize(
@@ -253,6 +255,8 @@ def test_tools_and_lengths_of_the_user(tmp_path):
         ("dapo_qwen3_8b", "ESTIMATOR", "rloo", "the paper has one; for another, pass algorithm.adv_estimator=rloo"),
         ("dapo_qwen3_8b", "BASELINE", "1", "the baseline is another recipe, use RECIPE=grpo"),
         ("vip_llama3_2_3b", "LENGTH", "4096", "pass data.max_response_length"),
+        ("knapsack_llama3_1_8b", "LENGTH", "8k", "use a number of tokens above 2048"),
+        ("knapsack_llama3_1_8b", "LENGTH", "-1", "use a number of tokens above 2048"),
         ("prefix_sampling_qwen3_8b", "BASELINE", "yes", "use 1 for the matched baseline, or 0"),
         ("prefix_sampling_qwen3_14b_swe", "BASELINE", "grpo", "use 1 for the matched baseline, or 0"),
         ("prefix_sampling_qwen3_8b", "RECIPE", "grpo", "the baseline is this recipe without prefixes, use BASELINE=1"),
@@ -267,6 +271,24 @@ def test_tools_and_lengths_of_the_user(tmp_path):
 def test_a_value_that_is_not_known_is_refused_with_the_valid_ones(script, name, value, valid):
     result = run_script(script, "false", **{name: value})
     assert (result.returncode, result.stderr) == (2, f"error: {name}={value} is not valid: {valid}\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "sentence"),
+    [
+        (
+            ["pilot_commit"],
+            {},
+            "pilot_commit is not valid: quickstart.sh takes no arguments, set MODEL, OUT or BUDGET in front of bash",
+        ),
+        ([], {"MODEL": "large"}, "MODEL=large is not valid: use small, smollm2 or agent"),
+        ([], {"BUDGET": "1e4"}, "BUDGET=1e4 is not valid: use a number of rollouts"),
+    ],
+)
+def test_the_quickstart_refuses_before_it_installs(arguments, variables, sentence):
+    command = ["bash", str(EXAMPLES / "quickstart.sh"), *arguments]
+    result = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True)
+    assert (result.returncode, result.stdout, result.stderr) == (2, "", f"error: {sentence}\n")
 
 
 def test_an_unknown_model_size_is_answered_with_those_there_are():

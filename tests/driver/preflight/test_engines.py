@@ -9,7 +9,8 @@ from support.configs import RECIPES, compose, good_overrides
 from verl_ext.driver.preflight.validate import BadConfig, validate
 from verl_ext.hardware import GPU_MEMORY
 from verl_ext.hardware.profiles import MEGATRON_GPUS, PROFILES, profile
-from verl_ext.launch import implied
+from verl_ext.launch import GPUS, implied
+from verl_ext.recipes import hardware_profiles
 
 TP = "actor_rollout_ref.rollout.tensor_model_parallel_size"
 MEGATRON, SIZES = ["model_engine=megatron", "actor_engine=megatron"], "actor_rollout_ref.actor.megatron"
@@ -166,6 +167,10 @@ def test_engines_of_their_own_need_room_for_delay(bind, least, tmp_path):
     validate(compose("pilot_commit", *base, f"{policy[1]}{least}"))
     with pytest.raises(BadConfig, match=rf"rollout_policy\.max_delay={least - 1} is not valid: .* use at least"):
         validate(compose("pilot_commit", *base, f"{policy[1]}{least - 1}"))
+
+
+def test_every_gpu_has_a_profile_and_a_memory():
+    assert set(GPUS) == set(GPU_MEMORY) == set(hardware_profiles()) - {"cpu", "verl"}
 
 
 def test_a_gpu_profile_follows_the_model_engine():
