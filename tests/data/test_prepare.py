@@ -318,7 +318,7 @@ def test_a_check_names_every_fault(tmp_path):
     assert "a prompt that another row has, in 1 rows" in result.output
     assert "no reward_model.ground_truth, in 1 rows" in result.output
     assert "an empty prompt, in 1 rows" in result.output
-    assert "roles system, user, assistant, tool, in 1 rows" in result.output
+    assert "assistant, tool, function, in 1 rows" in result.output
     assert "no data_source, in 1 rows" in result.output
     assert "polaris_53k.parquet: no fault" in result.output
 

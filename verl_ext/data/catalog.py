@@ -87,7 +87,7 @@ class DataSet:
     columns: tuple[str, ...] = ("problem", "answer")
     _: KW_ONLY
     file: str
-    split: str
+    split: str = "validation"
     license: str
     published: str
     used_by: str
@@ -251,7 +251,6 @@ CATALOG: dict[str, DataSet] = {
         "HuggingFaceH4/aime_2024",
         ("data/train-*.parquet",),
         file="aime24",
-        split="validation",
         license="not stated",
         published="30",
         used_by="all",
@@ -261,7 +260,6 @@ CATALOG: dict[str, DataSet] = {
         "math-ai/aime25",
         ("test.jsonl",),
         file="aime25",
-        split="validation",
         license="Apache-2.0",
         published="30",
         used_by="all",
@@ -272,7 +270,6 @@ CATALOG: dict[str, DataSet] = {
         ("test-*.parquet",),
         ("question", "answer"),
         file="amc23",
-        split="validation",
         license="not stated",
         published="40",
         used_by="Pilot-Commit, HORA, Knapsack-RL",
@@ -282,7 +279,6 @@ CATALOG: dict[str, DataSet] = {
         "HuggingFaceH4/MATH-500",
         ("test.jsonl",),
         file="math500",
-        split="validation",
         license="not stated; MATH itself is MIT",
         published="500",
         used_by="Pilot-Commit, HORA, Knapsack-RL",
@@ -293,7 +289,6 @@ CATALOG: dict[str, DataSet] = {
         ("test*.jsonl", "test*.parquet", "data/test*.parquet"),
         ("question", "answer"),
         file="minerva",
-        split="validation",
         license="not stated",
         published="272",
         used_by="Pilot-Commit, Knapsack-RL",
@@ -304,7 +299,6 @@ CATALOG: dict[str, DataSet] = {
         ("question", "final_answer"),
         read=olympiadbench,
         file="olympiad",
-        split="validation",
         license="not stated; OlympiadBench itself is Apache-2.0",
         published="674 or 675",
         used_by="Pilot-Commit, Knapsack-RL",
@@ -316,7 +310,6 @@ CATALOG: dict[str, DataSet] = {
         ("Question", "Correct Answer", *(f"Incorrect Answer {number}" for number in (1, 2, 3))),
         read=gpqa,
         file="gpqa",
-        split="validation",
         license="CC-BY-4.0; its page asks for consent",
         terms="not to reveal examples online, in plain text or images",
         published="198 (diamond)",

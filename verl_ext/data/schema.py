@@ -14,7 +14,7 @@ from verl_ext.files import write_text, written_whole
 from verl_ext.prompts import prompt_id
 
 COLUMNS = ("data_source", "prompt", "ability", "reward_model", "extra_info")
-ROLES = ("system", "user", "assistant", "tool")
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 JUDGED_BY_MATH_VERIFY = ("math", "science")
 
 
