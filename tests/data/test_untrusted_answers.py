@@ -131,6 +131,7 @@ def test_a_pool_that_has_broken_is_replaced():
     broken.stop()
 
 
+@pytest.mark.filterwarnings("ignore:loadtxt")
 def test_no_attack_on_any_task_is_right():
     tasks = sorted(set(reasoning_gym.factory.DATASETS) - {"composite", ANY_TEXT})
     assert len(tasks) == 104
