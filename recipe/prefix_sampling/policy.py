@@ -126,8 +126,7 @@ class PrefixSampling(RolloutPolicy):
         self._finished, self._ready, self._parent_bucket, self._counts = [], [], {}, Counter()
         # After a resume with a smaller batch, more prefixes can wait than a step has groups.
         saved = self.store.take(self.train_batch_size)
-        excluded = [*(entry.prompt.id for entry in saved), *self.store.prompt_ids]
-        fresh = draw(self.train_batch_size - len(saved), but=excluded)
+        fresh = draw(self.train_batch_size - len(saved), but=[entry.prompt.id for entry in saved])
         self._parent_bucket = {entry.prompt.id: entry.bucket for entry in saved}
         self._counts["rerollouts"] = len(saved)
         rerollouts = [Request(entry.prompt, self.n, entry.prefix) for entry in saved]

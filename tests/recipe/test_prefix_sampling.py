@@ -217,7 +217,8 @@ def test_prompts_with_a_waiting_prefix_are_not_drawn_in_further_rounds():
     finish(before, opened(before, 40), [1, 2, 6])
     resumed = PrefixSampling(train_batch_size=1, n=8)
     resumed.load_state_dict(before.state_dict())
-    (request,) = opened(resumed, 40, step=2)
+    rows = prompts(3)[::-1]  # p2 and p1 are next in the data
+    (request,) = resumed.start_step(2, lambda k, but=(): [row for row in rows if row.id not in but][:k])
     (discard, more) = resumed.on_group(Group("g", request.target, [ended(False)] * 8, prefix=request.prefix))
     assert (request.target.id, discard.reason, more.target.id) == ("p0", "all_wrong", "p0")
     assert resumed.store.prompt_ids == ["p1", "p2"]
