@@ -33,10 +33,10 @@ esac
 settings=()
 case $paper/${N:-} in
   */) ;;
-  pilot_commit/128 | pilot_commit/64 | pilot_commit/16)
+  pilot_commit/128 | pilot_commit/64 | pilot_commit/32 | pilot_commit/16)
     if [[ $recipe == pilot_commit ]]; then settings+=(budget="n$N")
     else settings+=(actor_rollout_ref.rollout.n="$N"); fi ;;
-  pilot_commit/*) refuse N "use 128, 64 or 16, the paper's" ;;
+  pilot_commit/*) refuse N "use 128, 64 or 16, the paper's, or 32" ;;
   vip/* | knapsack/*) settings+=(actor_rollout_ref.rollout.n="$N") ;;
   *) refuse N "the paper has one budget; for another, pass actor_rollout_ref.rollout.n=$N" ;;
 esac

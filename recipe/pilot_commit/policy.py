@@ -108,7 +108,7 @@ class PilotCommit(RolloutPolicy):
         PROMPT_WEIGHT.check("prompt_weight", prompt_weight)
         self.filter = PilotFilter(n_pilot, p_lower, p_upper, p_solve, var_lower)
         self.train_batch_size, self.n_pilot, self.n_commit = train_batch_size, n_pilot, n_commit
-        self.sampling_batch_size = math.ceil(s * train_batch_size)
+        self.sampling_batch_size = math.ceil(Fraction(str(s)) * train_batch_size)  # 1.1 * 10 is 11
         self.max_delay, self.bind, self.max_rounds = max_delay, bind, max_rounds
         self.prompt_weight = prompt_weight
         self.buffer = SurvivorBuffer(order, np.random.default_rng(seed))

@@ -218,6 +218,19 @@ def test_the_same_files_give_the_same_bytes_and_a_limit_is_noted(tmp_path):
     assert len(prepared("deepmath", tmp_path, "--limit", 3)) == 3
 
 
+def test_each_problem_of_a_validation_set_is_repeated(tmp_path):
+    prepared("gpqa", tmp_path)
+    prepared("gpqa", tmp_path, "--repeat", 3)
+    once = parquet.read_table(tmp_path / "out" / "gpqa.parquet").to_pylist()
+    rows = parquet.read_table(tmp_path / "out" / "gpqa_repeat3.parquet").to_pylist()
+    assert [row["extra_info"]["prompt_id"] for row in rows] == 3 * [row["extra_info"]["prompt_id"] for row in once]
+    assert [row["prompt"] for row in rows] == 3 * [row["prompt"] for row in once]
+    assert [row["extra_info"]["index"] for row in rows] == list(range(3 * len(once)))
+    assert run("--check", tmp_path / "out" / "gpqa_repeat3.parquet").exit_code == 0
+    account = json.loads((tmp_path / "out" / "gpqa_repeat3.json").read_text())
+    assert (account["repeat"], account["rows"]) == (3, 3 * len(once))
+
+
 def test_a_sample_is_drawn_from_a_validation_set_with_the_seed(tmp_path, monkeypatch):
     """Knapsack-RL validates on at most 100 random rows of each benchmark."""
     whole = {row["extra_info"]["id"]: row for row in prepared("gpqa", tmp_path)}
@@ -272,6 +285,7 @@ def test_without_a_name_all_are_listed():
     ("arguments", "message"),
     [
         (["polaris_53k"], "NAME=polaris_53k is not valid: use one of polaris, deepmath"),
+        (["polaris", "--repeat", "32"], "repeat=32 is for validation sets, and polaris is a training set"),
         (["polaris", "--sample", "100"], "sample=100 is for validation sets, and polaris is a training set; use limit"),
         (["polaris", "--prompt", "poem"], "prompt=poem is not valid: use one of boxed"),
         (["polaris", "--local", "/nowhere.jsonl"], "local=/nowhere.jsonl must be a file that ends in .parquet"),

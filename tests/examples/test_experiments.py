@@ -77,9 +77,17 @@ def test_settings_are_those_of_the_pilot_commit_paper(method, model):
     assert (actor["clip_ratio_low"], actor["clip_ratio_high"]) == (0.2, 0.28)
     assert actor["loss_agg_mode"] == "seq-mean-token-mean"
     assert rollout["n"] == n
+    # The authors' release, where the paper is silent.
+    assert (actor["optim"]["weight_decay"], actor["clip_ratio_c"]) == (0.1, 10.0)
+    assert config["data"]["max_prompt_length"] == 2048 and len(config["data"]["val_files"]) == 7
+    overlong = (config["reward"].get("reward_kwargs") or {}).get("overlong_buffer_cfg") or {"enable": False}
+    assert overlong["enable"] == (model == "qwen2_5_math_1_5b")
+    if method == "pilot_commit":
+        order = "max_variance" if model == "qwen2_5_math_1_5b" else "random"
+        assert (config["rollout_policy"]["order"], config["rollout_policy"]["max_rounds"]) == (order, 10)
     assert rollout["response_length"] == response
     assert (rollout["temperature"], rollout["top_p"]) == (1.0, 1.0)
-    assert (rollout["val_kwargs"]["temperature"], rollout["val_kwargs"]["n"]) == (0.7, 32)
+    assert (rollout["val_kwargs"]["temperature"], rollout["val_kwargs"]["n"]) == (0.7, 1)
     assert rollout["val_kwargs"]["do_sample"] is True
     assert config["trainer"]["test_freq"] == 5
 
@@ -107,6 +115,7 @@ def test_pilot_commit_splits_64_rollouts_as_the_paper_does():
         ("qwen3_4b", "16", (8, 8)),
         ("qwen3_4b", "128", (32, 96)),
         ("qwen2_5_math_1_5b", "64", (16, 48)),
+        ("qwen3_8b", "32", (8, 24)),
     ],
 )
 def test_pilot_commit_splits_other_budgets_as_the_paper_does(model, n, split):

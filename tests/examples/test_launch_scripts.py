@@ -46,7 +46,7 @@ ALL = [
     if script.startswith(f"{method}_")
     for choice in choices
 ]
-LONGEST = {"1_5b": 1024 + 8192, "4b": 1024 + 4096, "8b": 1024 + 4096, "14b": 1024 + 4096}
+LONGEST = {"1_5b": 2048 + 8192, "4b": 2048 + 4096, "8b": 2048 + 4096, "14b": 2048 + 4096}
 
 
 @pytest.fixture(scope="module")
@@ -243,8 +243,8 @@ def test_tools_and_lengths_of_the_user(tmp_path):
 @pytest.mark.parametrize(
     ("script", "name", "value", "valid"),
     [
-        ("grpo_qwen3_8b", "N", "32", "use 128, 64 or 16, the paper's"),
-        ("pilot_commit_qwen3_8b", "N", "32", "use 128, 64 or 16, the paper's"),
+        ("grpo_qwen3_8b", "N", "48", "use 128, 64 or 16, the paper's, or 32"),
+        ("pilot_commit_qwen3_8b", "N", "48", "use 128, 64 or 16, the paper's, or 32"),
         ("hora_qwen2_5_3b", "N", "16", "the paper has one budget; for another, pass actor_rollout_ref.rollout.n=16"),
         ("hora_qwen2_5_3b", "RECIPE", "dapo", "use hora, or grpo for the baseline"),
         ("vip_llama3_2_3b", "RECIPE", "dapo", "use vip, or grpo for the baseline"),
@@ -314,6 +314,8 @@ def test_its_data_are_files_that_are_prepared_under_that_name(script):
     prepared = {f"/data/{data.file}{suffix}.parquet" for data in CATALOG.values() for suffix in ("", "_think_answer")}
     prepared |= {"/data/r2e_gym/train.parquet", "/data/r2e_gym/validation.parquet"}
     prepared |= {f"/data/{data.file}_sample100.parquet" for data in CATALOG.values() if data.split == "validation"}
+    prepared |= {f"/data/{data.file}_repeat32.parquet" for data in CATALOG.values() if data.split == "validation"}
+    prepared |= {f"/data/{data.held_out_file}.parquet" for data in CATALOG.values() if data.held_out_file}
     prepared |= {"/data/ace_reason_math_subset.parquet"}  # verl-ext data curate
     validation = data["val_files"]
     assert {data["train_files"], *([validation] if isinstance(validation, str) else validation)} <= prepared

@@ -69,10 +69,10 @@ def test_a_step_that_does_not_end_in_time_is_given_up_and_the_job_requeued(slurm
 
 @needs_slurm
 def test_a_program_that_fails_fails_the_job_and_leaves_rays_logs(slurm, tmp_path):
-    job = submit(slurm, tmp_path, sys.executable, "-c", "raise SystemExit(3)")
+    job = submit(slurm, tmp_path, sys.executable, "-c", "raise SystemExit(5)")
     slurm.wait(lambda: slurm.job(job)["JobState"] in ENDED, "end of the job", 300)
-    assert (slurm.job(job)["JobState"], slurm.job(job)["ExitCode"]) == ("FAILED", "3:0")
-    assert "error: the run ended with status 3" in output(tmp_path, job)
+    assert (slurm.job(job)["JobState"], slurm.job(job)["ExitCode"]) == ("FAILED", "5:0")
+    assert "error: the run ended with status 5" in output(tmp_path, job)
     assert (tmp_path / f"slurm-{job}-ray/node1/gcs_server.out").is_file()
     assert (tmp_path / f"slurm-{job}-ray/node2/raylet.out").is_file()
 

@@ -71,6 +71,11 @@ def test_filter_compares_inclusively_and_exactly(successes, trials, bounds, expe
     assert PilotFilter(trials, var_lower=0.01, **chosen).judge(group(successes, trials)) == (*expected, rate)
 
 
+@pytest.mark.parametrize(("s", "size"), [(1, 10), (1.1, 11), (1.11, 12), (2.5, 25), (3, 30)])
+def test_sampling_batch_is_s_times_the_training_batch_rounded_up(s, size):
+    assert policy(train_batch_size=10, s=s).sampling_batch_size == size
+
+
 @settings(deadline=None)
 @given(
     st.integers(1, 40).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))),

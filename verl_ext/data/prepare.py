@@ -27,7 +27,14 @@ DATA_SETS = CATALOG | {"r2e_gym": R2E_GYM}
 
 
 def write(
-    name: str, source: sources.Source, out: Path, prompt: str, seed: int, limit: int | None, sample: int | None
+    name: str,
+    source: sources.Source,
+    out: Path,
+    prompt: str,
+    seed: int,
+    limit: int | None,
+    sample: int | None,
+    repeat: int | None,
 ) -> Table:
     """Write the rows of a data set, each question once, in the order of the files; returns a table of the files.
 
@@ -39,6 +46,8 @@ def write(
         seed: for the order of options, for rows to hold out, and for samples.
         limit: stop after this many rows, not counting rows to hold out; None: read everything.
         sample: draw at most this many rows of each file; they keep their order and their index in the whole file.
+        repeat: write each row this many times, numbered anew. verl takes one number of samples for all benchmarks of a
+            validation; over repeated rows, the mean of one sample each is the mean over the problems of mean@repeat.
 
     Raises:
         ValueError: a file cannot be read, a row is not in the data set's format, or too few rows are left.
@@ -68,6 +77,7 @@ def write(
         "seed": seed,
         "limit": limit,
         "sample": sample,
+        "repeat": repeat,
         "read": {"rows": sum(file["rows_read"] for file in files), "files": files},
         "left_out": dict(left_out),
     }
@@ -75,12 +85,16 @@ def write(
         raise ValueError(f"{name}: {len(rows)} problems are left, and more than {data.held_out} are needed.")
     held_out = set(Random(seed).sample(range(len(rows)), data.held_out))
     summary = Table("file", "problems", "left out")
-    for path, holds_out in _files(data, out, prompt, sample).items():
+    for path, holds_out in _files(data, out, prompt, sample, repeat).items():
         members = [row for place, row in enumerate(rows) if (place in held_out) == holds_out]
         number_rows(members, "validation" if holds_out else data.split)
         if sample is not None:
             drawn = Random(seed).sample(range(len(members)), min(sample, len(members)))
             members = [members[place] for place in sorted(drawn)]
+        if repeat is not None:
+            copies = [(copy, row) for copy in range(repeat) for row in members]
+            members = [row | {"extra_info": row["extra_info"] | {"copy": copy}} for copy, row in copies]
+            number_rows(members, data.split)
         write_rows(path, members, account)
         summary.add_row(str(path), str(len(members)), "")
     for reason, count in left_out.items():
@@ -105,9 +119,10 @@ def _unusable(data: DataSet, question: Question, row: Row, answers: dict[str, st
     return None
 
 
-def _files(data: DataSet, out: Path, prompt: str, sample: int | None) -> dict[Path, bool]:
+def _files(data: DataSet, out: Path, prompt: str, sample: int | None, repeat: int | None) -> dict[Path, bool]:
     """The parquet files to write, and whether each holds the held-out rows."""
-    suffix = ("" if prompt == "boxed" else f"_{prompt}") + ("" if sample is None else f"_sample{sample}")
+    parts = {"": None if prompt == "boxed" else prompt, "sample": sample, "repeat": repeat}
+    suffix = "".join(f"_{word}{value}" for word, value in parts.items() if value is not None)
     stems = {data.file: False} | ({data.held_out_file: True} if data.held_out else {})
     return {out / f"{stem}{suffix}.parquet": held_out for stem, held_out in stems.items()}
 
@@ -127,6 +142,9 @@ def main(
     sample: Annotated[
         int | None, typer.Option(min=1, help="Draw at most this many rows of a validation set, with the seed.")
     ] = None,
+    repeat: Annotated[
+        int | None, typer.Option(min=2, help="Write each problem of a validation set this many times.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be fetched and written.")] = False,
     check: Annotated[
         list[Path] | None, typer.Option(help="Check an existing parquet file against verl's schema instead.")
@@ -145,19 +163,21 @@ def main(
                 raise ValueError(f"prompt={prompt!r} is not for {name}, which has a prompt of its own; leave it out.")
             if sample is not None and data.split != "validation":
                 raise ValueError(f"sample={sample} is for validation sets, and {name} is a training set; use limit.")
+            if repeat is not None and data.split != "validation":
+                raise ValueError(f"repeat={repeat} is for validation sets, and {name} is a training set.")
             check_folder((out / data.file).parent)
             wanted = revision or data.revision
             if dry_run:
                 hub = f"{data.repository} at {wanted}: {', '.join(data.files)}"
                 plan = [f"would read   {', '.join(map(str, local)) if local else hub}"]
-                plan += [f"would write  {path} and .json" for path in _files(data, out, prompt, sample)]
+                plan += [f"would write  {path} and .json" for path in _files(data, out, prompt, sample, repeat)]
                 plan += [f"asks of you  {data.terms}"] if data.terms else []
                 console.print("\n".join(plan), soft_wrap=True, highlight=False)
             else:
                 if not local:
                     _require_consent(name, data)
                 source = sources.from_files(local) if local else sources.from_hub(data.repository, data.files, wanted)
-                console.print(write(name, source, out, prompt, seed, limit, sample))
+                console.print(write(name, source, out, prompt, seed, limit, sample, repeat))
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
 

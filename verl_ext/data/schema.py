@@ -71,15 +71,15 @@ def faults(rows: Iterable[Mapping[str, Any]]) -> Counter[str]:
 
     Checked are: a data source; a prompt with messages, not all of them empty; ``extra_info.index``; a
     ground truth, and where math-verify is the judge (``ability`` math or science) a readable one; prompt ids, of which
-    none may occur twice.
+    none may occur twice, except in copies with different ``extra_info.copy``.
     """
     found: Counter[str] = Counter()
-    seen: set[str] = set()
+    seen: set[tuple[str, int]] = set()
     for row in rows:
         wrong = list(_row_faults(row))
         if not wrong:
             try:
-                identity = row_id(row)
+                identity = row_id(row), row["extra_info"].get("copy", 0)
             except ValueError as error:
                 wrong = [str(error)]
             else:
