@@ -98,7 +98,9 @@ def test_groups_without_verdicts_are_judged_by_variance_and_other_groups_by_succ
     judge = PilotFilter(4, 0.125, 0.75, 1.0, var_lower=0.01).judge
     assert judge(group(0, 0, rewards=[0.1, 0.5, 0.9, 0.2])) == ("survivor", False, None)
     assert judge(group(0, 0, rewards=[0.50, 0.51, 0.50, 0.52])) == ("no_spread", False, None)
-    assert judge(group(0, 0, rewards=[0.4, 0.6])) == ("no_spread", False, None)  # variance 0.01 is not above 0.01
+    judge_wide = PilotFilter(4, 0.125, 0.75, 1.0, var_lower=0.25).judge
+    assert judge_wide(group(0, 0, rewards=[0.5, 1.5])) == ("no_spread", False, None)  # 0.25 is not above 0.25
+    assert judge_wide(group(0, 0, rewards=[0.5, 1.75])) == ("survivor", False, None)
     assert judge(group(4, 4)) == ("solved", True, 1)
     assert judge(group(0, 4)) == ("too_hard", False, 0)
     assert judge(group(2, 4)) == ("survivor", False, Fraction(1, 2))
@@ -313,6 +315,14 @@ def test_a_survivor_is_trained_up_to_the_largest_delay(max_delay):
     for step in range(1, 10):
         trained.append(max(entry.delay(step) for entry in run_step(run, step)))
     assert max(trained) == max_delay
+
+
+@pytest.mark.parametrize(("version", "outcome"), [(0, "stale"), (1, "survivor"), (2, "survivor")])
+def test_pilots_that_arrive_with_more_than_the_largest_delay_are_stale(version, outcome):
+    pilot_commit = policy(max_delay=1)
+    pilot_commit.start_step(3, prompts)  # trains the weights of version 2
+    pilot_commit._judge(group(4, 8, version=version))
+    assert pilot_commit.metrics()[f"pilot_commit/{outcome}"] == 1
 
 
 def test_pilots_that_were_generated_too_long_ago_are_discarded_when_they_arrive():
