@@ -54,13 +54,23 @@ def test_equals_algorithm_1_on_a_batch_with_exact_ties(seed):
     assert hit_utility.allocate(successes, trials, 12 * n).tolist() == expected
 
 
-@pytest.mark.parametrize("beta", [9_900, 10**6, 10**9])
+@pytest.mark.parametrize("beta", [9_990, 10**6, 10**9])
 def test_equals_algorithm_1_where_gains_are_nearly_equal(beta):
     """From Beta(1, 10^9) on, one rollout lowers a gain by 2e-9, less than the rounding of log-gamma there."""
-    successes, budget = [0, 0, 1, 1, 3], 150
-    gain = lambda i, k: exact_gain(1 + successes[i], beta + 4 - successes[i], k)  # noqa: E731
-    expected = one_at_a_time(gain, [0] * 5, [budget // 3] * 5, budget)
-    assert hit_utility.allocate(successes, 4, budget, prior=(1, beta), upper=budget // 3).tolist() == expected
+    trials, budget = [24, 5], 60  # an even number apart, gains would tie to nine digits
+    gain = lambda i, k: exact_gain(1, beta + trials[i], k)  # noqa: E731
+    expected = one_at_a_time(gain, [0, 0], [budget, budget], budget)
+    assert expected == [25, 35]
+    assert hit_utility.allocate([0, 0], trials, budget, prior=(1, beta)).tolist() == expected
+
+
+@pytest.mark.parametrize(("alpha", "beta", "n"), [(1, 9_990, 50), (40, 9_990, 8), (3, 10**6, 10), (2, 10**11, 200)])
+def test_gains_are_exact_to_ten_digits(alpha, beta, n):
+    """Below and above the size from which Stirling's series replaces log-gamma."""
+    gain = hit_utility._gain(np.array([float(alpha)]), np.array([float(beta)]))
+    for count in (0, 1, n, n + 1):
+        exact = float(exact_gain(alpha, beta, count))
+        assert gain(slice(None), np.array([count]))[0] == pytest.approx(exact, rel=2e-10)
 
 
 def test_equals_the_papers_recursion_with_priors_per_prompt():

