@@ -233,6 +233,12 @@ def test_numbers_of_a_restored_run_go_on():
         controller(Scripted(), [0.5] * 3).load_state_dict(state)
 
 
+def test_checkpoints_of_earlier_commits_stay_readable():
+    """A new number here makes every checkpoint on a user's disk unreadable."""
+    state = controller(Uniform(train_batch_size=2, n=2), [0.5] * 3).state_dict()
+    assert (state["version"], state["ledger"]["version"], state["prompts"]["version"]) == (3, 1, 1)
+
+
 def test_metrics_check_the_ledger():
     run, _, _ = opened(1)
     run.finish_waves(run.engine.finish())
