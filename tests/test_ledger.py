@@ -106,6 +106,8 @@ def test_a_restored_ledger_counts_on():
     restored = Ledger()
     restored.load_state_dict(ledger.state_dict())
     assert restored.metrics() == ledger.metrics()
+    with pytest.raises(ValueError, match="^Ledger: state has version 9, this code reads version 1"):
+        restored.load_state_dict({**ledger.state_dict(), "version": 9})
     restored.check(live)
     restored.trained(live[0])
     restored.check([])

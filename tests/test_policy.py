@@ -3,9 +3,12 @@
 import json
 import math
 
+import numpy as np
 import pytest
 
-from verl_ext.policy import Group, Prompt, Rollout, has_spread
+from verl_ext.errors import BadReward
+from verl_ext.policy import Group, Prompt, Request, Rollout, RolloutPolicy, has_spread
+from verl_ext.trajectory import Trajectory
 
 
 def rollouts(*rewards, correct=None, version=0):
@@ -49,3 +52,39 @@ def test_state_of_another_version_is_refused():
 
     with pytest.raises(ValueError, match="version 7, this code reads version 1"):
         Uniform(train_batch_size=1, n=2).load_state_dict({"version": 7})
+
+
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [
+        ([Rollout(-1.0, False, 3, 0), Rollout(1.0, True, 3, 0), Rollout(1.0, True, 3, 0)], 2 / 3),  # verdicts decide
+        (rollouts(0.25, 0.75, 0.5), 0.5),
+        (rollouts(0.0, 0.5), 0.25),
+        (rollouts(1.0, 0.5), 0.75),
+    ],
+)
+def test_a_success_rate_is_the_share_of_verdicts_or_the_mean_of_rewards_within_0_and_1(made, expected):
+    assert Group("g", Prompt("p", 0), made).success_rate == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("rewards", [[-0.1, 0.5], [0.5, 1.1]])
+def test_rewards_outside_0_and_1_are_no_success_rate(rewards):
+    with pytest.raises(BadReward, match="^prompt p has rewards from .* and no verdicts"):
+        _ = Group("g", Prompt("p", 0), rollouts(*rewards)).success_rate
+
+
+def test_a_prefix_opens_a_group_and_is_refused_for_one_that_exists():
+    prompt, prefix = Prompt("p", 0), Trajectory(np.arange(2), np.array([True, True]))
+    assert Request(prompt, 2, prefix).prefix is prefix
+    assert Request(Group("g", prompt), 2).prefix is None
+    with pytest.raises(ValueError, match="prefix opens a group"):
+        Request(Group("g", prompt), 2, prefix)
+
+
+def test_a_policy_knows_the_end_of_the_run_and_gets_no_tokens_unless_it_asks():
+    policy = RolloutPolicy()
+    assert policy.total_steps is None and not policy.reads_trajectories and policy.prompt_weight == "equal"
+    policy.start_run(17, [])
+    assert policy.total_steps == 17
+    with pytest.raises(NotImplementedError):
+        policy.take_batch()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
-from verl_ext.prompts import prompt_id, prompt_id_of_group
+from verl_ext.policy import Prompt
+from verl_ext.prompts import PromptStream, prompt_id, prompt_id_of_group
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1="}]
 
@@ -49,3 +52,24 @@ def test_images_count_and_values_without_content_are_refused():
 )
 def test_the_prompt_id_of_a_group(uid, expected):
     assert prompt_id_of_group(uid) == expected
+
+
+def test_a_stream_counts_what_it_has_seen_and_drawn():
+    rows = [Prompt(f"p{row}", row) for row in range(4)]
+    stream = PromptStream(itertools.cycle(rows), 4, lambda prompt_id: prompt_id == "p1")
+    stream.evict(rows[2])
+    assert [prompt.id for prompt in stream.draw(2)] == ["p0", "p3"]
+    assert stream.metrics() == {
+        "data/epoch": 1.0,
+        "data/drawn_total": 2.0,
+        "data/passed_over_total": 2.0,
+        "data/evicted_total": 1.0,
+    }
+    assert [prompt.id for prompt in stream.draw(5, but=["p3"])] == ["p0"]
+    # It gives up after two epochs without another prompt: p0 at row 5, then 8 rows.
+    assert (stream.seen_total, stream.drawn_total) == (4 + 1 + 8, 3)
+    restored = PromptStream(itertools.cycle(rows), 4, lambda prompt_id: False)
+    restored.load_state_dict(stream.state_dict())
+    assert restored.metrics() == stream.metrics() and restored.evicted == {"p2"}
+    with pytest.raises(ValueError, match="^PromptStream: state has version 9, this code reads version 1"):
+        restored.load_state_dict({"version": 9})

@@ -69,7 +69,7 @@ NAMES = ("successes", "trials", "budget", "lower", "upper", "costs", "prior", "e
 
 
 @given(problems())
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=400, suppress_health_check=list(HealthCheck))
 def test_an_allocation_is_exact_or_refused_by_name(problem):
     allocate, arguments, options = problem
     with np.errstate(all="ignore"):

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import random
 
+import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-pd = pytest.importorskip("pandas")
-pytest.importorskip("reasoning_gym")
-
-from verl_ext.data import reasoning_gym, sql_tasks  # noqa: E402
-from verl_ext.data.levels import shares  # noqa: E402
+from verl_ext.data import reasoning_gym, sql_tasks
+from verl_ext.data.levels import shares
 
 SIZES = {"train": 64, "validation": 16}
 COLUMNS = ["data_source", "prompt", "ability", "reward_model", "extra_info"]

@@ -76,7 +76,6 @@ def test_sampling_batch_is_s_times_the_training_batch_rounded_up(s, size):
     assert policy(train_batch_size=10, s=s).sampling_batch_size == size
 
 
-@settings(deadline=None)
 @given(
     st.integers(1, 40).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))),
     st.tuples(st.integers(0, 20), st.integers(0, 20)).map(sorted),
