@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +14,7 @@ from support.engine import BernoulliEngine, controller, epochs, prompts, run_ste
 from recipe.dynamic_sampling.policy import DynamicSampling
 from recipe.grpo.policy import Uniform
 from recipe.pilot_commit.policy import PilotCommit
+from verl_ext import controller as controller_module
 from verl_ext.controller import RolloutController
 from verl_ext.errors import CannotFillBatch, EveryRolloutFailed
 from verl_ext.policy import Discard, Evict, Request, Rollout, RolloutPolicy
@@ -237,6 +240,19 @@ def test_checkpoints_of_earlier_commits_stay_readable():
     """A new number here makes every checkpoint on a user's disk unreadable."""
     state = controller(Uniform(train_batch_size=2, n=2), [0.5] * 3).state_dict()
     assert (state["version"], state["ledger"]["version"], state["prompts"]["version"]) == (3, 1, 1)
+
+
+def test_seconds_spent_deciding_are_those_of_the_step(monkeypatch):
+    """Each reading of the clock is one second later, so each call of the policy takes one second."""
+    ticks = itertools.count()
+    monkeypatch.setattr(controller_module, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
+    run = controller(Uniform(train_batch_size=3, n=2), [0.5] * 6)
+    for step in (1, 2):
+        run.begin_step(step)
+        run.finish_waves(run.engine.finish())
+        assert len(run.take_batch()) == 3
+        assert run.metrics()["allocation/seconds"] == 1 + 3 + 1  # start_step, on_group for each group, take_batch
+    assert controller(Uniform(train_batch_size=3, n=2), [0.5] * 6).metrics()["allocation/seconds"] == 0
 
 
 def test_metrics_check_the_ledger():

@@ -139,3 +139,11 @@ def test_a_group_lost_in_both_counts_is_noticed_too():
     ledger.buffered += 1
     with pytest.raises(RuntimeError, match="= 11, with 3 buffered .ledger: 4."):
         ledger.check(live)
+
+
+def test_answers_whose_check_was_given_up_are_counted():
+    given_up = [Rollout(0.0, False, 1, 0, components=made) for made in ({"timed_out": 1.0}, {"timed_out": 0.0}, {})]
+    ledger = Ledger()
+    ledger.sampled([*given_up, Rollout(0.0, False, 1, 0, components={"verifier_error": 1.0, "timed_out": 1.0})])
+    metrics = ledger.metrics()
+    assert (metrics["rollouts/timed_out"], metrics["rollouts/verifier_error_total"]) == (2.0, 1.0)
