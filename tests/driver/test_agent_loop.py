@@ -238,6 +238,15 @@ def test_the_agent_is_not_to_blame_for_an_engine_that_fails_too_late(roll_out):
     assert (status, row, len(engine.calls)) == ("failure", None, 2)
 
 
+def test_the_agent_is_not_to_blame_for_a_time_out_of_the_engine(roll_out):
+    def turns():
+        yield ADD
+        raise TimeoutError("the engine's own, long before the agent's")
+
+    status, row, _ = roll_out(turns())
+    assert (status, row) == ("failure", None)
+
+
 def test_the_agent_is_not_to_blame_for_a_reward_that_never_comes(roll_out):
     class Worker(WaveWorker):
         calls = 0
