@@ -167,9 +167,8 @@ class Hora(RolloutPolicy):
             return actions
         trials = np.array([len(group.usable) for group in usable])
         rates = np.array([group.success_rate for group in usable])
-        self._counted |= {
-            group.prompt.id: counted for group, *counted in zip(usable, rates.tolist(), trials.tolist(), strict=True)
-        }
+        for group, rate, count in zip(usable, rates.tolist(), trials.tolist(), strict=True):
+            self._counted[group.prompt.id] = rate, count
         successes = rates * trials
         alpha, beta = self._prior(usable)
         alpha, beta = alpha + successes, beta + trials - successes
