@@ -12,6 +12,7 @@ from faults.verdict import REFUSED
 from support.training import TrainingRun, assert_books_balance, optimizer_steps
 
 from verl_ext.driver.checkpoint import load_state
+from verl_ext.errors import DataUsedUp
 
 pytestmark = pytest.mark.stack
 YOUR_OWN_POLICY = Path(__file__).parents[2] / "docs/your_own_policy.md"
@@ -98,6 +99,27 @@ def test_a_policy_of_ones_own_with_groups_of_different_sizes(task, tmp_path):
         assert metrics["training/rollout_probs_diff_max"] < 1e-3
     assert any(metrics["rollouts/trained"] % 4 for metrics in steps.values()), "no step needed padding"
     assert optimizer_steps(run.checkpoints, 4) == 4 * 4
+
+
+def test_used_up_data_ends_a_run_saved_and_validated(task, tmp_path):
+    """Every prompt with a correct pilot survives and is evicted, so each of the 12 prompts is trained at most once."""
+    overrides = [
+        *PILOT_COMMIT,
+        "rollout_policy.p_solve=0.01",
+        "rollout_policy.p_lower=0.01",
+        "rollout_policy.p_upper=1",
+    ]
+    overrides += ["data.train_max_samples=12", "rollout_policy.max_rounds=2", "trainer.total_training_steps=50"]
+    run = TrainingRun(task, "pilot_commit", tmp_path, *overrides, "trainer.save_freq=40", "trainer.test_freq=40")
+    assert run.end() == DataUsedUp.exit_code, run.log[-6000:]
+    last = max(run.steps())
+    assert 1 <= last <= 12 and (run.checkpoints / f"global_step_{last}" / "actor").is_dir()
+    said = [line for line in run.log.splitlines() if "the data is used up: " in line]
+    assert said and f"step {last} is the last of this run, since step {last + 1}: no prompt survived" in said[-1]
+    assert "error: " not in said[-1]
+    assert load_state(run.checkpoints / f"global_step_{last}")["ledger"]["buffered"] == 0
+    lines = [json.loads(line) for line in run.metrics_file.read_text().splitlines()]
+    assert any(line["step"] == last and any("val-core" in name for name in line["data"]) for line in lines)
 
 
 def test_pilot_commit_over_an_epoch_end(task, tmp_path):
