@@ -38,7 +38,33 @@ from verl_ext.lab.table import Table
 
 ROOT = Path(__file__).parents[1]
 CORE = ["tests/test_controller.py", "tests/test_ledger.py", "tests/test_resume.py", "tests/test_policy.py"]
+RULES = ["tests/allocation/test_bad_input.py", "tests/allocation/test_extreme_magnitudes.py"]
 GUARDS = {  # module: its fast tests, the quickest first
+    "recipe/dynamic_sampling/policy.py": ["tests/recipe/test_baselines.py"],
+    "recipe/grpo/policy.py": ["tests/recipe/test_baselines.py"],
+    "recipe/hora/policy.py": ["tests/recipe/test_hora.py"],
+    "recipe/hora/warm_up.py": ["tests/recipe/test_hora.py"],
+    "recipe/knapsack/policy.py": ["tests/recipe/test_knapsack.py", "tests/test_one_wave.py"],
+    "recipe/pilot_commit/policy.py": ["tests/recipe/test_pilot_commit.py", "tests/test_resume.py"],
+    "recipe/pilot_commit/survivors.py": ["tests/recipe/test_pilot_commit.py"],
+    "recipe/prefix_sampling/policy.py": ["tests/recipe/test_prefix_sampling.py", "tests/test_resume.py"],
+    "recipe/prefix_sampling/prefix_control.py": ["tests/recipe/test_prefix_control.py"],
+    "recipe/prefix_sampling/prefix_store.py": ["tests/recipe/test_prefix_sampling.py"],
+    "recipe/prefix_sampling/transitions.py": ["tests/recipe/test_prefix_transitions.py"],
+    "recipe/vip/policy.py": ["tests/test_one_wave.py"],
+    "verl_ext/allocation/balance.py": ["tests/allocation/test_balance.py"],
+    "verl_ext/allocation/gradient_variance.py": ["tests/allocation/test_gradient_variance.py", *RULES],
+    "verl_ext/allocation/greedy.py": ["tests/allocation/test_greedy.py", "tests/allocation/test_knapsack.py"],
+    "verl_ext/allocation/heuristics.py": ["tests/allocation/test_heuristics.py", *RULES],
+    "verl_ext/allocation/hit_utility.py": ["tests/allocation/test_hit_utility.py", *RULES],
+    "verl_ext/allocation/knapsack.py": ["tests/allocation/test_knapsack.py", *RULES],
+    "verl_ext/estimation/beta_posterior.py": ["tests/estimation/test_keyed.py"],
+    "verl_ext/estimation/gaussian_process.py": ["tests/estimation/test_gaussian_process.py"],
+    "verl_ext/estimation/history.py": ["tests/estimation/test_keyed.py", "tests/recipe/test_knapsack.py"],
+    "verl_ext/estimation/moving_average.py": ["tests/estimation/test_keyed.py"],
+    "verl_ext/estimation/probe.py": ["tests/estimation/test_probe.py"],
+    "verl_ext/estimation/ridge_regression.py": ["tests/estimation/test_ridge_regression.py"],
+    "verl_ext/one_wave.py": ["tests/test_one_wave.py", "tests/recipe/test_knapsack.py"],
     "verl_ext/ledger.py": ["tests/test_ledger.py", "tests/test_controller.py"],
     "verl_ext/controller.py": [*CORE, "tests/recipe/test_baselines.py"],
     "verl_ext/prompts.py": ["tests/test_prompts.py", "tests/test_controller.py"],
