@@ -13,6 +13,7 @@ import pyarrow
 import pyarrow.dataset
 from omegaconf import ListConfig
 
+from verl_ext.data.schema import ROLES
 from verl_ext.driver.preflight.faults import Faults
 from verl_ext.driver.preflight.files import obstacle_to_reading
 from verl_ext.prompts import prompt_id
@@ -22,7 +23,6 @@ BATCH = 256  # rows read at a time
 TRAINING, VALIDATION = "data.train_files", "data.val_files"
 FEATURES = "rollout_policy.estimator_options.features"
 TEMPLATE = "actor_rollout_ref.model.custom_chat_template"
-ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 FORMATS = {".parquet": "parquet", ".json": "json", ".jsonl": "json"}  # which verl reads
 
 
