@@ -67,6 +67,10 @@ NEW = " (put + in front to add a new key)"
         ),
         (["model_size=8b"], "model_size is not valid here: only the profiles hardware=h200, a800, b200 have it"),
         (["data.seed"], "data.seed is not valid: write key=value; quote special characters: \"key='a, b'\""),
+        (
+            ["actor_rollout_ref.actor.optim={lrr: 1}"],
+            "actor_rollout_ref.actor.optim lacks an entry of the given value: put + in front to add new entries",
+        ),
         (["--multirun", "data.sed=1,2"], f"data.sed is not a key: did you mean data.seed?{NEW}"),
     ],
 )  # fmt: skip

@@ -194,6 +194,8 @@ def _sentence(error: Exception, recipe: str, arguments: Sequence[str]) -> str:
         return f"{key} is not valid here: only the profiles hardware={', '.join(GPUS)} have it"
     groups = [argument for argument in arguments if argument.partition("=")[0] in GROUPS]
     meant = nearest(key, _known_keys(recipe, [*groups, *implied(groups, experiment_hardware(recipe, groups))]))
+    if meant == key:
+        return f"{key} lacks an entry of the given value: put + in front to add new entries"
     question = f"did you mean {meant}?" if meant else "--cfg job prints all keys"
     return f"{key} is not a key: {question}" + (" (put + in front to add a new key)" if match[1] else "")
 
