@@ -103,7 +103,8 @@ def config(task):
 
 
 @pytest.mark.parametrize("name", running.FAULTS)
-def test_a_case_gets_past_validation_or_is_refused_by_it_with_its_sentence(config, name):
+def test_a_case_gets_past_validation_or_is_refused_by_it_with_its_sentence(config, name, monkeypatch):
+    monkeypatch.syspath_prepend(AGENT_LOOPS)  # the harness puts this folder on its runs' path
     fault = running.FAULTS[name]
     try:
         validate(changed(config(fault.recipe), *running.BASE, *fault.overrides))
@@ -124,7 +125,7 @@ def test_rewards_have_the_fault_that_they_are_named_for():
     row["extra_info"] = {"entry": entry, "parameters": "{}", "split": "train"}
     assert rewards.without_accuracy(**row) == {"score": 1.0}
     assert rewards.without_a_verdict(**row) == {"score": 2.0}
-    assert rewards.blocks_in_validation(**row) == {"score": 1.0, "acc": 1.0}
+    assert rewards.blocks_in_validation(**row).items() >= {"score": 1.0, "acc": 1.0}.items()
 
 
 # ---- the harness ----

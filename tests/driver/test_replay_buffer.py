@@ -9,7 +9,7 @@ import pytest
 import torch
 import transfer_queue as tq
 from support.engine import epochs, prompts
-from support.queue import CAPACITY, QueueWriter, clear, running_queue, store, stored
+from support.queue_rows import CAPACITY, QueueWriter, clear, running_queue, store, stored
 
 from recipe.grpo.policy import Uniform
 from recipe.pilot_commit.policy import PilotCommit

@@ -12,7 +12,7 @@ import torch
 import transfer_queue as tq
 from support.agent_loops import make_tokenizer
 from support.configs import compose, good_overrides
-from support.queue import clear, running_queue, store, stored
+from support.queue_rows import clear, running_queue, store, stored
 from support.update import LENGTH, PROMPT, VOCABULARY, gradient, log_probabilities, make_model, verl_loss
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer

@@ -210,10 +210,10 @@ def test_the_environment_is_honoured_from_any_folder(tmp_path):
 def test_data_and_checkpoints_are_where_the_environment_says(monkeypatch):
     monkeypatch.setenv("HOME", "/home/someone")
     config = resolved("vip_llama3_2_3b", DATA_DIR="")
-    assert config["data"]["train_files"] == "/home/someone/data/dapo_math_17k.parquet"
+    assert config["data"]["train_files"] == "/home/someone/data/dapo_math_17k_worked_example.parquet"
     assert config["trainer"]["default_local_dir"] == "checkpoints/vip_llama3_2_3b_dapo_math_rloo_n8"
     elsewhere = resolved("vip_llama3_2_3b", DATA_DIR="/shared", CHECKPOINT_DIR="/shared/runs")
-    assert elsewhere["data"]["val_files"] == ["/shared/aime24.parquet", "/shared/aime25.parquet"]
+    assert elsewhere["data"]["val_files"] == [f"/shared/aime{year}_worked_example.parquet" for year in (24, 25)]
     assert elsewhere["trainer"]["default_local_dir"] == "/shared/runs/vip_llama3_2_3b_dapo_math_rloo_n8"
 
 
@@ -311,7 +311,8 @@ def test_answers_are_judged_by_math_verify(script):
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_its_data_are_files_that_are_prepared_under_that_name(script):
     data = resolved(script)["data"]
-    prepared = {f"/data/{data.file}{suffix}.parquet" for data in CATALOG.values() for suffix in ("", "_think_answer")}
+    wordings = ("", "_think_answer", "_worked_example")
+    prepared = {f"/data/{data.file}{wording}.parquet" for data in CATALOG.values() for wording in wordings}
     prepared |= {"/data/r2e_gym/train.parquet", "/data/r2e_gym/validation.parquet"}
     prepared |= {f"/data/{data.file}_sample100.parquet" for data in CATALOG.values() if data.split == "validation"}
     prepared |= {f"/data/{data.file}_repeat32.parquet" for data in CATALOG.values() if data.split == "validation"}
