@@ -17,7 +17,7 @@ ROUNDING = Fraction(1, 2**52)  # largest error of a rate such as 1 - 0.8 in floa
 
 
 class Judgement(NamedTuple):
-    """What the pilots of a prompt say.
+    """The judgement of a prompt by its pilots.
 
     Attributes:
         outcome: ``survivor``, or the reason to discard the group; an entry of :data:`OUTCOMES`.

@@ -1,6 +1,6 @@
 """The line a person reads."""
 
-from verl_ext.driver.trainer import step_line
+from verl_ext.driver.step_line import step_line
 
 METRICS = {
     "rollouts/reward_mean": 0.4123,

@@ -6,8 +6,9 @@ ties to the lowest index, and is optimal (Knapsack-RL, Theorem 1; HORA, Proposit
 the ``budget`` largest gains, and the solver only needs the smallest gain taken, the threshold:
 
 1. Equal prompts become one group with a size.
-2. A sample of the remaining gains gives one pivot just above and one just below the threshold, and a binary search per
-   group counts the gains above each pivot. A few rounds leave so few gains that sorting them is cheap.
+2. A sample of the remaining gains gives one pivot just above and one just below the threshold, and a search per group,
+   in steps that double and then halve, counts the gains above each pivot. A few rounds leave so few gains that sorting
+   them is cheap.
 3. Sorting the remaining gains gives the threshold. Gains equal to the threshold go to the lowest indices.
 
 With ``costs`` (for instance expected tokens per rollout) the budget is in units of cost, gains are per unit of cost,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import hydra
@@ -29,6 +29,7 @@ from verl_ext.driver.cluster import check_queue_full
 from verl_ext.driver.liveness import check_workers, forget_workers, note_nodes, note_workers
 from verl_ext.driver.prompt_data import PromptDataset, PromptTexts, endless_rows, prompt_loader
 from verl_ext.driver.replay_buffer import PARTITION, GroupReplayBuffer, RowKey
+from verl_ext.driver.step_line import step_line
 from verl_ext.driver.stop import stop_requested
 from verl_ext.driver.stoppable import StoppableTrainer
 from verl_ext.driver.weight_sync import WeightTurns
@@ -377,28 +378,3 @@ class PolicyTrainerSeparateAsync(PolicyTrainer, PPOTrainerSeparateAsync):
         save_freq = self.config.trainer.save_freq
         is_last = self.global_steps >= self.total_training_steps
         return is_last or (save_freq > 0 and self.global_steps % save_freq == 0)
-
-
-def step_line(step: int, total_steps: int, metrics: Mapping[str, float], rollout_budget: int | None = None) -> str:
-    """For instance ``step 12/60 | reward 0.41 | 8 prompts, 87% with signal | 768 rollouts (9,216 so far) | ...``.
-
-    With a rollout budget the run's end is counted in rollouts: ``step 12 | ... (9,216 of 15,360) | ...``.
-    """
-    sampled = f"{metrics['rollouts/sampled_total']:,.0f}"
-    parts = [
-        f"step {step}" if rollout_budget else f"step {step}/{total_steps}",
-        f"reward {metrics['rollouts/reward_mean']:.3f}",
-        f"{metrics['groups/in_batch']:.0f} prompts, {metrics['groups/effective_ratio']:.0%} with signal",
-        f"{metrics['rollouts/sampled']:,.0f} rollouts "
-        + (f"({sampled} of {rollout_budget:,})" if rollout_budget else f"({sampled} so far)"),
-        f"{metrics['rollouts/buffered']:,.0f} buffered",
-        f"delay {metrics['off_policy/delay_max']:.0f}",
-    ]
-    if metrics["rollouts/failed"]:
-        parts.append(f"{metrics['rollouts/failed']:,.0f} FAILED")
-    accuracy = [value for name, value in metrics.items() if name.startswith("val-core/") and "/mean@" in name]
-    if accuracy:
-        parts.append(f"validation {sum(accuracy) / len(accuracy):.3f}")
-    if "timing_s/step" in metrics:
-        parts.append(f"{metrics['timing_s/step']:.1f} s (generation {metrics.get('timing_s/gen', 0.0):.1f} s)")
-    return " | ".join(parts)

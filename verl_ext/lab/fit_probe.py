@@ -23,7 +23,7 @@ from verl_ext.estimation.embeddings import embed
 from verl_ext.estimation.estimator import Features
 from verl_ext.lab.table import Table
 from verl_ext.lab.waste.log import RolloutLog
-from verl_ext.lab.waste.reader import find_files, read_rollouts
+from verl_ext.lab.waste.reader import CorrectAbove, Rollouts, find_files, read_rollouts
 from verl_ext.prompts import prompt_id, prompt_text
 
 if TYPE_CHECKING:
@@ -122,13 +122,7 @@ def scores(probe: LinearProbe, fitted: Outcomes, held: Outcomes) -> dict[str, tu
 
 
 def main(
-    rollouts: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="FOLDER_OR_FILE...",
-            help="Folders or files that verl wrote under trainer.rollout_data_dir, all of one run.",
-        ),
-    ],
+    rollouts: Rollouts,
     data: Annotated[Path, typer.Option(help="The parquet file of the run's data.train_files.")],
     out: Annotated[Path, typer.Option(help="Where to write the probe (JSON).")],
     features: Annotated[
@@ -154,13 +148,7 @@ def main(
     held_out: Annotated[
         float, typer.Option(min=0.01, max=0.9, help="Share of the prompts that only score the probe.")
     ] = 0.2,
-    correct_above: Annotated[
-        float | None,
-        typer.Option(
-            help="Score above which a rollout without its own verdict (acc) is correct. Default: half way between the "
-            "lowest and the highest score."
-        ),
-    ] = None,
+    correct_above: CorrectAbove = None,
     prompt_key: Annotated[str, typer.Option(help="Column of the messages, verl's data.prompt_key.")] = "prompt",
     cache: Annotated[Path, typer.Option(help="Folder where embeddings are kept.")] = Path(CACHE),
 ) -> None:

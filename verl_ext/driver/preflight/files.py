@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from verl_ext.checks import TEXT
@@ -145,35 +146,35 @@ def check_metrics_file(faults: Faults) -> None:
 
 def obstacle_to_reading(path: str | Path) -> str | None:
     """Why the file cannot be read, as the end of a refusal; None if it can."""
-    if str(path).startswith("~") and not os.path.exists(path):
-        return f"verl does not expand ~, write {os.path.expanduser(path)}"
-    try:
-        with open(path, "rb"):
-            return None
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
-        return "there is no such file"
-    except OSError as error:
-        return f"it cannot be read ({error.strerror})"
+    return _obstacle(path, lambda: open(path, "rb").close(), "there is no such file")
 
 
 def obstacle_to_listing(path: str | Path) -> str | None:
     """Why the folder cannot be read, as the end of a refusal; None if it can."""
+    return _obstacle(path, lambda: os.listdir(path), NAME_ON_THE_HUB)
+
+
+def _obstacle(path: str | Path, read: Callable[[], object], missing: str) -> str | None:
     if str(path).startswith("~") and not os.path.exists(path):
-        return f"verl does not expand ~, write {os.path.expanduser(path)}"
+        return _written_out(path)
     try:
-        os.listdir(path)
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        return NAME_ON_THE_HUB
+        read()
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
+        return missing
     except OSError as error:
         return f"it cannot be read ({error.strerror})"
     return None
+
+
+def _written_out(path: str | Path) -> str:
+    return f"verl does not expand ~, write {os.path.expanduser(path)}"
 
 
 def obstacle_to_writing(folder: str | Path) -> str | None:
     """Why no file can be made in ``folder``, as the end of a refusal; None if a file can. A missing folder is not made:
     its nearest parent must be a folder with room for a file of 64 KiB, which is written and removed."""
     if str(folder).startswith("~"):
-        return f"verl does not expand ~, write {os.path.expanduser(folder)}"
+        return _written_out(folder)
     absolute = Path(os.path.abspath(folder))
     nearest = next(path for path in (absolute, *absolute.parents) if os.path.exists(path))
     if not os.path.isdir(nearest):

@@ -24,20 +24,14 @@ from verl_ext.lab.table import open_console
 from verl_ext.lab.waste.analysis import analyse
 from verl_ext.lab.waste.log import write_histories
 from verl_ext.lab.waste.plots import plots
-from verl_ext.lab.waste.reader import find_files, read_rollouts
+from verl_ext.lab.waste.reader import CorrectAbove, Rollouts, find_files, read_rollouts
 from verl_ext.lab.waste.tables import lead, notes, tables
 
 TITLE = "Where logged rollouts went"
 
 
 def main(
-    rollouts: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="FOLDER_OR_FILE...",
-            help="Folders or files that verl wrote under trainer.rollout_data_dir, all of one run.",
-        ),
-    ],
+    rollouts: Rollouts,
     out: Annotated[Path, typer.Option(help="Folder for waste.html, waste.json, prompts.parquet and the plots.")] = Path(
         "outputs/waste"
     ),
@@ -49,13 +43,7 @@ def main(
             "tensorboard logger. They give the budget with all rollouts sampled, also those not trained on.",
         ),
     ] = None,
-    correct_above: Annotated[
-        float | None,
-        typer.Option(
-            help="Score above which a rollout without its own verdict (acc) is correct. Default: half way between the "
-            "lowest and the highest score."
-        ),
-    ] = None,
+    correct_above: CorrectAbove = None,
     embeddings: Annotated[
         bool,
         typer.Option(help="Embed the prompts, for estimators over texts, such as the Gaussian process. Imports torch."),

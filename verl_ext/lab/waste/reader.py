@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import orjson
+import typer
 
 from verl_ext import checks
 from verl_ext.lab.waste.log import RolloutLog
@@ -28,6 +29,22 @@ KEYS = ("input", "output", "gts", "score", "step")
 PADDING = re.compile(r"pad[0-9a-f]{32}")
 """Group id of the rows added by verl to a batch whose size is not divisible by the number of workers."""
 REPORT_EVERY = 5000  # lines
+
+# Arguments of the commands that read such logs.
+Rollouts = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="FOLDER_OR_FILE...",
+        help="Folders or files that verl wrote under trainer.rollout_data_dir, all of one run.",
+    ),
+]
+CorrectAbove = Annotated[
+    float | None,
+    typer.Option(
+        help="Score above which a rollout without its own verdict (acc) is correct. Default: half way between the "
+        "lowest and the highest score."
+    ),
+]
 
 
 class _Unusable(ValueError):
