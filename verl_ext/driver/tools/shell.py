@@ -26,6 +26,7 @@ from verl.tools.base_tool import BaseTool
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
 from verl_ext.data.swe_reward import VERDICT, is_as_expected
+from verl_ext.driver.tools.repeatable import ENVIRONMENT, REPLACEMENTS
 from verl_ext.driver.transcript import end_trajectory
 from verl_ext.sandbox.deployments import deployment_config, deployment_maker
 from verl_ext.sandbox.shell import Outcome, Plan, Sandbox, SandboxFailure, sandbox_of
@@ -38,21 +39,6 @@ LIMITS = {
     "lifetime": 7200,  # seconds until a container ends by itself
     "max_characters": 8000,  # of an observation
 }
-ENVIRONMENT = {
-    "PAGER": "cat",
-    "GIT_PAGER": "cat",
-    "MANPAGER": "cat",
-    "TERM": "dumb",
-    "PIP_PROGRESS_BAR": "off",
-    "TQDM_DISABLE": "1",
-    "PYTHONHASHSEED": "0",  # the order of sets
-}
-REPLACEMENTS = (  # of output with run-to-run differences, to give a replayed prefix equal observations
-    (r"\bin \d+\.\d+s( \(\d+:\d\d:\d\d\))?", "in 0.00s"),  # pytest, unittest
-    (r"\b\d+m\d+\.\d{3}s\b", "0m0.000s"),  # time
-    (r"\bat 0x[0-9a-f]{6,16}\b", "at 0x0"),  # <object at 0x7f...>
-    (r"\b(Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [ \d]\d \d\d:\d\d\b", "Jan  1 00:00"),  # ls -l
-)
 OTHER_KEYS = ("type", "deployment", "environment", "replacements")
 
 

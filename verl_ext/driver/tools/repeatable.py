@@ -1,0 +1,61 @@
+"""Settings of a shell that make its output the same on every run, so that a prefix can be replayed.
+
+Variables come first, because a program that prints the same text needs no replacement. A replacement covers dates and
+durations that no variable fixes. Each pattern names the place of the text, such as a line of ``ls -l`` or the last line
+of ``pytest``, so that dates and numbers elsewhere, for example in a file, reach the model unchanged.
+"""
+
+from __future__ import annotations
+
+SECONDS = (
+    1767225600  # 2026-01-01 00:00 UTC: later than the last commit of the tasks' repositories, earlier than any run
+)
+ENVIRONMENT = {
+    "PAGER": "cat",
+    "GIT_PAGER": "cat",
+    "MANPAGER": "cat",
+    "TERM": "dumb",
+    "COLUMNS": "80",
+    "LINES": "24",
+    "LC_ALL": "C.UTF-8",
+    "LANG": "C.UTF-8",
+    "TZ": "UTC",
+    "PIP_PROGRESS_BAR": "off",
+    "PIP_DISABLE_PIP_VERSION_CHECK": "1",  # its notice depends on the day
+    "TQDM_DISABLE": "1",
+    "PYTHONHASHSEED": "0",  # the order of sets
+    # Python trusts a .pyc file of the same second and size as its source. A replay runs faster than the original.
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "SOURCE_DATE_EPOCH": str(SECONDS),
+    "TIME_STYLE": "+Jan  1 00:00",  # the dates of ls -l and du --time
+    # The hash of a commit depends on names and dates.
+    "GIT_AUTHOR_NAME": "agent",
+    "GIT_AUTHOR_EMAIL": "agent@example.com",
+    "GIT_AUTHOR_DATE": f"{SECONDS} +0000",
+    "GIT_COMMITTER_NAME": "agent",
+    "GIT_COMMITTER_EMAIL": "agent@example.com",
+    "GIT_COMMITTER_DATE": f"{SECONDS} +0000",
+    "GIT_TEST_DATE_NOW": str(SECONDS),  # git's own time: "2 hours ago"
+}
+
+_SIGNALS = "Terminated|Killed|Hangup|Interrupt|Aborted|Segmentation fault|Floating point exception|Bus error|Done|Exit"
+_LISTED = r"[bcdlps-](?:[r-][w-][xsStT-]){3}[.+@]? +(?:\d+ \S+ +\S+|\S+/\S+) +(?:\d+, +)?[\d.]+[KMGTPE]? "  # ls, tar
+_DURATION = r"\d+\.\d+ ?s(?:ec(?:onds?)?)?(?: \(\d+:\d\d:\d\d\))?"
+REPLACEMENTS = (
+    # pytest pads its last line to the width of the terminal, so the padding depends on the duration.
+    (rf"(?m)^=+ (.+) in {_DURATION} =+$", r"=== \1 in 0.00s ==="),
+    (rf"(?m)\bin {_DURATION}$", "in 0.00s"),  # pytest -q, unittest
+    (r"(?m)^\d+\.\d\ds (call|setup|teardown) ", r"0.00s \1 "),  # pytest --durations
+    (r"(?m)^(random seed: +)\d+$", r"\g<1>0"),  # SymPy's bin/test
+    (r"(?m)^(real|user|sys)([ \t]+)(?:\d+m)?\d+\.\d+s?$", r"\1\g<2>0m0.000s"),  # time
+    (
+        r"(?m)^[\d.]+user [\d.]+system [\d:.]+elapsed .*\n.*swaps$",
+        "0.00user 0.00system 0:00.00elapsed",
+    ),  # /usr/bin/time
+    (r"\bat 0x[0-9a-f]{6,16}\b", "at 0x0"),  # <object at 0x7f...>
+    (r"\b\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{9} [+-]\d{4}\b", "2026-01-01 00:00:00.000000000 +0000"),  # diff -u, stat
+    (rf"(?m)({_LISTED})(?:[A-Z][a-z]{{2}} [ \d]\d|(?:\d{{4}}-)?\d\d-\d\d) \d\d:\d\d(?= )", r"\1Jan  1 00:00"),
+    (rf"(?m)^ *\d+ +(\d+ +)?(?={_LISTED})", r"0 \1"),  # inodes: ls -i, find -ls
+    (r"(?m)^(Device: )\S+(\s+Inode: )\d+ ", r"\g<1>0\g<2>0 "),  # stat
+    (rf"(?m)^(.*: line \d+: +)\d+ (?=(?:{_SIGNALS})\b)", r"\g<1>0 "),  # bash, of a process that was killed
+)
