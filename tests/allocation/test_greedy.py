@@ -50,6 +50,17 @@ def test_equals_one_at_a_time_where_pivots_are_needed(n):
     assert solve(scale, ratio, 8 * n, lower, upper).tolist() == expected
 
 
+@pytest.mark.parametrize("factor", [1e-3, 1e3])
+def test_equals_one_at_a_time_where_every_kth_group_misleads(factor):
+    n = 5 * greedy.THINNED
+    rng = np.random.default_rng(n)
+    scale, ratio = rng.random(n), 0.3 + 0.6 * rng.random(n)
+    scale[::5] *= factor  # the groups whose exact solution gives the first pivots
+    lower, upper = np.zeros(n, dtype=np.int64), np.full(n, 10**6)
+    expected = one_at_a_time(lambda i, k: scale[i] * ratio[i] ** k, lower, upper, 6 * n)
+    assert solve(scale, ratio, 6 * n, lower, upper).tolist() == expected
+
+
 def test_a_budget_of_a_billion_takes_no_loop_per_rollout():
     counts = greedy.maximize(
         lambda scale: lambda groups, n: scale[groups] / (n + 1.0),

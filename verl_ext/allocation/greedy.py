@@ -6,9 +6,9 @@ ties to the lowest index, and is optimal (Knapsack-RL, Theorem 1; HORA, Proposit
 the ``budget`` largest gains, and the solver only needs the smallest gain taken, the threshold:
 
 1. Equal prompts become one group with a size.
-2. A sample of the remaining gains gives one pivot just above and one just below the threshold, and a search per group,
-   in steps that double and then halve, counts the gains above each pivot. A few rounds leave so few gains that sorting
-   them is cheap.
+2. Two pivots, one just above and one just below the threshold, come from the exact solution for every k-th group, or
+   from a sample of the remaining gains. A search per group counts the gains above each pivot. One round, seldom a few,
+   leaves so few gains that sorting them is cheap.
 3. Sorting the remaining gains gives the threshold. Gains equal to the threshold go to the lowest indices.
 
 With ``costs`` (for instance expected tokens per rollout) the budget is in units of cost, gains are per unit of cost,
@@ -31,6 +31,7 @@ Objective = Callable[..., Gain]
 """(columns of the groups) -> their gain function; prompts with equal columns have equal gains."""
 
 LEAST_SAMPLE, MOST_SAMPLE = 2048, 65536  # gains in a sample: about one per group
+THINNED = 2048  # groups of which the exact threshold gives the first pivots
 BLOCK = 16384  # groups searched together, so that their arrays stay in the processor's cache
 TIE = 1e-13  # relative distance of equal gains: the gains of the rates 0.1 and 0.9 differ by rounding
 
@@ -124,75 +125,124 @@ def _take(
 
     ``weight`` is the cost of one rollout for every prompt of a group, and ``amount`` the budget.
     """
-    if float((stop - start) @ weight) <= amount:
+    if _cost(stop - start, weight) <= amount:
         return stop - start, np.zeros_like(start)
-    threshold, low, high = _threshold(gain, start, stop, weight, amount)
-    close = (low > start) & (gain(slice(None), np.maximum(low - 1, start)) <= threshold * (1 + tie))
-    sure = _count(gain, np.where(close, start, low), high, threshold * (1 + tie), np.greater)
-    return sure - start, _count(gain, sure, stop, threshold * (1 - tie), np.greater_equal) - sure
+    threshold, low, high = _threshold(gain, start, stop, weight, amount, tie)
+    sure = _count(gain, low, high, threshold * (1 + tie), np.greater)
+    return sure - start, _count(gain, sure, high, threshold * (1 - tie), np.greater_equal) - sure
 
 
 def _threshold(
-    gain: Gain, start: np.ndarray, stop: np.ndarray, weight: np.ndarray, amount: float
+    gain: Gain, start: np.ndarray, stop: np.ndarray, weight: np.ndarray, amount: float, tie: float
 ) -> tuple[float, np.ndarray, np.ndarray]:
     """The largest gain at which the gains down to and including it cost more than ``amount``.
 
-    Also returns counts per group: gains before the first reach the threshold, gains from the second on are below it.
+    Also returns two counts per group: gains before the first are above the threshold, gains from the second on are
+    below it, and none of these gains ties with it.
     """
-
-    def cost(count: np.ndarray) -> float:
-        return float((count - start) @ weight)
-
     low, high = start, stop  # gains before low are taken, gains from high on are not
-    while True:
-        remaining = int((high - low).sum())
-        number = remaining if remaining <= LEAST_SAMPLE + 2 * low.size else min(LEAST_SAMPLE + low.size, MOST_SAMPLE)
-        groups, counts = _places(low, high, number)
-        values = gain(groups, counts)
-        order = np.argsort(-values)
-        values, spent = values[order], np.cumsum(weight[groups[order]])
-        rank = int(np.searchsorted(spent, (amount - cost(low)) * spent[-1] / (cost(high) - cost(low)), side="right"))
-        if number == remaining:
-            return float(values[min(rank, number - 1)]), low, high
-        margin = 2 + int(np.sqrt(number))
-        for pivot in values[np.clip([rank - margin, rank + margin], 0, number - 1)].tolist():
-            above = _count(gain, low, high, pivot, np.greater)
-            if cost(above) > amount:
-                high = above
-                break
-            low = _count(gain, above, high, pivot, np.greater_equal)
-            if cost(low) > amount:
-                return pivot, above, low
+    top, bottom = np.inf, -np.inf  # no gain before low is below top, and no gain from high on is above bottom
+    threshold, before = None, 0
+    while threshold is None and (remaining := int((high - low).sum())) > LEAST_SAMPLE + 2 * low.size:
+        if not before and low.size > 2 * THINNED:
+            above, below = _thinned_pivots(gain, start, stop, weight, amount, tie)
+        else:
+            above, below = _sampled_pivots(gain, low, high, weight, amount - _cost(low - start, weight))
+        if remaining == before:  # many of the remaining gains are equal
+            above = below
+        before = remaining
+        count = _count(gain, low, high, above, np.greater, amount / float(weight.sum()))
+        if _cost(count - start, weight) > amount:
+            high, bottom = count, above
+            continue
+        low, top = count, above
+        count = _count(gain, low, high, below, np.greater_equal)
+        if _cost(count - start, weight) <= amount:
+            low, top = count, below
+            continue
+        high, bottom = count, below
+        if above == below:
+            threshold = above
+    if threshold is None:
+        values, rank = _ranked(gain, low, high, weight, amount - _cost(low - start, weight), remaining)
+        threshold = float(values[rank])
+    if top <= threshold * (1 + tie):
+        low = start
+    if bottom >= threshold * (1 - tie):
+        high = stop
+    return threshold, low, high
 
 
-def _places(low: np.ndarray, high: np.ndarray, number: int) -> tuple[np.ndarray, np.ndarray]:
-    """(groups, counts) of ``number`` evenly spaced gains among the gains from ``low`` up to ``high``."""
+def _cost(counts: np.ndarray, weight: np.ndarray) -> float:
+    return float((counts * weight).sum())
+
+
+def _thinned_pivots(
+    gain: Gain, start: np.ndarray, stop: np.ndarray, weight: np.ndarray, amount: float, tie: float
+) -> tuple[float, float]:
+    """Gains probably just above and just below the threshold, from the exact counts of every k-th group."""
+    some = np.arange(0, start.size, start.size // THINNED)
+    first, last = start[some], stop[some]
+
+    def gain_of_some(groups: Rows, counts: np.ndarray) -> np.ndarray:
+        return gain(some[groups], counts)
+
+    share = amount * _cost(last - first, weight[some]) / _cost(stop - start, weight)
+    count = first + sum(_take(gain_of_some, first, last, weight[some], share, tie))
+    margin = int(2 * np.linalg.norm(count - first))  # two standard deviations of the sum of counts
+    taken, left = np.flatnonzero(count > first), np.flatnonzero(count < last)
+    above = np.sort(np.append(gain_of_some(taken, count[taken] - 1), np.inf))
+    below = np.sort(np.append(gain_of_some(left, count[left]), -np.inf))
+    return float(above[min(margin, taken.size)]), float(below[max(left.size - margin, 0)])
+
+
+def _sampled_pivots(
+    gain: Gain, low: np.ndarray, high: np.ndarray, weight: np.ndarray, amount: float
+) -> tuple[float, float]:
+    """Gains probably just above and just below the threshold, from evenly spaced gains."""
+    number = min(LEAST_SAMPLE + low.size, MOST_SAMPLE)
+    values, rank = _ranked(gain, low, high, weight, amount, number)
+    margin = 2 + int(np.sqrt(number))
+    return float(values[max(rank - margin, 0)]), float(values[min(rank + margin, number - 1)])
+
+
+def _ranked(
+    gain: Gain, low: np.ndarray, high: np.ndarray, weight: np.ndarray, amount: float, number: int
+) -> tuple[np.ndarray, int]:
+    """``number`` evenly spaced gains between ``low`` and ``high``, largest first, and the index of the threshold."""
     ends = np.cumsum(high - low)
     positions = ((np.arange(number) + 0.5) * (ends[-1] / number)).astype(np.int64)
     groups = np.searchsorted(ends, positions, side="right")
-    return groups, positions - (ends - high)[groups]
+    values = gain(groups, positions - (ends - high)[groups])
+    order = np.argsort(-values)
+    spent = np.cumsum(weight[groups[order]])
+    rank = int(np.searchsorted(spent, amount * (spent[-1] / _cost(high - low, weight)), side="right"))
+    return values[order], min(rank, number - 1)
 
 
-def _count(gain: Gain, low: np.ndarray, high: np.ndarray, pivot: float, reaches: np.ufunc) -> np.ndarray:
+def _count(
+    gain: Gain, low: np.ndarray, high: np.ndarray, pivot: float, reaches: np.ufunc, expected: float = 0
+) -> np.ndarray:
     """(groups,) counts between ``low`` and ``high`` up to which the gains reach ``pivot``.
 
-    Steps double while the gains reach the pivot and then halve, because most counts move little after the first pivot.
+    A binary search covers about twice the ``expected`` increase, because most counts move little. Groups that increase
+    by all of it search on, over a range that grows with its square.
     """
     result = low.copy()
-
-    def advance(groups: np.ndarray, step: int) -> np.ndarray:
-        """Add ``step`` to the counts of the groups whose gains still reach the pivot, and return these groups."""
-        groups = groups[result[groups] + step <= high[groups]]
-        groups = groups[reaches(gain(groups, result[groups] + step - 1), pivot)]
-        result[groups] += step
-        return groups
-
     for begin in range(0, low.size, BLOCK):
-        advanced = [np.arange(begin, min(begin + BLOCK, low.size))]
-        while advanced[-1].size:
-            advanced.append(advance(advanced[-1], 1 << len(advanced) - 1))
-        for level in range(len(advanced) - 2, 0, -1):
-            advance(advanced[level], 1 << level - 1)
+        groups = begin + np.flatnonzero((high > low)[begin : begin + BLOCK])
+        step = 1 << int(expected).bit_length()
+        while groups.size:
+            before, most = result[groups], high[groups]
+            count, width = before.copy(), 2 * step
+            while step:
+                passes = reaches(gain(groups, count + (step - 1)), pivot)
+                passes &= count + step <= most
+                count += step * passes
+                step >>= 1
+            result[groups] = count
+            groups = groups[count - before == width - 1]
+            step = min(width**2, 2**53)  # no count is larger
     return result
 
 
