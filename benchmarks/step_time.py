@@ -22,6 +22,7 @@ from omegaconf import OmegaConf
 
 from verl_ext.lab.table import Table, open_console
 from verl_ext.launch import export_environment
+from verl_ext.resolvers import register_resolvers
 
 WARM_UP = 3  # steps left out of each run
 console = open_console()
@@ -62,8 +63,10 @@ def ours(recipe: str, overrides: list[str]) -> list[str]:
 
 def verls(overrides: list[str], folder: Path) -> list[str]:
     """verl's own entry point on the config of our grpo."""
+    register_resolvers()
     with hydra.initialize_config_module("recipe.grpo.config", version_base=None):
         config = hydra.compose("grpo", overrides=overrides)
+    OmegaConf.resolve(config)
     OmegaConf.save(config, folder / "verl_grpo.yaml")
     arguments = ["--config-path", str(folder.resolve()), "--config-name", "verl_grpo"]
     return [sys.executable, "-m", "verl.trainer.main_ppo", *arguments]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+from types import SimpleNamespace
 
+import hydra
 import pytest
 import torch
 import transfer_queue as tq
@@ -11,6 +14,8 @@ from support.agent_loops import END, ScriptedEngine, make_tokenizer, sql_call
 from support.configs import compose
 from tensordict import TensorDict
 from transformers import Qwen2Config
+from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
+from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 
 from verl_ext.driver.agent_loop import WaveWorker
 from verl_ext.driver.tools.sqlite import SqliteTool
@@ -38,6 +43,21 @@ class Clock:
         finally:
             loop.close()
             asyncio.set_event_loop(None)
+
+
+class GreetingLoop(SingleTurnAgentLoop):
+    """A user's own loop with a setting of its own; all loops made are noted."""
+
+    made: list[GreetingLoop] = []  # noqa: RUF012 - each test starts with its own list
+
+    def __init__(self, *args, greeting, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.greeting, self.prompts = greeting, []
+        self.made.append(self)
+
+    async def run(self, sampling_params, **kwargs):
+        self.prompts.append(kwargs["raw_prompt"][0]["content"])
+        return await super().run(sampling_params, **kwargs)
 
 
 class TestTool(SqliteTool):
@@ -278,3 +298,30 @@ def test_a_submission_ends_the_trajectory(roll_out, tokenizer):
     for ratio in (0.05, 0.5, 0.95, 0.999):
         prefix = tokenizer.decode(trajectory.prefix(ratio).tokens)
         assert ADD in prefix and SUBMIT not in prefix
+
+
+def test_each_rollout_has_a_loop_of_its_own_and_hydra_composes_a_loop_once(queue, model, tokenizer, monkeypatch):
+    composed, instantiate = [], hydra.utils.instantiate
+    monkeypatch.setattr(
+        hydra.utils, "instantiate", lambda config, **more: composed.append(config) or instantiate(config, **more)
+    )
+    monkeypatch.setattr(GreetingLoop, "made", [])
+    monkeypatch.setitem(sys.modules, "users_loops", SimpleNamespace(GreetingLoop=GreetingLoop, __path__=[]))
+    entry = {"_target_": "users_loops.GreetingLoop", "greeting": "hello"}
+    monkeypatch.setitem(_agent_loop_registry, "users", entry)
+    lengths = ("data.max_prompt_length=64", "data.max_response_length=64")
+    config = compose("grpo", f"actor_rollout_ref.model.path={model}", *lengths)
+
+    async def main():
+        worker = WaveWorker(config, ScriptedEngine(tokenizer, ["a", "b", "c"]))
+        for number, count in enumerate((2, 1)):
+            prompt = {"uid": f"cbf2f5c0150fb418-{number}", "agent_name": "users", "global_steps": 1, "index": number}
+            prompt |= {"raw_prompt": [{"role": "user", "content": f"prompt {number}"}], "__rollout_n__": count}
+            await worker._run_prompt(prompt, {}, {"step": 1, "sample_index": 0, "rollout_n": 0, "validate": False})
+        with pytest.raises(ValueError, match="agent_name='other' is not valid: use one of .*single_turn_agent.*users"):
+            worker._loop_maker("other")
+
+    asyncio.run(main())
+    assert [loop.prompts for loop in GreetingLoop.made] == [["prompt 0"], ["prompt 0"], ["prompt 1"]]
+    assert {loop.greeting for loop in GreetingLoop.made} == {"hello"} and composed.count(entry) == 1
+    assert sorted(key for key in queue[1]) == [f"cbf2f5c0150fb418-{place}_0" for place in ("0_0", "0_1", "1_0")]

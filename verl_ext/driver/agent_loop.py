@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
+import hydra
 import numpy as np
 import ray
-from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
+from verl.experimental.agent_loop.agent_loop import (
+    AgentLoopBase,
+    AgentLoopOutput,
+    DictConfigWrap,
+    ToolListWrap,
+    _agent_loop_registry,
+)
 from verl.experimental.agent_loop.tool_parser import ToolParser
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 from verl.utils import tensordict_utils as tu
+from verl.utils.rollout_trace import rollout_trace_attr
 
 from verl_ext.allocation.balance import partition, random_dispatch
 from verl_ext.driver.prefixes import PLAYBACK, PrefixClient, PrefixPlayback, mask_prefix
@@ -44,6 +53,7 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
         self.llm_client = TranscriptClient(PrefixClient(self.llm_client, self.rollout_config.response_length))
         self._timeout = self.config.rollout_driver.agent_timeout
         self._compact_filtering = self.config.rollout_driver.compact_filtering
+        self._loop_maker = cache(self._make_loop_maker)
         self._tool_parser = ToolParser.get_tool_parser(self.rollout_config.multi_turn.format, self.tokenizer)
 
     async def _run_agent_loop(
@@ -64,13 +74,39 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
         timeout, clock = None if trajectory["validate"] else self._timeout, asyncio.get_running_loop().time
         started = clock()
         try:
-            return await asyncio.wait_for(super()._run_agent_loop(sampling_params, trajectory, **kwargs), timeout)
+            return await asyncio.wait_for(self._run_new_loop(sampling_params, trajectory, **kwargs), timeout)
         except asyncio.TimeoutError:
             of_agent = timeout is not None and clock() - started >= timeout
             known = transcript.prompt is not None and not transcript.loop_has_ended
             if not of_agent or not known or (playback and playback.diverged):
                 raise
         await self._put_timed_out(transcript, **{k: v for k, v in kwargs.items() if k not in ("agent_name", "trace")})
+
+    async def _run_new_loop(self, sampling_params, trajectory, *, agent_name: str, trace: bool = True, **kwargs):
+        """As verl's ``_run_agent_loop``, with a loop that hydra has not composed anew."""
+        with rollout_trace_attr(trace=trace):  # verl's queue worker always asks for no trace
+            output = await self._loop_maker(agent_name)().run(sampling_params, **kwargs)
+            return await self._agent_loop_postprocess(output, trajectory["validate"], **kwargs)
+
+    def _make_loop_maker(self, agent_name: str) -> Callable[[], AgentLoopBase]:
+        """Makes agent loops of this name, each for one rollout.
+
+        hydra's ``instantiate`` copies the whole configuration, which takes ten times as long as making the loop.
+        """
+        if agent_name not in _agent_loop_registry:
+            raise ValueError(f"agent_name={agent_name!r} is not valid: use one of {', '.join(_agent_loop_registry)}")
+        return hydra.utils.instantiate(
+            _agent_loop_registry[agent_name],
+            _partial_=True,
+            trainer_config=DictConfigWrap(config=self.config),
+            server_manager=self.llm_client,
+            tokenizer=self.tokenizer,
+            processor=self.processor,
+            hf_model_type=self.hf_model_type,
+            dataset_cls=self.dataset_cls,
+            data_config=DictConfigWrap(self.config.data),
+            tools=ToolListWrap(self.tools),
+        )
 
     async def _put_timed_out(self, transcript: Transcript, **kwargs: Any) -> None:
         output = transcript.timed_out(self.rollout_config.response_length, version=int(kwargs["global_steps"]) - 1)

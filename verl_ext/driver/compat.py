@@ -104,7 +104,17 @@ def _constants() -> dict[Callable, tuple[str, ...]]:
     return {
         worker._run_prompt: ('"__rollout_n__"', '"running"', '"finished"', '"failure"', "session_id=i"),
         worker._agent_loop_postprocess: ('f"{uid}_{session_id}_{i}"', '"min_global_steps"', '"response_len"'),
-        AgentLoopWorker._run_agent_loop: ("server_manager=self.llm_client", "tools=ToolListWrap(self.tools)"),
+        AgentLoopWorker._run_agent_loop: (
+            "trainer_config=DictConfigWrap(config=self.config)",
+            "server_manager=self.llm_client",
+            "tokenizer=self.tokenizer",
+            "processor=self.processor",
+            "hf_model_type=self.hf_model_type",
+            "dataset_cls=self.dataset_cls",
+            "data_config=DictConfigWrap(self.config.data)",
+            "tools=ToolListWrap(self.tools)",
+            '_agent_loop_postprocess(output, trajectory["validate"], **kwargs)',
+        ),
         ToolAgentLoop._handle_generating_state: ("self.server_manager.generate(", "if not agent_data.extra_fields"),
         PPOTrainer.fit: ("self.global_steps <= self.total_training_steps", "self.config.trainer.test_freq > 0"),
         PPOTrainer._submit_batch_to_rollout: ('"is_prompt"', '"pending"', 'partition_id="train"'),
