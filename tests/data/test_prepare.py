@@ -352,6 +352,26 @@ R2E_GYM = [
 ]
 
 
+SWE_BENCH = [
+    {
+        "repo": "sympy/sympy",
+        "instance_id": f"sympy__sympy-{number}",
+        "base_commit": f"{number:040x}",
+        "patch": "",
+        "test_patch": "diff --git a/t.py b/t.py\n--- a/t.py\n+++ b/t.py\n@@ -1,1 +1,2 @@\n a\n+b\n",
+        "problem_statement": f"Problem {number}",
+        "hints_text": "",
+        "created_at": "2024-01-01T00:00:00Z",
+        "version": "1.9",
+        "FAIL_TO_PASS": '["test_one"]',
+        "PASS_TO_PASS": "[]",
+        "environment_setup_commit": f"{number:040x}",
+        "difficulty": "<15 min fix",
+    }
+    for number in range(3)
+]
+
+
 def as_parquet(rows: list[dict]) -> bytes:
     buffer = io.BytesIO()
     parquet.write_table(Table.from_pylist(rows), buffer)
@@ -359,7 +379,7 @@ def as_parquet(rows: list[dict]) -> bytes:
 
 
 class Hub(BaseHTTPRequestHandler):
-    """Two data sets with one file each, served as on the hub: by repository, the commit of a revision, and the file's
+    """Three data sets with one file each, served as on the hub: by repository, the commit of a revision, and the file's
     name and content."""
 
     served = {
@@ -374,6 +394,12 @@ class Hub(BaseHTTPRequestHandler):
             command.R2E_GYM.revision,
             "data/train-00000-of-00001.parquet",
             as_parquet(R2E_GYM),
+        ),
+        "princeton-nlp/SWE-bench_Verified": (
+            command.SWE_BENCH_VERIFIED.revision,
+            command.SWE_BENCH_VERIFIED.revision,
+            "data/test-00000-of-00001.parquet",
+            as_parquet(SWE_BENCH),
         ),
     }
 
@@ -423,7 +449,11 @@ def hub():
 
 @pytest.mark.parametrize(
     ("name", "files"),
-    [("polaris", {"polaris_53k": 2}), ("r2e_gym", {"r2e_gym/train": 2, "r2e_gym/validation": 100})],
+    [
+        ("polaris", {"polaris_53k": 2}),
+        ("r2e_gym", {"r2e_gym/train": 2, "r2e_gym/validation": 100}),
+        ("swe_bench_verified", {"swe_bench_verified": 3}),
+    ],
 )
 def test_from_a_hub_every_file_is_of_one_commit_which_is_noted(hub, name, files, tmp_path):
     fetched = fetch(hub, tmp_path, name)

@@ -107,6 +107,7 @@ def test_rows_say_what_verl_and_the_tools_need(folder, tmp_path):
     assert row["extra_info"]["need_tools_kwargs"] is True and set(tools) == {"bash", "submit"}
     submit = tools["submit"]["create_kwargs"]
     assert submit.pop("test_command") == data.TEST_COMMAND
+    assert submit.pop("grader") == "r2e_gym" and submit.pop("test_timeout") == 300
     assert is_as_expected(LOG, submit.pop("expected"))
     assert submit == tools["bash"]["create_kwargs"]
     assert submit["image"] == f"own/sympy_final:{number}"

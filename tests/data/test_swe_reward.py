@@ -12,15 +12,19 @@ from tensordict import TensorDict
 from verl import DataProto
 from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
 
-from verl_ext.data.swe_reward import VERDICT, compute_score
+from verl_ext.data.swe_reward import SANDBOX_ENDED, VERDICT, compute_score
+
+NOTHING = {"score": 0.0, "acc": 0.0, "submitted": 0.0, SANDBOX_ENDED: 0.0, "timed_out": 0.0, "verifier_error": 0.0}
 
 
 @pytest.mark.parametrize(
     ("extra_fields", "score"),
     [
-        ({VERDICT: True, "turn_scores": []}, {"score": 1.0, "acc": 1.0, "submitted": 1.0}),
-        ({VERDICT: False}, {"score": 0.0, "acc": 0.0, "submitted": 1.0}),
-        ({}, {"score": 0.0, "acc": 0.0, "submitted": 0.0}),
+        ({VERDICT: True, "turn_scores": []}, NOTHING | {"score": 1.0, "acc": 1.0, "submitted": 1.0}),
+        ({VERDICT: False}, NOTHING | {"submitted": 1.0}),
+        ({VERDICT: False, "timed_out": 1.0}, NOTHING | {"submitted": 1.0, "timed_out": 1.0}),
+        ({VERDICT: False, SANDBOX_ENDED: True}, NOTHING | {SANDBOX_ENDED: 1.0}),
+        ({}, NOTHING),
     ],
 )
 def test_what_a_tool_leaves_in_the_extra_fields_is_what_the_reward_sees(extra_fields, score):
@@ -45,4 +49,4 @@ def test_what_a_tool_leaves_in_the_extra_fields_is_what_the_reward_sees(extra_fi
 
 
 def test_without_any_information_nothing_was_submitted():
-    assert compute_score("r2e_gym/sympy", "text", "0a1b") == {"score": 0.0, "acc": 0.0, "submitted": 0.0}
+    assert compute_score("r2e_gym/sympy", "text", "0a1b") == NOTHING

@@ -21,9 +21,10 @@ from verl_ext.data import sources
 from verl_ext.data.catalog import CATALOG, PROMPTS, DataSet, Question, Row
 from verl_ext.data.r2e_gym import R2E_GYM
 from verl_ext.data.schema import COLUMNS, JUDGED_BY_MATH_VERIFY, faults, is_readable, number_rows, sha256, write_rows
+from verl_ext.data.swe_bench import SWE_BENCH_VERIFIED
 from verl_ext.files import check_folder
 
-DATA_SETS = CATALOG | {"r2e_gym": R2E_GYM}
+DATA_SETS = CATALOG | {"r2e_gym": R2E_GYM, "swe_bench_verified": SWE_BENCH_VERIFIED}
 
 
 def write(

@@ -5,9 +5,9 @@
 
 The commands in a row follow R2E-Gym's own runtime (``agenthub/runtime/docker.py`` and ``execution_log_parser.py`` of
 github.com/R2E-Gym/R2E-Gym): the repository is in ``/testbed``, tests and their script wait in ``/root``
-while the agent works, and a submission passes if every test ends as in ``expected_output_json``. There are two
-differences: tests have 280 s instead of 300 s, and ``/testbed`` gets its link to the tests only when they run. The
-tests are hidden, not protected: an agent looking in ``/root`` finds them.
+while the agent works, and a submission passes if every test ends as in ``expected_output_json``. There is one
+difference: ``/testbed`` gets its link to the tests only when they run. The tests are hidden, not protected: an agent
+looking in ``/root`` finds them.
 
 Not verified: columns, file names, license and commit come from the hub's page and from public programs reading the
 data set, and tests here use rows that imitate it. Nobody has read the data set itself or started an image. With another
@@ -41,6 +41,7 @@ cd /testbed
 [ ! -d /r2e_tests ] || mv /r2e_tests /root/r2e_tests
 find . /root/r2e_tests -name __pycache__ -prune -exec rm -rf {} +
 test -f /root/run_tests.sh"""
+TEST_TIMEOUT = 300  # seconds
 SHELL_SETUP = f"cd /testbed && export {PATH}"
 TEST_COMMAND = f"cd /testbed && rm -rf r2e_tests && ln -s /root/r2e_tests r2e_tests && {PATH} bash /root/run_tests.sh"
 
@@ -77,7 +78,8 @@ def extra(row: Row) -> dict[str, Any]:
     """The repository, also as part of the data source, and the sandbox of the tools."""
     repository, expected = text(row["repo_name"]), expected_statuses(text(row["expected_output_json"]))
     sandbox = {"image": text(row["docker_image"]), "setup": SETUP, "shell_setup": SHELL_SETUP}
-    submit = {**sandbox, "test_command": TEST_COMMAND, "expected": json.dumps(expected)}
+    submit = {**sandbox, "test_command": TEST_COMMAND, "test_timeout": TEST_TIMEOUT}
+    submit |= {"grader": "r2e_gym", "expected": json.dumps(expected)}
     tools = {"bash": sandbox, "submit": submit}
     return {"data_source": f"r2e_gym/{repository}", "repo_name": repository, "tools": tools}
 

@@ -1,11 +1,11 @@
-"""The reward of an agent's submission: whether every test ended as the data set expects.
+"""The reward of an agent's submission, and the reading of R2E-Gym's logs.
 
 ``reward.custom_reward_function.path=pkg://verl_ext.data.swe_reward`` (the name is verl's default, ``compute_score``).
 
-The tool ``submit`` (:mod:`verl_ext.driver.tools.shell`) runs the tests, compares pytest's summary with the expected
-outcomes, and puts the verdict into the trajectory's ``extra_fields``. verl's agent loop returns these fields with the
-response, its worker sends them to the reward worker as ``tool_extra_fields``, and its ``naive`` reward manager adds
-them to ``extra_info``. The model cannot write them.
+The tool ``submit`` (:mod:`verl_ext.driver.tools.shell`) runs the tests, lets the row's grader judge them
+(:mod:`verl_ext.data.swe_grading`), and puts the verdict into the trajectory's ``extra_fields``. verl's agent loop
+returns these fields with the response, its worker sends them to the reward worker as ``tool_extra_fields``, and its
+``naive`` reward manager adds them to ``extra_info``. The model cannot write them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from typing import Any
 
 VERDICT = "tests_passed"
+SANDBOX_ENDED = "sandbox_ended"  # the model has ended its sandbox before or during the tests
+GRADING = ("timed_out", "verifier_error")  # of :func:`verl_ext.data.limited.judge`
 HEADING = "short test summary info"  # of the summary that ``pytest -rA`` prints
 STATUSES = ("PASSED", "FAILED", "ERROR")  # in a line with several, the first in this order counts
 CONTROL = re.compile(r"\x1b\[[0-9;]*m|\r")
@@ -27,11 +29,14 @@ def compute_score(
     """1 if the tests passed, 0 if they did not or nothing was submitted.
 
     Returns:
-        ``score`` and ``acc`` in {0, 1}, and ``submitted`` in {0, 1}.
+        ``score``, ``acc``, ``submitted``, ``sandbox_ended``, ``timed_out`` and ``verifier_error``, all in {0, 1}. The
+        last two say that the grader could not read the log of the tests.
     """
-    verdict = (extra_info or {}).get(VERDICT)
-    score = float(bool(verdict))
-    return {"score": score, "acc": score, "submitted": float(verdict is not None)}
+    known = extra_info or {}
+    score, ended = float(bool(known.get(VERDICT))), bool(known.get(SANDBOX_ENDED))
+    submitted = known.get(VERDICT) is not None and not ended
+    result = {"score": score, "acc": score, "submitted": float(submitted), SANDBOX_ENDED: float(ended)}
+    return result | {name: float(known.get(name) or 0.0) for name in GRADING}
 
 
 def statuses(log: str) -> dict[str, str]:

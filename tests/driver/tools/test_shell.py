@@ -109,6 +109,8 @@ def test_setup_is_run_once_and_the_shells_own_for_every_shell(folder):
 
 # ---- the submission ----
 
+READ = {"timed_out": 0.0, "verifier_error": 0.0}
+
 
 def judged_by(command: str, **more: str) -> dict:
     return {"submit": {"create_kwargs": {"test_command": command, **more}}}
@@ -120,10 +122,10 @@ def test_submit_judges_the_files_and_tells_the_reward_only(folder, content, verd
         agent = Agent(ShellTool(LOCAL), SubmitTool(LOCAL), rows=judged_by(f"grep -qx 42 {folder}/answer"))
         await agent.bash(f"echo {content} > answer; grep() {{ true; }}; export -f grep; alias bash=true")
         assert await agent.call("submit") == "[submitted]"
-        assert agent.data.extra_fields == {VERDICT: verdict}
+        assert agent.data.extra_fields == {VERDICT: verdict} | READ
         await agent.bash("echo 42 > answer")
         assert await agent.call("submit") == "[already submitted]"
-        assert agent.data.extra_fields == {VERDICT: verdict}
+        assert agent.data.extra_fields == {VERDICT: verdict} | READ
         assert sandbox.running() == 1
 
     run(main())
@@ -134,7 +136,7 @@ def test_submit_compares_with_the_expected_outcomes(folder):
     log = f"printf '{summary}'; exit 1"
 
     async def verdict(expected: dict) -> bool:
-        agent = Agent(SubmitTool(LOCAL), rows=judged_by(log, expected=json.dumps(expected)))
+        agent = Agent(SubmitTool(LOCAL), rows=judged_by(log, grader="r2e_gym", expected=json.dumps(expected)))
         await agent.call("submit")
         return agent.data.extra_fields[VERDICT]
 

@@ -10,22 +10,24 @@
 
 ``extra_info.tools_kwargs`` of a data row describes the sandbox and the tests: ``bash.create_kwargs`` and
 ``submit.create_kwargs`` hold the same ``image``, ``setup`` and ``shell_setup``. ``submit.create_kwargs`` also holds
-``test_command``. The exit code of the tests decides, unless the row gives ``expected``
-(:mod:`verl_ext.data.swe_reward`).
+``test_command``, and optionally ``test_timeout`` (seconds; the tool's own is the longest), ``grader`` and ``expected``
+(:mod:`verl_ext.data.swe_grading`). Without a grader, the exit code of the tests decides.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 import shlex
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 from verl.tools.base_tool import BaseTool
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
-from verl_ext.data.swe_reward import VERDICT, is_as_expected
+from verl_ext.data.swe_grading import EXIT_CODE, check, grade
+from verl_ext.data.swe_reward import GRADING, VERDICT
 from verl_ext.driver.tools.repeatable import ENVIRONMENT, REPLACEMENTS
 from verl_ext.driver.transcript import end_trajectory
 from verl_ext.sandbox.deployments import deployment_config, deployment_maker
@@ -165,29 +167,44 @@ class SubmitTool(_SandboxTool):
             The observation ``[submitted]``, no reward, no metrics.
 
         Raises:
-            SandboxFailure: the sandbox cannot be started or no longer answers, or the row has no ``test_command``.
+            SandboxFailure: the sandbox cannot be started or no longer answers, or the row's arguments are not valid.
         """
         if VERDICT in agent_data.extra_fields:
             return ToolResponse(text="[already submitted]"), 0.0, {}
-        arguments = self._arguments[instance_id]
-        if not arguments.get("test_command"):
-            raise SandboxFailure("extra_info.tools_kwargs.submit.create_kwargs.test_command is missing.")
-        sandbox = self._sandbox(instance_id, agent_data)
-        outcome = await sandbox.execute(arguments["test_command"], self._limits["test_timeout"])
-        agent_data.extra_fields[VERDICT] = _passed(outcome, arguments.get("expected"))
+        tests = _tests(self._arguments[instance_id], self._limits["test_timeout"])
+        outcome = await self._sandbox(instance_id, agent_data).execute(tests.command, tests.timeout)
+        agent_data.extra_fields |= await _verdict(tests, outcome)
         end_trajectory()
         return ToolResponse(text="[submitted]"), 0.0, {}
 
 
-def _passed(outcome: Outcome, expected: str | None) -> bool:
-    if outcome.failure:
-        return False
-    if not expected:
-        return outcome.exit_code == 0
+class _Tests(NamedTuple):
+    command: str
+    timeout: float  # seconds
+    grader: str
+    expected: str | None
+
+
+def _tests(arguments: Mapping[str, Any], longest: float) -> _Tests:
+    """The row's tests, refused before they run if nobody could judge them."""
+    key = "extra_info.tools_kwargs.submit.create_kwargs"
+    command, timeout = arguments.get("test_command"), arguments.get("test_timeout") or longest
+    grader, expected = arguments.get("grader") or EXIT_CODE, arguments.get("expected")
+    if not command:
+        raise SandboxFailure(f"{key}.test_command is missing.")
     try:
-        return is_as_expected(outcome.output, expected)
+        check(grader, expected)
     except ValueError as error:
-        raise SandboxFailure(f"extra_info.tools_kwargs.submit.create_kwargs.{error}") from error
+        raise SandboxFailure(f"{key}.{error}") from error
+    return _Tests(command, min(timeout, longest), grader, expected)
+
+
+async def _verdict(tests: _Tests, outcome: Outcome) -> dict[str, Any]:
+    """Entries of ``extra_fields``: whether the tests passed, and how the grader fared."""
+    if outcome.failure:
+        return {VERDICT: False}
+    grades = await asyncio.to_thread(grade, tests.grader, tests.expected, outcome.output, outcome.exit_code)
+    return {VERDICT: bool(grades["score"]), **{name: grades[name] for name in GRADING}}
 
 
 def _function(name: str, description: str, properties: dict[str, Any]) -> OpenAIFunctionToolSchema:
