@@ -1,20 +1,19 @@
 """Mutation testing of the core: change one place of a module, run the module's fast tests, and see whether they fail.
 
-    python benchmarks/mutation.py --sample 60 --out mutants.jsonl            every module of GUARDS
-    python benchmarks/mutation.py verl_ext/ledger.py --sample 0              every mutant of one module
+    python benchmarks/mutation.py run                                20 mutants of every module of GUARDS
+    python benchmarks/mutation.py run verl_ext/ledger.py --sample 0  every mutant of one module
+    python benchmarks/mutation.py table docs/mutation.md             write the outcomes so far as a page
 
-A mutant changes an operator, a comparison, a number or a truth value; removes a statement, a negation or a keyword
-argument; or swaps two arguments or the branches of a conditional. Messages, annotations and logging are left alone. The
-sample is drawn with a seed, so a second run with the same ``--out`` file goes on where the first one ended. Nothing is
-written to the module: each mutant lives in a forked process. Minutes to hours; not part of CI.
+The sample is drawn with a seed. Each module has a file of verdicts in ``--out``, so a second run goes on where the
+first one ended; a mutant that survived runs again, since a new test may notice it. ``equivalent_mutants.yaml`` lists
+mutants that nothing can notice. No module is written to: each mutant lives in a forked process. Hours; not part of CI.
 """
 
 from __future__ import annotations
 
-import ast
-import copy
-import difflib
+import gc
 import hashlib
+import importlib
 import importlib.machinery
 import json
 import os
@@ -22,22 +21,20 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
-import hypothesis.strategies  # noqa: F401 - here once, and not in each forked process
+import hypothesis
 import pytest
-import scipy.optimize  # noqa: F401
-import scipy.stats  # noqa: F401
 import typer
+import yaml
+from mutants import Mutant, mutants
 from rich.console import Console
 
-from verl_ext.lab.table import Table
-
 ROOT = Path(__file__).parents[1]
-CORE = ["tests/test_controller.py", "tests/test_ledger.py", "tests/test_resume.py", "tests/test_policy.py"]
+EQUIVALENT = Path(__file__).with_name("equivalent_mutants.yaml")
+CORE = ["tests/test_controller.py", "tests/test_ledger.py", "tests/test_policy.py", "tests/test_resume.py"]
 RULES = ["tests/allocation/test_bad_input.py", "tests/allocation/test_extreme_magnitudes.py"]
 GUARDS = {  # module: its fast tests, the quickest first
     "recipe/dynamic_sampling/policy.py": ["tests/recipe/test_baselines.py"],
@@ -53,136 +50,104 @@ GUARDS = {  # module: its fast tests, the quickest first
     "recipe/prefix_sampling/transitions.py": ["tests/recipe/test_prefix_transitions.py"],
     "recipe/vip/policy.py": ["tests/test_one_wave.py"],
     "verl_ext/allocation/balance.py": ["tests/allocation/test_balance.py"],
+    "verl_ext/allocation/by_name.py": ["tests/allocation/test_by_name.py"],
     "verl_ext/allocation/gradient_variance.py": ["tests/allocation/test_gradient_variance.py", *RULES],
-    "verl_ext/allocation/greedy.py": ["tests/allocation/test_greedy.py", "tests/allocation/test_knapsack.py"],
+    "verl_ext/allocation/greedy.py": ["tests/allocation/test_knapsack.py", "tests/allocation/test_greedy.py"],
     "verl_ext/allocation/heuristics.py": ["tests/allocation/test_heuristics.py", *RULES],
     "verl_ext/allocation/hit_utility.py": ["tests/allocation/test_hit_utility.py", *RULES],
     "verl_ext/allocation/knapsack.py": ["tests/allocation/test_knapsack.py", *RULES],
+    "verl_ext/checks.py": ["tests/test_checks.py", *RULES],
+    "verl_ext/controller.py": [*CORE, "tests/recipe/test_baselines.py"],
+    "verl_ext/data/levels.py": ["tests/data/test_levels.py"],
+    "verl_ext/data/limited.py": ["tests/data/test_math_reward.py", "tests/data/test_untrusted_answers.py"],
+    "verl_ext/data/math_reward.py": ["tests/data/test_math_reward.py"],
     "verl_ext/estimation/beta_posterior.py": ["tests/estimation/test_keyed.py"],
+    "verl_ext/estimation/by_name.py": ["tests/estimation/test_by_name.py", "tests/test_one_wave.py"],
+    "verl_ext/estimation/embeddings.py": ["tests/estimation/test_embeddings.py"],
+    "verl_ext/estimation/estimator.py": ["tests/estimation/test_keyed.py", "tests/estimation/test_ridge_regression.py"],
     "verl_ext/estimation/gaussian_process.py": ["tests/estimation/test_gaussian_process.py"],
+    "verl_ext/estimation/hidden_states.py": ["tests/estimation/test_hidden_states.py"],
     "verl_ext/estimation/history.py": ["tests/estimation/test_keyed.py", "tests/recipe/test_knapsack.py"],
     "verl_ext/estimation/moving_average.py": ["tests/estimation/test_keyed.py"],
     "verl_ext/estimation/probe.py": ["tests/estimation/test_probe.py"],
     "verl_ext/estimation/ridge_regression.py": ["tests/estimation/test_ridge_regression.py"],
-    "verl_ext/one_wave.py": ["tests/test_one_wave.py", "tests/recipe/test_knapsack.py"],
+    "verl_ext/files.py": ["tests/test_files.py"],
     "verl_ext/ledger.py": ["tests/test_ledger.py", "tests/test_controller.py"],
-    "verl_ext/controller.py": [*CORE, "tests/recipe/test_baselines.py"],
-    "verl_ext/prompts.py": ["tests/test_prompts.py", "tests/test_controller.py"],
+    "verl_ext/one_wave.py": ["tests/test_one_wave.py", "tests/recipe/test_knapsack.py"],
     "verl_ext/policy.py": ["tests/test_policy.py", "tests/test_ledger.py", "tests/test_controller.py"],
-    "verl_ext/driver/weights.py": ["tests/driver/test_weights.py"],
+    "verl_ext/prompts.py": ["tests/test_prompts.py", "tests/test_controller.py"],
+    "verl_ext/record.py": ["tests/lab/simulate/test_verify_record.py"],
+    "verl_ext/trajectory.py": ["tests/test_trajectory.py", "tests/test_policy.py"],
     "verl_ext/driver/checkpoint.py": ["tests/driver/test_checkpoint.py"],
+    "verl_ext/driver/weights.py": ["tests/driver/test_weights.py"],
+    "verl_ext/driver/step_line.py": ["tests/driver/test_step_line.py"],
+    "verl_ext/driver/stop.py": ["tests/driver/test_stop.py"],
+    "verl_ext/driver/prompt_data.py": ["tests/driver/test_prompt_data.py"],
     "verl_ext/driver/replay_buffer.py": ["tests/driver/test_replay_buffer.py"],
     "verl_ext/driver/trainer.py": ["tests/driver/test_step_on_queue.py", "tests/driver/test_trainer.py"],
 }
-OPERATORS = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
-             ast.Mod: ast.Mult, ast.BitOr: ast.BitAnd, ast.BitAnd: ast.BitOr, ast.And: ast.Or, ast.Or: ast.And,
-             ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
-             ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is}  # fmt: skip
-UNTOUCHED = (ast.JoinedStr, ast.Raise, ast.Import, ast.ImportFrom)
+LIBRARIES = ("scipy.optimize", "scipy.stats", "hypothesis.strategies", "torch", "pandas", "pyarrow.parquet", "yaml")
+OUT = Path("outputs/mutants")
 console = Console(highlight=False)
+app = typer.Typer(add_completion=False)
 
 
-@dataclass(frozen=True)
-class Mutant:
-    """One change of a module.
+class Outcome(NamedTuple):
+    """Outcomes of one module's mutants.
 
     Attributes:
-        line: number of the changed line.
-        diff: removed and added lines of the module without its comments.
-        tree: the changed module.
+        module: path of the module.
+        killed: number of mutants that a test noticed.
+        equivalent: number of survivors in ``equivalent_mutants.yaml``.
+        alive: the other survivors.
     """
 
-    line: int
-    diff: str
-    tree: ast.Module
+    module: str
+    killed: int
+    equivalent: int
+    alive: list[Mutant]
 
 
-def mutants(source: str) -> Iterator[Mutant]:
-    """Every mutant of the module, in the order of its lines."""
-    tree = ast.parse(source)
-    before = ast.unparse(tree).splitlines()
-    for number, (line, _) in enumerate(_changes(tree)):
-        changed = copy.deepcopy(tree)
-        next(change for place, (_, change) in enumerate(_changes(changed)) if place == number)()
-        after = ast.unparse(ast.fix_missing_locations(changed)).splitlines()
-        lines = [
-            text for text in difflib.unified_diff(before, after, n=0, lineterm="") if text[:3] not in ("---", "+++")
-        ]
-        if diff := "\n".join(text for text in lines if not text.startswith("@@")):
-            yield Mutant(line, diff, changed)
+class Verdicts:
+    """Verdicts on a module's mutants, kept in a file; those on another version of the module are left out."""
+
+    def __init__(self, module: str, folder: Path):
+        self.module, self._source = module, hashlib.sha256((ROOT / module).read_bytes()).hexdigest()[:12]
+        self._file = folder / f"{module.removesuffix('.py').replace('/', '.')}.jsonl"
+        rows = map(json.loads, self._file.read_text().splitlines() if self._file.exists() else ())
+        self.alive = {
+            (row["number"], row["line"], row["mutation"]): row["alive"] for row in rows if row["source"] == self._source
+        }
+
+    def add(self, mutant: Mutant, alive: bool) -> None:
+        """Keep a verdict and write it."""
+        self.alive[mutant.key] = alive
+        row = {"source": self._source, **dict(zip(("number", "line", "mutation"), mutant.key, strict=True))}
+        with self._file.open("a") as file:
+            file.write(json.dumps({**row, "alive": alive}) + "\n")
+
+    def outcome(self, chosen: list[Mutant], equivalents: set[tuple[str, str, str]]) -> Outcome:
+        """The outcome of those mutants that have a verdict."""
+        alive = [mutant for mutant in chosen if self.alive.get(mutant.key)]
+        unlisted = [mutant for mutant in alive if (self.module, mutant.line, mutant.mutation) not in equivalents]
+        killed = sum(self.alive.get(mutant.key) is False for mutant in chosen)
+        return Outcome(self.module, killed, len(alive) - len(unlisted), unlisted)
 
 
-def _changes(tree: ast.AST) -> Iterator[tuple[int, Callable[[], None]]]:
-    """(line, function that makes the change) for each possible change below ``tree``."""
-    for node in _nodes(tree):
-        line = getattr(node, "lineno", 0)
-        if isinstance(node, (ast.BinOp, ast.BoolOp, ast.AugAssign)) and type(node.op) in OPERATORS:
-            yield line, _setter(node, "op", OPERATORS[type(node.op)]())
-        elif isinstance(node, ast.Compare):
-            for place, operator in enumerate(node.ops):
-                if type(operator) in OPERATORS:
-                    yield line, _setter(node.ops, place, OPERATORS[type(operator)]())
-        elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
-            yield line, _setter(node, "value", not node.value)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
-            yield line, _setter(node, "value", node.value + 1)
-        elif isinstance(node, ast.IfExp):
-            yield line, lambda node=node: node.__dict__.update(body=node.orelse, orelse=node.body)
-        elif isinstance(node, (ast.If, ast.While)):
-            yield line, _setter(node, "test", ast.UnaryOp(ast.Not(), node.test))
-        elif isinstance(node, ast.Call):
-            if len(node.args) > 1 and not any(isinstance(argument, ast.Starred) for argument in node.args[:2]):
-                yield line, _setter(node, "args", [node.args[1], node.args[0], *node.args[2:]])
-            for place in range(len(node.keywords)):
-                yield line, _setter(node, "keywords", node.keywords[:place] + node.keywords[place + 1 :])
-        for name in ("body", "orelse"):
-            statements = getattr(node, name, None)
-            for place, statement in enumerate(statements if isinstance(statements, list) else ()):
-                if _can_go(statement):
-                    yield statement.lineno, _setter(statements, place, ast.Pass())
-
-
-def _nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """The node and those below it, without annotations, decorators, messages and logging."""
-    if isinstance(node, UNTOUCHED) or _is_logging(node):
-        return
-    yield node
-    for name, value in ast.iter_fields(node):
-        if name not in ("annotation", "returns", "decorator_list", "type_comment"):
-            for child in value if isinstance(value, list) else [value]:
-                if isinstance(child, ast.AST):
-                    yield from _nodes(child)
-
-
-def _can_go(statement: ast.stmt) -> bool:
-    if isinstance(statement, ast.Expr):
-        return isinstance(statement.value, ast.Call) and not _is_logging(statement)
-    return isinstance(statement, (ast.AugAssign, ast.Raise, ast.Continue, ast.Delete)) or (
-        isinstance(statement, ast.Assign) and any(isinstance(target, ast.Attribute) for target in statement.targets)
-    )
-
-
-def _is_logging(node: ast.AST) -> bool:
-    return isinstance(node, ast.Expr) and ast.unparse(node).startswith(("logger.", "warnings."))
-
-
-def _setter(owner: object, key: str | int, value: object) -> Callable[[], None]:
-    if isinstance(owner, list):
-        return lambda: owner.__setitem__(key, value)
-    return lambda: setattr(owner, key, value)
-
-
-def survives(module: str, tree: ast.Module | None, tests: list[str], timeout: float) -> bool:
-    """Whether ``tests`` pass with this tree as ``module`` (None: the module itself), within ``timeout`` seconds."""
+def survives(module: str, mutant: Mutant | None, timeout: float) -> bool:
+    """Whether the module's tests pass with this mutant (None: the module itself) within ``timeout`` seconds."""
     child = os.fork()
     if child == 0:
         os.setsid()
-        silent = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(silent, 1), os.dup2(silent, 2)
-        if tree is not None:
-            _import_instead(ROOT / module, tree)
-        status = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests])
-        os._exit(int(status))
+        silent = os.open(os.devnull, os.O_RDWR)
+        for stream in range(3):
+            os.dup2(silent, stream)
+        for name in [name for name in sys.modules if name.split(".")[0] in ("verl_ext", "recipe")]:
+            del sys.modules[name]
+        if mutant is not None:
+            _import_instead(ROOT / module, mutant)
+        plugins = ["-p", "no:cacheprovider", "-p", "pytest_timeout", "-p", "_hypothesis_pytestplugin"]
+        os._exit(int(pytest.main(["-x", "-q", *plugins, "--hypothesis-profile=mutation", *GUARDS[module]])))
     ends = time.monotonic() + timeout
     while time.monotonic() < ends:
         pid, status = os.waitpid(child, os.WNOHANG)
@@ -194,9 +159,9 @@ def survives(module: str, tree: ast.Module | None, tests: list[str], timeout: fl
     return False
 
 
-def _import_instead(path: Path, tree: ast.Module) -> None:
-    """Let this process import the tree as the module at ``path``."""
-    code = compile(tree, str(path), "exec")
+def _import_instead(path: Path, mutant: Mutant) -> None:
+    """Let this process import the mutant as the module at ``path``."""
+    code = compile(mutant.tree, str(path), "exec")
     original = importlib.machinery.SourceFileLoader.get_code
 
     def get_code(loader, name):
@@ -205,52 +170,119 @@ def _import_instead(path: Path, tree: ast.Module) -> None:
     importlib.machinery.SourceFileLoader.get_code = get_code
 
 
-def main(
-    modules: Annotated[list[str] | None, typer.Argument(help="Modules; by default all with known tests.")] = None,
-    sample: Annotated[int, typer.Option(min=0, help="Mutants of each module; 0: all.")] = 60,
+def draw(module: str, sample: int, seed: int) -> list[Mutant]:
+    """``sample`` mutants of the module, or all if that is 0."""
+    generator = random.Random(f"{seed} {module}")
+    return list(mutants((ROOT / module).read_text(), sample or sys.maxsize, generator))
+
+
+def listed_equivalents() -> list[dict[str, str]]:
+    """The entries of ``equivalent_mutants.yaml``."""
+    return yaml.safe_load(EQUIVALENT.read_text())
+
+
+def keys(entries: list[dict[str, str]]) -> set[tuple[str, str, str]]:
+    """(module, line, mutation) of each entry."""
+    return {(entry["module"], entry["line"], entry["mutation"]) for entry in entries}
+
+
+def run_module(verdicts: Verdicts, chosen: list[Mutant], equivalents: set[tuple[str, str, str]]) -> None:
+    """Run the mutants without a verdict, and those that survived the last run and are not listed as equivalent."""
+    timeout = None
+    for mutant in chosen:
+        listed = (verdicts.module, mutant.line, mutant.mutation) in equivalents
+        if verdicts.alive.get(mutant.key, True) and not (listed and mutant.key in verdicts.alive):
+            if timeout is None:
+                started = time.monotonic()
+                if not survives(verdicts.module, None, 1200):
+                    raise typer.BadParameter(f"the tests of {verdicts.module} fail without any mutant")
+                timeout = 30 + 6 * (time.monotonic() - started)
+            verdicts.add(mutant, survives(verdicts.module, mutant, timeout))
+
+
+def page(outcomes: list[Outcome], entries: list[dict[str, str]], how: str) -> Iterator[str]:
+    """Lines of docs/mutation.md."""
+    yield "# Tests that notice\n"
+    yield (
+        "A mutant is a copy of a module that differs in one place: another operator, comparison, number or truth "
+        "value, a removed statement or argument, a negated condition, swapped arguments. A mutant is killed if the "
+        "module's fast tests fail with it. An equivalent mutant behaves as the module does, or differs in nothing that "
+        "a caller could notice; a table below gives each reason. `GUARDS` in `benchmarks/mutation.py`, which wrote "
+        "this page, names the tests of each module.\n"
+    )
+    yield f"{how}\n"
+    yield "| module | mutants | killed | equivalent | alive |\n|---|---:|---:|---:|---:|"
+    total = [0, 0, 0, 0]
+    for outcome in outcomes:
+        row = [0, outcome.killed, outcome.equivalent, len(outcome.alive)]
+        row[0] = sum(row)
+        total = [one + other for one, other in zip(total, row, strict=True)]
+        yield f"| `{outcome.module}` | {' | '.join(map(str, row))} |"
+    yield f"| all | {' | '.join(map(str, total))} |"
+    if alive := [(outcome.module, mutant) for outcome in outcomes for mutant in outcome.alive]:
+        yield "\n## Alive\n\n| module | line | mutant |\n|---|---|---|"
+        yield from (f"| `{module}` | {_code(mutant.line)} | {_code(mutant.mutation)} |" for module, mutant in alive)
+    yield "\n## Equivalent\n\n| module | line | mutant | why nothing can notice |\n|---|---|---|---|"
+    for entry in entries:
+        cells = f"`{entry['module']}`", _code(entry["line"]), _code(entry["mutation"]), entry["why"]
+        yield f"| {' | '.join(cells)} |"
+
+
+def _code(text: str) -> str:
+    return f"`{text}`".replace("|", "\\|") if text else ""
+
+
+Out = Annotated[Path, typer.Option(help="Folder of the verdicts, a file per module.")]
+Sample = Annotated[int, typer.Option(min=0, help="Mutants of each module; 0: all.")]
+
+
+@app.command()
+def run(
+    modules: Annotated[list[str] | None, typer.Argument(help="Modules; by default all of GUARDS.")] = None,
+    sample: Sample = 20,
     seed: int = 0,
-    out: Annotated[Path, typer.Option(help="JSON lines with the outcomes so far; a second run goes on.")] = Path(
-        "mutants.jsonl"
-    ),
+    out: Out = OUT,
 ) -> None:
-    """Print killed and surviving mutants of each module; exits with 1 if fewer than 90 % of a module's are killed."""
+    """Run mutants and print the survivors; exits with 1 if the tests notice under 90 % of a module's mutants."""
+    for folder in (ROOT / "tests", ROOT / "benchmarks", ROOT):
+        sys.path.insert(0, str(folder))
+    os.environ |= {"OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    out = out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
     os.chdir(ROOT)
-    sys.path[:0] = [str(ROOT)]
-    done = {}
-    for line in out.read_text().splitlines() if out.exists() else ():
-        row = json.loads(line)
-        done[row["module"], row["source"], row["line"], row["diff"]] = row["alive"]
-    rows, survivors, worst = [], [], 1.0
+    for library in LIBRARIES:
+        importlib.import_module(library)  # here once, and not in each forked process
+    phases = [hypothesis.Phase.explicit, hypothesis.Phase.generate]  # a failure is not simplified
+    hypothesis.settings.register_profile("mutation", deadline=None, derandomize=True, phases=phases)
+    gc.freeze()
+    equivalents, unnoticed = keys(listed_equivalents()), []
     for module in modules or GUARDS:
-        source = (ROOT / module).read_text()
-        digest = hashlib.sha256(source.encode()).hexdigest()[:12]
-        chosen = list(mutants(source))
-        if sample and sample < len(chosen):
-            places = sorted(random.Random(f"{seed} {module}").sample(range(len(chosen)), sample))
-            chosen = [chosen[place] for place in places]
-        started = time.monotonic()
-        if not survives(module, None, GUARDS[module], 1200):
-            raise typer.BadParameter(f"the tests of {module} fail without any mutant")
-        timeout = 10 + 5 * (time.monotonic() - started)
-        alive = []
-        for mutant in chosen:
-            key = module, digest, mutant.line, mutant.diff
-            if key not in done:
-                done[key] = survives(module, mutant.tree, GUARDS[module], timeout)
-                with out.open("a") as file:
-                    names = ("module", "source", "line", "diff", "alive")
-                    file.write(json.dumps(dict(zip(names, (*key, done[key]), strict=True))) + "\n")
-            if done[key]:
-                alive.append(mutant)
-        killed = len(chosen) - len(alive)
-        worst = min(worst, killed / len(chosen))
-        rows.append([module, str(len(chosen)), str(killed), str(len(alive)), f"{killed / len(chosen):.0%}"])
-        survivors += [(module, mutant) for mutant in alive]
-    for module, mutant in survivors:
-        console.print(f"{module}:{mutant.line}\n{mutant.diff}\n", markup=False)
-    console.print(Table("Mutants", ["module", "mutants", "killed", "alive", "share"], rows))
-    raise typer.Exit(int(worst < 0.9))
+        verdicts, chosen = Verdicts(module, out), draw(module, sample, seed)
+        run_module(verdicts, chosen, equivalents)
+        _, killed, equivalent, alive = verdicts.outcome(chosen, equivalents)
+        console.print(f"{module}: {killed} killed, {equivalent} equivalent, {len(alive)} alive")
+        for mutant in alive:
+            console.print(f"{module}:{mutant.number}\n- {mutant.line}\n+ {mutant.mutation}", markup=False)
+        if 10 * len(alive) > killed + len(alive):
+            unnoticed.append(module)
+    raise typer.Exit(int(bool(unnoticed)))
+
+
+@app.command()
+def table(
+    path: Path,
+    sample: Sample = 20,
+    seed: int = 0,
+    out: Out = OUT,
+    machine: Annotated[str, typer.Option(help="Machine of the run, for the page.")] = "not named",
+) -> None:
+    """Write the verdicts so far as a page."""
+    entries = listed_equivalents()
+    outcomes = [Verdicts(module, out).outcome(draw(module, sample, seed), keys(entries)) for module in GUARDS]
+    command = f"`python benchmarks/mutation.py run --sample {sample} --seed {seed}`"
+    how = f"Command: {command}. Machine: {machine}."
+    path.write_text("\n".join(page([outcome for outcome in outcomes if any(outcome[1:])], entries, how)) + "\n")
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app()

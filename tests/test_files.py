@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
-from verl_ext.files import write_text, written_whole
+from verl_ext.files import check_folder, write_text, written_whole
 
 
 def test_a_failure_keeps_the_old_file_and_leaves_nothing_behind(tmp_path):
@@ -31,3 +33,16 @@ def test_a_folder_appears_with_all_its_files(tmp_path):
     with pytest.raises(OSError), written_whole(path) as unfinished:
         unfinished.mkdir()
     assert (path / "weights" / "one").read_text() == "1" and list(tmp_path.iterdir()) == [path]
+
+
+def test_an_output_folder_is_checked_and_not_made(tmp_path, monkeypatch):
+    new = tmp_path / "one" / "two"
+    assert check_folder(new) == new and check_folder(tmp_path) == tmp_path and not (tmp_path / "one").exists()
+    (tmp_path / "file").touch()
+    for out in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(ValueError, match=f"^--out {out}: {tmp_path}/file is a file; name a folder.$"):
+            check_folder(out)
+    for right in (os.R_OK, os.W_OK, os.X_OK):  # root has every right, so the kernel's answer is replaced
+        monkeypatch.setattr(os, "access", lambda path, mode, right=right: not mode & right)
+        with pytest.raises(ValueError, match=f"^--out {new}: {tmp_path} cannot be written to; name another folder.$"):
+            check_folder(new)

@@ -68,6 +68,7 @@ def test_a_stream_counts_what_it_has_seen_and_drawn():
     assert [prompt.id for prompt in stream.draw(5, but=["p3"])] == ["p0"]
     # It gives up after two epochs without another prompt: p0 at row 5, then 8 rows.
     assert (stream.seen_total, stream.drawn_total) == (4 + 1 + 8, 3)
+    assert stream.draw(1, but=["p0", "p3"]) == [] and stream.seen_total == 4 + 1 + 8 + 8
     restored = PromptStream(itertools.cycle(rows), 4, lambda prompt_id: False)
     restored.load_state_dict(stream.state_dict())
     assert restored.metrics() == stream.metrics() and restored.evicted == {"p2"}

@@ -9,10 +9,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import typer
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from typer.testing import CliRunner
 
-from verl_ext.estimation.hidden_states import hidden_states
+from verl_ext.estimation.hidden_states import hidden_states, main
 
 PROMPTS = [[{"role": "user", "content": text}] for text in ("a", "b a b", "b a", "a b a b a b a")]
 
@@ -55,3 +57,38 @@ def test_the_command_writes_one_row_per_prompt(folder, tmp_path):
 def test_refused(prompts, depth, named, folder):
     with pytest.raises(ValueError, match=named):
         hidden_states(prompts, model=folder, depth=depth)
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"--model": "empty"}, "model=empty is not valid: name the folder of a transformers model"),
+        ({"--out": "empty"}, "--out empty: it is a folder; name a file."),
+        ({"--data": "nowhere.parquet"}, "nowhere.parquet"),
+        ({"--prompt-key": "question"}, "--prompt-key question: train.parquet has prompt."),
+    ],
+)
+def test_the_command_refuses(changed, sentence, folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pd.DataFrame({"prompt": PROMPTS}).to_parquet("train.parquet")
+    (tmp_path / "empty").mkdir()
+    app = typer.Typer()
+    app.command()(main)
+    given = {"--model": str(folder), "--data": "train.parquet", "--out": "features.npy", **changed}
+    arguments = [part for pair in given.items() for part in pair]
+    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "400"})
+    assert result.exit_code == 2 and sentence in result.output
+    assert not (tmp_path / "features.npy").exists()
+
+
+def test_a_missing_model_is_refused_before_anything_is_loaded():
+    code = """
+import sys
+from verl_ext.estimation.hidden_states import hidden_states
+try:
+    hidden_states([[{"role": "user", "content": "a"}]], model="/nowhere")
+except ValueError as error:
+    print({"torch", "transformers"} & set(sys.modules), error)
+"""
+    result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120)
+    assert result.stdout.startswith("set() model=/nowhere is not valid: name the folder of a transformers model")

@@ -17,7 +17,7 @@ from recipe.hora.policy import Hora
 from verl_ext.data.schema import make_row, write_rows
 from verl_ext.estimation.embeddings import embed
 from verl_ext.estimation.probe import LinearProbe
-from verl_ext.lab.fit_probe import Outcomes, log_loss, main, outcomes, scores, split
+from verl_ext.lab.fit_probe import Outcomes, fit, log_loss, main, outcomes, scores, split
 from verl_ext.prompts import prompt_text
 
 ROLLOUTS = 8
@@ -98,6 +98,25 @@ def test_features_of_a_file_take_the_place_of_embeddings(logged, invoke, tmp_pat
         of_kind = fitted.row % 2 == kind
         assert probe.predict([kind])[0] == pytest.approx(fitted.rates[of_kind].mean(), abs=0.02)
     assert scores(probe, fitted, held)["the probe"][0] < scores(probe, fitted, held)["the same rate for all"][0]
+
+
+def test_with_one_head_prompts_count_equally_whatever_their_numbers_of_rollouts():
+    """Four prompts with equal features: three solved, one with 64 failures. The best rate is 3/4, not 12/76."""
+    logged = Outcomes(np.arange(4), np.array([4, 4, 4, 64]), np.array([4, 4, 4, 0]))
+    same = np.tile([1.0, -1.0, 0.5], (5, 1))
+    probe = fit(same, logged, dual=False, learning_rate=0.05, steps=300)
+    assert probe.predict([0, 4]) == pytest.approx([0.75, 0.75], abs=0.005)
+    held = Outcomes(np.array([4]), np.array([8]), np.array([6]))
+    assert scores(probe, logged, held)["the same rate for all"][1] == pytest.approx(0.0)
+
+
+def test_two_heads_see_the_numbers_of_rollouts():
+    """Rates of 0 and 1 after two rollouts say less about how sure a rate is than after 64."""
+    features = np.repeat(np.eye(2), 4, axis=0)
+    logged = Outcomes(np.arange(8), np.repeat([2, 64], 4), np.array([0, 1, 1, 2, 0, 32, 32, 64]))
+    probe = fit(features, logged, dual=True, learning_rate=0.05, steps=300)
+    rates, strength = probe.predict_prior([0, 4])
+    assert rates == pytest.approx([0.5, 0.5], abs=0.02) and strength[0] > 3 * strength[1]
 
 
 def test_only_the_first_steps_are_read_if_asked(logged, invoke, tmp_path):

@@ -36,8 +36,9 @@ def hidden_states(
         progress: show a progress bar.
 
     Raises:
-        ValueError: no prompts, or a depth outside (0, 1].
+        ValueError: no prompts, a depth outside (0, 1], or ``model`` is not the folder of a model.
     """
+    _require_model(model)
     if not len(prompts):
         raise ValueError("prompts must be at least one.")
     if not 0 < depth <= 1:
@@ -63,6 +64,11 @@ def hidden_states(
     return np.concatenate(vectors)
 
 
+def _require_model(model: str | Path) -> None:
+    if not (Path(model) / "config.json").is_file():
+        raise ValueError(f"model={model} is not valid: name the folder of a transformers model, with config.json.")
+
+
 def main(
     model: Annotated[Path, typer.Option(help="Folder of the model that training starts from.")],
     data: Annotated[Path, typer.Option(help="The parquet file of data.train_files.")],
@@ -72,12 +78,15 @@ def main(
     prompt_key: Annotated[str, typer.Option(help="Column of the messages, verl's data.prompt_key.")] = "prompt",
 ) -> None:
     """Write one row of features per row of the data."""
-    rows = pd.read_parquet(data)
-    if prompt_key not in rows:
-        raise typer.BadParameter(f"--prompt-key {prompt_key}: {data} has {', '.join(rows.columns)}.")
     try:
+        _require_model(model)
+        if out.is_dir():
+            raise ValueError(f"--out {out}: it is a folder; name a file.")
+        rows = pd.read_parquet(data)
+        if prompt_key not in rows:
+            raise ValueError(f"--prompt-key {prompt_key}: {data} has {', '.join(rows.columns)}.")
         features = hidden_states(rows[prompt_key].tolist(), model=model, depth=depth, batch_size=batch_size)
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
     np.save(out, features, allow_pickle=False)
     Console().print(f"{out}: {features.shape[0]} x {features.shape[1]}")

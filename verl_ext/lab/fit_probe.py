@@ -96,6 +96,28 @@ def split(logged: Outcomes, held_out: float) -> tuple[Outcomes, Outcomes]:
     return logged.of(np.sort(order[held:])), logged.of(np.sort(order[:held]))
 
 
+def fit(matrix: np.ndarray, logged: Outcomes, *, dual: bool, learning_rate: float, steps: int) -> LinearProbe:
+    """A probe fitted on ``logged``.
+
+    The paper's groups have G0 rollouts each. Logged groups differ in size, since allocators give hard prompts more
+    rollouts. With one head, each prompt therefore counts as if it had the mean number of rollouts. The Beta-binomial
+    loss of two heads needs the numbers, from which it learns how sure a rate is.
+
+    Args:
+        matrix: (Q, d) features of all rows of the data.
+        logged: outcomes of the prompts to fit.
+        dual: two heads.
+        learning_rate: of Adam.
+        steps: of Adam.
+    """
+    from verl_ext.estimation.probe import LinearProbe
+
+    probe = LinearProbe(matrix, online=False, dual=dual, learning_rate=learning_rate)
+    equal = np.full(logged.row.size, round(logged.rollouts.mean()))
+    probe.fit(logged.row, logged.rates, logged.rollouts if dual else equal, steps=steps)
+    return probe
+
+
 def log_loss(logged: Outcomes, rates: np.ndarray, strength: np.ndarray | float) -> float:
     """Mean over prompts of -log P(correct | prior Beta(s p, s (1 - p))), the Beta-binomial loss (HORA Appendix F).
 
@@ -112,7 +134,7 @@ def log_loss(logged: Outcomes, rates: np.ndarray, strength: np.ndarray | float) 
 def scores(probe: LinearProbe, fitted: Outcomes, held: Outcomes) -> dict[str, tuple[float, float]]:
     """Prior -> (log loss, mean absolute error of the rate) on held-out prompts: the probe, one rate, Beta(1, 1)."""
     rates, strength = probe.predict_prior(held.row)
-    same = np.full(held.row.size, fitted.correct.sum() / fitted.rollouts.sum()).clip(1e-6, 1 - 1e-6)
+    same = np.full(held.row.size, fitted.rates.mean()).clip(1e-6, 1 - 1e-6)
     half = np.full(held.row.size, 0.5)
     priors = {"the probe": (rates, strength), "the same rate for all": (same, 2.0), "Beta(1, 1)": (half, 2.0)}
     return {
@@ -154,8 +176,6 @@ def main(
 ) -> None:
     """Fit a probe on logged rollouts, and compare its predictions with Beta(1, 1) on prompts held out."""
     extras.require("embeddings", "torch")
-    from verl_ext.estimation.probe import LinearProbe
-
     console = Console()
     try:
         if features is not None and model is not None:
@@ -175,9 +195,8 @@ def main(
             if len(matrix) != len(prompts):
                 raise ValueError(f"--features {features}: it has {len(matrix)} rows, and {data} has {len(prompts)}.")
         fitted, held = split(logged, held_out)
-        probe = LinearProbe(matrix, online=False, dual=dual, learning_rate=learning_rate)
         with console.status("Fitting"):
-            probe.fit(fitted.row, fitted.rates, fitted.rollouts, steps=steps)
+            probe = fit(matrix, fitted, dual=dual, learning_rate=learning_rate, steps=steps)
         files.write_text(out, json.dumps(probe.state_dict()))
     except (ValueError, OSError, KeyError, TypeError) as error:
         raise typer.BadParameter(f"{error}") from error
