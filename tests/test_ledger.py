@@ -69,7 +69,7 @@ def two_steps():
     ledger.trained(trained)
     ledger.discarded(dull, "dull")
     ledger.begin_step()
-    kept = group("c", *rollouts(1.0, 1.0, 1.0, tokens=5), Rollout(math.nan, None, 1, 0, failed=True, diverged=True))
+    kept = group("c", *rollouts(1.0, 1.0, 1.0, tokens=5), Rollout(math.nan, None, 1, 0, 2, failed=True, diverged=True))
     stale = group("d", *rollouts(0.0, tokens=6))
     for each in (kept, stale):
         ledger.sampled(each.rollouts)
@@ -85,6 +85,7 @@ def test_every_rollout_and_token_is_counted_where_it_went():
         "rollouts/trained": (0, 2),
         "rollouts/failed": (1, 2),
         "rollouts/truncated": (0, 3),
+        "rollouts/with_prefix": (1, 4),
         "rollouts/diverged": (1, 1),
         "rollouts/discarded_dull": (0, 3),
         "rollouts/discarded_stale": (1, 1),
@@ -92,12 +93,12 @@ def test_every_rollout_and_token_is_counted_where_it_went():
         "groups/discarded_dull": (0, 1),
         "groups/discarded_stale": (1, 1),
         "tokens/sampled": (3 * 5 + 1 + 6, 2 * 3 + 7 + 3 * 4 + 3 * 5 + 1 + 6),
-        "tokens/prefix": (0, 6),
+        "tokens/prefix": (2, 8),
         "tokens/trained": (0, 6),
     }
     expected = {name: float(step) for name, (step, _) in counts.items()}
     expected |= {f"{name}_total": float(total) for name, (_, total) in counts.items()}
-    expected |= {"rollouts/discarded_total": 4.0, "rollouts/buffered": 3.0}
+    expected |= {"rollouts/discarded_total": 4.0, "rollouts/buffered": 3.0, "rollouts/diverged_share": 1.0}
     assert ledger.metrics() == expected
 
 
@@ -147,3 +148,15 @@ def test_answers_whose_check_was_given_up_are_counted():
     ledger.sampled([*given_up, Rollout(0.0, False, 1, 0, components={"verifier_error": 1.0, "timed_out": 1.0})])
     metrics = ledger.metrics()
     assert (metrics["rollouts/timed_out"], metrics["rollouts/verifier_error_total"]) == (2.0, 1.0)
+
+
+def test_the_share_of_diverged_rollouts_appears_with_the_first_prefix():
+    ledger = Ledger()
+    shares = []
+    for diverged in ([], [False, False], [True, False, False, True], []):
+        ledger.begin_step()
+        ledger.sampled(rollouts(1.0, 0.0))
+        for each in diverged:
+            ledger.sampled(rollouts(1.0, prefix_tokens=2, diverged=each))
+        shares.append(ledger.metrics().get("rollouts/diverged_share"))
+    assert shares == [None, 0.0, 0.5, 0.0]

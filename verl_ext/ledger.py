@@ -39,6 +39,7 @@ class Ledger:
         for name, count in (
             ("tokens/prefix", sum([rollout.prefix_tokens for rollout in rollouts])),
             ("rollouts/truncated", sum([rollout.truncated for rollout in rollouts])),
+            ("rollouts/with_prefix", sum([rollout.prefix_tokens > 0 for rollout in rollouts])),
             ("rollouts/diverged", sum([rollout.diverged for rollout in rollouts])),
             *(
                 (f"rollouts/{name}", sum([rollout.components.get(name, 0.0) > 0 for rollout in rollouts]))
@@ -81,12 +82,19 @@ class Ledger:
         return sum(count for name, count in self.total.items() if name.startswith("rollouts/discarded_"))
 
     def metrics(self) -> dict[str, float]:
-        """Counts of this step by name, and counts of the whole run by name with the suffix ``_total``."""
+        """Counts of this step by name, and counts of the whole run by name with the suffix ``_total``.
+
+        ``rollouts/diverged_share`` is the share of this step's rollouts with a prefix that diverged. It appears with
+        the run's first prefix, and is 0 in a step without prefixes.
+        """
         names = {"rollouts/sampled", "rollouts/trained", "rollouts/failed", "tokens/sampled", *self.total}
         values = {name: float(self.step[name]) for name in sorted(names)}
         values |= {f"{name}_total": float(self.total[name]) for name in sorted(names)}
         values["rollouts/discarded_total"] = float(self.discarded_total)
         values["rollouts/buffered"] = float(self.buffered)
+        if "rollouts/with_prefix" in self.total:
+            with_prefix = self.step["rollouts/with_prefix"]
+            values["rollouts/diverged_share"] = self.step["rollouts/diverged"] / max(with_prefix, 1)
         return values
 
     def state_dict(self) -> dict:

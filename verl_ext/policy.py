@@ -43,12 +43,13 @@ class Rollout:
         reward: scalar reward of the whole response; nan if the rollout failed.
         correct: verdict of the verifier; None if the reward function reports none.
         tokens: number of tokens that the policy generated.
-        prefix_tokens: number of prefix tokens in front of the generated ones; they are never in the loss.
+        prefix_tokens: number of tokens of the policy that were replayed from a prefix; they are never in the loss.
         policy_version: version of the oldest weights that generated a token. Version t means weights after t training
             steps, so rollouts of step 1 have version 0.
         failed: the rollout brought no usable response; failed rollouts are counted and never trained on.
         truncated: a limit (response length, number of turns) ended the response before the policy did.
-        diverged: the rollout failed because an environment answered a prefix step differently than at first.
+        diverged: an environment answered a prefix step differently than at first, or the prefix did not fit. The
+            rollout has failed, or its prefix ended at this step (``rollout_driver.on_divergence``).
         components: further numbers that the reward function reports, by name.
         trajectory: the tokens, if the policy sets :attr:`RolloutPolicy.reads_trajectories`; not saved in checkpoints.
     """
@@ -176,7 +177,8 @@ class Request:
     """Generate ``rollouts`` more for a prompt (opens a group) or for a group (its next wave).
 
     With ``prefix``, every rollout of the new group starts from these tokens, which are not generated and not in the
-    loss. All rollouts of a group share one start, so that their rewards can be compared.
+    loss. All rollouts of a group share one start, so that their rewards can be compared. (With
+    ``rollout_driver.on_divergence=continue`` a rollout may leave the prefix early.)
     """
 
     target: Prompt | Group

@@ -137,6 +137,8 @@ def roll_out(queue, model, tokenizer):
         prefix=None,
         timeout=TIMEOUT,
         compact_filtering=False,
+        on_divergence="drop",
+        script=SCRIPT,
         worker_class=WaveWorker,
         engine_class=SlowEngine,
     ):
@@ -147,6 +149,7 @@ def roll_out(queue, model, tokenizer):
             "data.max_response_length=1024",
             f"rollout_driver.agent_timeout={timeout or 'null'}",
             f"rollout_driver.compact_filtering={str(compact_filtering).lower()}",
+            f"rollout_driver.on_divergence={on_divergence}",
         )
         clock = Clock()
         engine = engine_class(tokenizer, turns)
@@ -159,7 +162,7 @@ def roll_out(queue, model, tokenizer):
                 "uid": UID,
                 "agent_name": "tool_agent",
                 "raw_prompt": [{"role": "user", "content": "+4"}],
-                "tools_kwargs": {"sql": {"create_kwargs": {"script": SCRIPT}}},
+                "tools_kwargs": {"sql": {"create_kwargs": {"script": script}}},
                 "global_steps": 6,
                 "index": 0,
                 "session_offset": 2,
@@ -241,6 +244,56 @@ def test_late_while_the_prefix_is_replayed(roll_out, tokenizer):
     assert status == "finished" and engine.calls == []
     assert extra(row)["generated_tokens"] == 0 and not extra(row)["diverged"]
     assert row["tag"]["min_global_steps"] == 5  # the weights of step 6
+
+
+@pytest.fixture
+def prefix(roll_out, tokenizer):
+    """One interaction: the database answers 11."""
+    _, row, _ = roll_out([ADD, "11"])
+    return Trajectory(row["responses"], row["response_mask"]).prefix(0.9)
+
+
+OTHER = SCRIPT.replace("7", "1234567")  # answers 1234571
+
+
+@pytest.mark.parametrize(("script", "diverged"), [(SCRIPT, False), (OTHER, True)])
+@pytest.mark.parametrize("on_divergence", ["drop", "continue"])
+def test_what_a_rollout_with_a_prefix_reports(roll_out, tokenizer, prefix, on_divergence, script, diverged):
+    lost = diverged and on_divergence == "drop"
+    status, row, engine = roll_out([ADD, "the end"], prefix=prefix, on_divergence=on_divergence, script=script)
+    generated = 0 if lost else length_of(tokenizer, ADD, "the end")
+    assert status == "finished" and len(engine.calls) == (0 if lost else 2)
+    assert (extra(row)["diverged"], extra(row)["truncated"]) == (diverged, False)
+    assert extra(row)["prefix_tokens"] == length_of(tokenizer, ADD)
+    assert extra(row)["generated_tokens"] == int(row["response_mask"].sum()) == generated
+    if not lost:
+        assert ("1234571" in tokenizer.decode(row["responses"].tolist())) == diverged
+        start = len(engine.calls[0]["prompt_ids"]) - len(row["prompts"])
+        assert start == len(prefix) + 5 * diverged and not row["response_mask"][:start].any()
+        assert not row["rollout_log_probs"][:start].any() and row["rollout_log_probs"][start] == -0.5
+        assert row["tag"]["min_global_steps"] == engine.version
+
+
+def test_late_after_a_divergence(roll_out, tokenizer, prefix):
+    status, row, engine = roll_out([WAIT], prefix=prefix, on_divergence="continue", script=OTHER)
+    assert status == "finished" and len(engine.calls) == 1
+    assert extra(row)["truncated"] and extra(row)["diverged"]
+    assert extra(row)["generated_tokens"] == length_of(tokenizer, WAIT)
+    assert extra(row)["prefix_tokens"] == length_of(tokenizer, ADD)
+    assert float(row["rm_scores"].sum()) == 0.0 == float(row["response_mask"].sum())
+
+
+@pytest.mark.parametrize(("on_divergence", "truncated"), [("drop", False), ("continue", True)])
+def test_a_new_answer_that_leaves_no_room(roll_out, tokenizer, on_divergence, truncated):
+    thought = "x" * 800
+    turn = thought + sql_call("SELECT a FROM r")
+    _, row, _ = roll_out([turn, "7"])
+    prefix = Trajectory(row["responses"], row["response_mask"]).prefix(0.9)
+    long = f"CREATE TABLE r(a TEXT); INSERT INTO r VALUES('{'y' * 199}');"
+    status, row, engine = roll_out(["never asked"], prefix=prefix, on_divergence=on_divergence, script=long)
+    assert status == "finished" and engine.calls == [] and len(row["responses"]) == length_of(tokenizer, turn)
+    assert extra(row)["generated_tokens"] == 0 == int(row["response_mask"].sum())
+    assert extra(row)["diverged"] and extra(row)["truncated"] == truncated
 
 
 def test_the_agent_is_not_to_blame_for_an_engine_that_fails_too_late(roll_out):

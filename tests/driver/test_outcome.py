@@ -32,8 +32,8 @@ def output_of(tokenizer, *pieces: tuple[str, int]) -> AgentLoopOutput:
 @pytest.mark.parametrize("truncated", [True, False])
 def test_what_was_generated_is_known_even_where_the_mask_no_longer_says_it(tokenizer, truncated, compact_filtering):
     output = output_of(tokenizer, ("abc", 1), ("observed", 0), ("de", 1))
-    note_ending(output, truncated=truncated, diverged=False, compact_filtering=compact_filtering)
-    assert output.extra_fields == {"generated_tokens": 5, "truncated": truncated, "diverged": False}
+    note_ending(output, truncated=truncated, compact_filtering=compact_filtering)
+    assert output.extra_fields == {"generated_tokens": 5, "truncated": truncated}
     assert sum(output.response_mask) == (0 if truncated and compact_filtering else 5)
     assert len(output.response_mask) == len(output.response_ids)
 

@@ -42,7 +42,7 @@ def room(queue):
 
 @pytest.fixture
 def make(queue):
-    def build(policy, writer, *, drain=True, stall_timeout=30.0, steps=5):
+    def build(policy, writer, *, drain=True, stall_timeout=30.0, steps=5, **settings):
         policy.start_run(steps, [])
         buffer = GroupReplayBuffer(
             poll_interval=0.01,
@@ -53,6 +53,7 @@ def make(queue):
             max_off_policy_threshold=None,
             max_off_policy_strategy="drop",
             sampler_kwargs={},
+            **settings,
         )
         buffer.controller = RolloutController(policy, epochs(prompts(40)), 40, writer)
         writer.buffer = buffer
@@ -137,13 +138,27 @@ def test_the_second_wave_is_read_without_the_first_and_discards_leave_the_queue(
 
 def test_a_replay_that_diverged_is_dropped_and_counted(make):
     writer = QueueWriter()
-    writer.diverged, writer.truncated = {2}, {1}
+    writer.diverged, writer.truncated, writer.prefix_tokens = {2}, {1}, {0: 7, 1: 7, 2: 3, 3: 7}
     buffer = make(Uniform(train_batch_size=2, n=4), writer)
     begin(buffer)
     batch, _ = buffer.sample(1, "train", 2)
     assert {key.split("_")[1] for key in batch.keys} == {"0", "1", "3"}
     metrics = buffer.controller.metrics()
     assert (metrics["rollouts/failed"], metrics["rollouts/diverged"], metrics["rollouts/truncated"]) == (2, 2, 2)
+    assert (metrics["rollouts/diverged_share"], metrics["tokens/prefix"]) == (2 / 8, 2 * (3 * 7 + 3))
+
+
+def test_a_replay_that_diverged_and_went_on_is_trained_on(make):
+    writer = QueueWriter()
+    writer.diverged, writer.prefix_tokens = {2}, {0: 7, 1: 7, 2: 3, 3: 7}
+    buffer = make(Uniform(train_batch_size=2, n=4), writer, drop_diverged=False)
+    begin(buffer)
+    batch, _ = buffer.sample(1, "train", 2)
+    assert {key.split("_")[1] for key in batch.keys} == {"0", "1", "2", "3"}
+    metrics = buffer.controller.metrics()  # checks the books
+    assert (metrics["rollouts/failed"], metrics["rollouts/trained"], metrics["rollouts/diverged"]) == (0, 8, 2)
+    assert (metrics["rollouts/diverged_share"], metrics["tokens/prefix"]) == (2 / 8, 2 * (3 * 7 + 3))
+    assert metrics["tokens/sampled"] == metrics["tokens/trained"] == 2 * (2 + 3 + 4 + 5)
 
 
 def test_a_policy_that_asks_gets_the_tokens(make):
@@ -290,10 +305,12 @@ def test_the_version_is_that_of_the_oldest_weights_of_any_output(make):
     assert [rollout.policy_version for rollout in rollouts] == [4, 3, 7, 6]
 
 
-def test_prefix_tokens_are_those_that_the_policy_had_generated(make):
+def test_prefix_tokens_are_those_that_were_replayed(make):
     prefix = Trajectory(np.arange(7), np.array([1, 1, 0, 0, 1, 1, 1], dtype=bool))
-    rollouts = rollouts_of(make(Scripted((3, prefix)), QueueWriter(missing=(1,))))
-    assert [rollout.prefix_tokens for rollout in rollouts] == [5, 0, 5]  # the missing rollout cost nothing
+    writer = QueueWriter(missing=(1,))
+    writer.prefix_tokens = {0: 5, 1: 5, 2: 2}
+    rollouts = rollouts_of(make(Scripted((3, prefix)), writer))
+    assert [rollout.prefix_tokens for rollout in rollouts] == [5, 0, 2]  # the missing rollout cost nothing
     assert [rollout.failed for rollout in rollouts] == [False, True, False]
     assert [rollout.tokens for rollout in rollouts] == [2, 0, 4]
 

@@ -53,6 +53,7 @@ class QueueWriter:
 
     Attributes:
         versions: (session, output) -> version of the oldest weights; ``version`` for all other rows.
+        prefix_tokens: session -> tokens of its replayed turns; 0 for all other sessions.
         reported: session -> the reward function's further numbers; the verdict for all other sessions.
         silent: whether prompts are registered without any answer; :meth:`write` answers later.
     """
@@ -60,7 +61,7 @@ class QueueWriter:
     def __init__(self, reward=lambda session: float(session % 2), outputs=1, missing=(), silent=False):
         self.reward, self.outputs, self.missing, self.silent = reward, outputs, missing, silent
         self.truncated, self.diverged, self.untagged = set(), set(), set()
-        self.version, self.versions, self.reported = 0, {}, {}
+        self.version, self.versions, self.reported, self.prefix_tokens = 0, {}, {}, {}
 
     def submit(self, wave):
         for group, count in wave:
@@ -94,6 +95,7 @@ class QueueWriter:
         extra = {
             "reward_extra_info": {"score": reward, **reported},
             "generated_tokens": length - 1,
+            "prefix_tokens": self.prefix_tokens.get(session, 0),
             "truncated": session in self.truncated and index == 0,
             "diverged": session in self.diverged and is_last,
         }

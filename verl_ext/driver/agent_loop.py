@@ -33,7 +33,7 @@ ROLLOUTS = "__rollout_n__"  # verl's own: the number of rollouts
 SESSION_OFFSET = "session_offset"
 PREFIX = "rollout_prefix"  # checkpoint of the prefix, a Trajectory; {} for rollouts without a prefix
 # Extra fields of a trajectory's row.
-GENERATED, TRUNCATED, DIVERGED = "generated_tokens", "truncated", "diverged"
+GENERATED, REPLAYED, TRUNCATED, DIVERGED = "generated_tokens", "prefix_tokens", "truncated", "diverged"
 
 
 class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
@@ -41,7 +41,9 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
 
     - verl numbers the sessions of every submission from 0, so a second wave of a group would overwrite the first.
       Here the session numbers of a later wave follow the numbers of the earlier waves.
-    - A :class:`PrefixClient` answers the loop; the tokens of the prefix are masked in the loop's output.
+    - A :class:`PrefixClient` answers the loop; the tokens of the prefix are masked in the loop's output. If the
+      environment's answer differs from the record, ``rollout_driver.on_divergence`` decides between a failed rollout
+      and a prefix that ends with the new answer.
     - An agent that takes longer than ``rollout_driver.agent_timeout`` has failed its task: the trajectory so far gets
       reward 0, stays out of the loss, and its tokens count. If the reward function takes too long, or the engine gave
       no turn, the agent is not to blame, and the rollout is a failed rollout.
@@ -54,6 +56,7 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
         self._timeout = self.config.rollout_driver.agent_timeout
         self._compact_filtering = self.config.rollout_driver.compact_filtering
         self._loop_maker = cache(self._make_loop_maker)
+        self._continues = self.config.rollout_driver.on_divergence == "continue"
         self._tool_parser = ToolParser.get_tool_parser(self.rollout_config.multi_turn.format, self.tokenizer)
 
     async def _run_agent_loop(
@@ -66,8 +69,9 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
         rollout_prefix: Mapping | None = None,
         **kwargs,
     ):
-        playback = PrefixPlayback(Trajectory.from_state_dict(rollout_prefix)) if rollout_prefix else None
-        transcript = Transcript(prefix_length=len(playback.prefix) if playback else 0)
+        prefix = Trajectory.from_state_dict(rollout_prefix) if rollout_prefix else None
+        playback = None if prefix is None else PrefixPlayback(prefix, goes_on=self._continues)
+        transcript = Transcript(playback)
         PLAYBACK.set(playback)
         TRANSCRIPT.set(transcript)
         kwargs["session_id"] = session_id + int(session_offset)
@@ -78,7 +82,8 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
         except asyncio.TimeoutError:
             of_agent = timeout is not None and clock() - started >= timeout
             known = transcript.prompt is not None and not transcript.loop_has_ended
-            if not of_agent or not known or (playback and playback.diverged):
+            is_lost = playback is not None and playback.diverged and not playback.is_over
+            if not of_agent or not known or is_lost:
                 raise
         await self._put_timed_out(transcript, **{k: v for k, v in kwargs.items() if k not in ("agent_name", "trace")})
 
@@ -110,7 +115,7 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
 
     async def _put_timed_out(self, transcript: Transcript, **kwargs: Any) -> None:
         output = transcript.timed_out(self.rollout_config.response_length, version=int(kwargs["global_steps"]) - 1)
-        output.extra_fields |= {GENERATED: transcript.generated, TRUNCATED: True, DIVERGED: False}
+        output.extra_fields |= {GENERATED: transcript.generated, TRUNCATED: True, **_replay(PLAYBACK.get())}
         await super()._agent_loop_postprocess(output, False, **kwargs)
 
     async def _agent_loop_postprocess(self, output, validate, **kwargs):
@@ -119,10 +124,12 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
         for each in [] if validate else output if isinstance(output, list) else [output]:
             if playback is not None:
                 mask_prefix(each, playback, version=int(kwargs["global_steps"]) - 1)
+            each.extra_fields |= _replay(playback)
+            # A loop that ends within a prefix was ended by a limit, or by a tool.
+            cut_short = playback is not None and playback.goes_on and not playback.is_over
             note_ending(
                 each,
-                truncated=not transcript.ended_by_tool and await self._is_truncated(each),
-                diverged=playback is not None and playback.diverged,
+                truncated=not transcript.ended_by_tool and (cut_short or await self._is_truncated(each)),
                 compact_filtering=self._compact_filtering,
             )
         return await super()._agent_loop_postprocess(output, validate, **kwargs)
@@ -142,13 +149,20 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
         return bool(self.tools) and await has_unanswered_call(output, self._tool_parser)
 
 
-def note_ending(output: AgentLoopOutput, *, truncated: bool, diverged: bool, compact_filtering: bool) -> None:
-    """Store the number of generated tokens, and how the trajectory ended, in ``output.extra_fields``.
+def _replay(playback: PrefixPlayback | None) -> dict[str, int | bool]:
+    """Extra fields: the number of replayed tokens of the policy, and whether the prefix diverged."""
+    if playback is None:
+        return {REPLAYED: 0, DIVERGED: False}
+    return {REPLAYED: playback.turn_tokens, DIVERGED: playback.diverged}
+
+
+def note_ending(output: AgentLoopOutput, *, truncated: bool, compact_filtering: bool) -> None:
+    """Store the number of generated tokens, and whether a limit ended the trajectory, in ``output.extra_fields``.
 
     With ``compact_filtering`` a truncated trajectory leaves the loss: the whole response mask becomes 0. The reward
     still counts in the group's baseline.
     """
-    output.extra_fields |= {GENERATED: sum(output.response_mask), TRUNCATED: truncated, DIVERGED: diverged}
+    output.extra_fields |= {GENERATED: sum(output.response_mask), TRUNCATED: truncated}
     if truncated and compact_filtering:
         output.response_mask = [0] * len(output.response_mask)
 

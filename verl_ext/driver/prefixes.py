@@ -22,34 +22,40 @@ from verl_ext.trajectory import Span, Trajectory
 class PrefixPlayback:
     """Position of a rollout within the rollout's prefix.
 
-    Attributes:
+    Args:
         prefix: the trajectory to replay.
-        diverged: an observation differed from the recorded observation.
+        goes_on: if an observation differs from the recorded observation, the prefix ends with the new observation, and
+            the policy generates from there. Without ``goes_on`` the rollout is lost.
+
+    Attributes:
+        diverged: an observation differed from the recorded observation, or the loop ended within the prefix.
+        is_over: the policy generates from here on.
+        length: number of response tokens in front of the policy's own: replayed turns and all observations so far.
+        turn_tokens: number of tokens of the replayed turns.
     """
 
-    def __init__(self, prefix: Trajectory):
-        self.prefix, self.diverged = prefix, False
+    def __init__(self, prefix: Trajectory, *, goes_on: bool = False):
+        self.prefix, self.goes_on = prefix, goes_on
+        self.diverged = self.is_over = False
+        self.length = self.turn_tokens = 0
         self._tokens = prefix.tokens.tolist()
         self._turns = {span.start: span for span in prefix.spans if span.generated}
         self._prompt: list[int] | None = None  # of the first call; later calls append the response so far
-        self._accepted = 0  # tokens of the prefix accepted by the loop, observations included
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the whole prefix was replayed, and the environment answered as recorded."""
-        return self._accepted == len(self._tokens)
 
     def next_turn(self, prompt_ids: Sequence[int]) -> Span | None:
         """The recorded turn, as the answer to this call; None after the prefix, or if the environment has diverged."""
         if self._prompt is None:
             self._prompt = list(prompt_ids)
         start = len(prompt_ids) - len(self._prompt)
-        as_recorded = list(prompt_ids) == self._prompt + self._tokens[:start]
         turn = self._turns.get(start)
+        as_recorded = list(prompt_ids) == self._prompt + self._tokens[:start]
         if not as_recorded or (turn is None and start < len(self._tokens)):
-            self.diverged = True
+            self.diverged, self.is_over = True, self.goes_on
+            self.length = start
             return None
-        self._accepted = start if turn is None else turn.stop
+        self.length = start if turn is None else turn.stop
+        self.turn_tokens += 0 if turn is None else turn.stop - turn.start
+        self.is_over = self.length == len(self._tokens)
         return turn
 
 
@@ -77,7 +83,7 @@ class PrefixClient:
         turn = None
         if playback is not None and not playback.is_over:
             turn = playback.next_turn(prompt_ids)
-            if playback.diverged:  # any short answer without a tool call ends the loop
+            if playback.diverged and not playback.is_over:  # any short answer without a tool call ends the loop
                 return _recorded(playback.prefix.tokens[:1].tolist())
         if turn is None:
             return await self._client.generate(
@@ -106,7 +112,7 @@ def _recorded(tokens: list[int]) -> TokenOutput:
 
 
 def mask_prefix(output: AgentLoopOutput, playback: PrefixPlayback, version: int) -> None:
-    """Mask the prefix in the loss; mask the whole response if the replay diverged or did not finish.
+    """Mask the prefix in the loss; mask the whole response if the policy was never to generate.
 
     Args:
         output: the agent loop's output; changed in place.
@@ -115,7 +121,7 @@ def mask_prefix(output: AgentLoopOutput, playback: PrefixPlayback, version: int)
     """
     if not playback.is_over:
         playback.diverged = True
-    masked = len(output.response_mask) if playback.diverged else min(len(playback.prefix), len(output.response_mask))
+    masked = min(playback.length, len(output.response_mask)) if playback.is_over else len(output.response_mask)
     output.response_mask = [0] * masked + list(output.response_mask[masked:])
     for name in ("min_global_steps", "max_global_steps"):
         output.extra_fields.setdefault(name, version)

@@ -16,7 +16,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from verl_ext.controller import RolloutController
-from verl_ext.driver.agent_loop import DIVERGED, GENERATED, TRUNCATED
+from verl_ext.driver.agent_loop import DIVERGED, GENERATED, REPLAYED, TRUNCATED
 from verl_ext.errors import EveryRolloutFailed, RunError
 from verl_ext.policy import Group, Rollout
 from verl_ext.trajectory import Trajectory
@@ -50,6 +50,7 @@ class _Row:
 
     reward: float = math.nan
     tokens: int = 0
+    prefix_tokens: int = 0
     truncated: bool = False
     diverged: bool = False
     components: Mapping[str, float] = field(default_factory=dict)
@@ -64,14 +65,17 @@ class GroupReplayBuffer(ReplayBuffer):
         stall_timeout: seconds without a finished rollout until the run ends with RunError.
         drain: return only when no rollout is being generated, because the engines will sleep. The last step always
             waits.
+        drop_diverged: a rollout whose prefix diverged is a failed rollout.
         kwargs: as for verl's ``ReplayBuffer``.
     """
 
     controller: RolloutController  # set once the data is loaded
 
-    def __init__(self, *, poll_interval: float, stall_timeout: float, drain: bool, **kwargs):
+    def __init__(
+        self, *, poll_interval: float, stall_timeout: float, drain: bool, drop_diverged: bool = True, **kwargs
+    ):
         super().__init__(poll_interval=poll_interval, **kwargs)
-        self.stall_timeout, self.drain = stall_timeout, drain
+        self.stall_timeout, self.drain, self.drop_diverged = stall_timeout, drain, drop_diverged
         self._shortest_interval = poll_interval
         self._step, self._ended, self._last_progress = 0, (0, 0), 0.0  # of the current call of sample
 
@@ -163,6 +167,7 @@ class GroupReplayBuffer(ReplayBuffer):
             key: _Row(
                 reward=reward,
                 tokens=extra[GENERATED],
+                prefix_tokens=extra[REPLAYED],
                 truncated=extra[TRUNCATED],
                 diverged=extra[DIVERGED],
                 components=_components(extra),
@@ -173,10 +178,9 @@ class GroupReplayBuffer(ReplayBuffer):
 
     def _rollouts(self, group: Group, sessions: dict[int, list[str]], rows: dict[str, _Row]) -> list[Rollout]:
         """One rollout per session of the wave. A session without rows, without a finite reward, or with a diverged
-        prefix is a failed rollout."""
+        prefix under ``drop_diverged`` is a failed rollout."""
         rollouts = []
         first = len(group.rollouts)
-        prefix_tokens = 0 if group.prefix is None else int(group.prefix.generated.sum())
         for session in range(first, first + group.outstanding):
             keys = sorted(sessions.get(session, []), key=lambda key: RowKey.parse(key).output)
             tags = [self.partitions[PARTITION][key] for key in keys]
@@ -185,7 +189,7 @@ class GroupReplayBuffer(ReplayBuffer):
             )
             version = self.controller.step - 1 if version is None else int(version)
             last = rows[keys[-1]] if keys else _Row()
-            failed = not math.isfinite(last.reward) or last.diverged
+            failed = not math.isfinite(last.reward) or (last.diverged and self.drop_diverged)
             if failed and keys:  # failed rows must not reach the update
                 self._drop(PARTITION, keys)
             rollouts.append(
@@ -194,7 +198,7 @@ class GroupReplayBuffer(ReplayBuffer):
                     correct=_verdict(last.components),
                     tokens=sum(rows[key].tokens for key in keys),
                     policy_version=version,
-                    prefix_tokens=prefix_tokens if keys else 0,
+                    prefix_tokens=last.prefix_tokens,
                     failed=failed,
                     truncated=any(rows[key].truncated for key in keys),
                     diverged=last.diverged,

@@ -69,6 +69,7 @@ class PolicyTrainer(StoppableTrainer, WeightTurns):
             poll_interval=driver.poll_interval,
             stall_timeout=driver.stall_timeout,
             drain=self.drain,
+            drop_diverged=driver.on_divergence == "drop",
             trainer_mode=self.trainer_mode,
             trainer_config={},
             max_off_policy_threshold=None,  # delay is the policy's business

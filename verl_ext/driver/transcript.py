@@ -14,6 +14,8 @@ from typing import Any
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 from verl.workers.rollout.replica import TokenOutput
 
+from verl_ext.driver.prefixes import PrefixPlayback
+
 MEDIA = (("images", "image_data"), ("videos", "video_data"), ("audios", "audio_data"))  # output's name, engine's name
 
 
@@ -21,7 +23,7 @@ class Transcript:
     """The tokens of a rollout so far.
 
     Args:
-        prefix_length: number of response tokens that are a replayed prefix.
+        playback: the rollout's position in its prefix; None without a prefix.
 
     Attributes:
         prompt: tokens of the prompt; None until the first turn has ended.
@@ -31,8 +33,8 @@ class Transcript:
         loop_has_ended: the agent loop has returned; only the reward is missing.
     """
 
-    def __init__(self, prefix_length: int = 0):
-        self._prefix_length = prefix_length
+    def __init__(self, playback: PrefixPlayback | None = None):
+        self._playback = playback
         self._last: TokenOutput | None = None
         self._versions: dict[str, int] = {}
         self._turns = 0
@@ -48,7 +50,7 @@ class Transcript:
             self.prompt = list(prompt_ids)
         start = len(prompt_ids) - len(self.prompt)
         self.response = [*prompt_ids[len(self.prompt) :], *turn.token_ids]
-        replayed = min(self._prefix_length, len(self.response))
+        replayed = 0 if self._playback is None else min(self._playback.length, len(self.response))
         self.generated += len(self.response) - max(start, replayed)
         self._last, self._media, self._turns = turn, media, self._turns + 1
         if "min_global_steps" in turn.extra_fields:  # an answer of the engine, not of a prefix
