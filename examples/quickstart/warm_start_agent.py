@@ -1,9 +1,9 @@
 """Train a small Qwen2 model from scratch to use a tool: a starting point for agentic RL.
 
 The demonstrations are tasks from the same generator as the data set, without any of its questions, with every call
-executed by the real tool. Longer chains need more demonstrations but get fewer (``--decay``). Training ends as soon as
-the model's mean success rate on training prompts is ``--success``. At this point the model is sure of the short chains,
-ignorant of the longest and uncertain in between, on every machine and with every seed.
+executed as in the real tool. Longer chains need more demonstrations but get fewer (``--decay``). Training ends as soon
+as the model's mean success rate on training prompts is ``--success``. At this point the model is sure of the short
+chains, ignorant of the longest and uncertain in between, on every machine and with every seed.
 
     verl-ext data sql_tasks --out DIR
     python examples/quickstart/warm_start_agent.py --data DIR --out DIR
@@ -14,12 +14,10 @@ A demonstration has the same tokens as a rollout of verl's ``tool_agent`` loop
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
-from io import StringIO
 from itertools import cycle, islice
 from pathlib import Path
 from random import Random
@@ -46,7 +44,8 @@ from warm_start import (
 )
 
 from verl_ext.data.sql_tasks import OBSERVED, RANDOM_OPERAND, Level, Task, distinct_tasks, levels_of, to_task
-from verl_ext.driver.tools.sqlite import SqliteTool
+from verl_ext.sandbox.database_server import Session
+from verl_ext.sandbox.databases import LIMITS
 
 CALL, CALLED = '<tool_call>\n{"name": "sql", "arguments": {"query": "', '"}}\n</tool_call>'
 ANSWER, ANSWERED = "<tool_response>\n", "\n</tool_response>\n"
@@ -87,41 +86,17 @@ class Demonstration:
         yield self.turns[-1] + END, True
 
 
-class Trajectory:
-    """A stand-in for verl's ``AgentData``: the tool needs only its type and its end."""
-
-
 def make_tokenizer() -> PreTrainedTokenizerFast:
     """One token per byte, and for each phrase shared by all turns."""
     return byte_tokenizer(PHRASES, CHAT_TEMPLATE)
 
 
-def make_tool() -> SqliteTool:
-    """The tool ``sql``, without the schema printed by verl's base class."""
-    with redirect_stdout(StringIO()):
-        return SqliteTool({})
-
-
-async def demonstrate(tool: SqliteTool, task: Task) -> Demonstration:
-    """The task done right, one real call per operation."""
-    trajectory, observations = Trajectory(), []
-    for statement in task.statements:
-        instance, _ = await tool.create(create_kwargs={"script": task.script})
-        response, _, _ = await tool.execute(instance, {"query": statement}, agent_data=trajectory)
-        await tool.release(instance)
-        observations.append(response.text)
+def demonstrate(task: Task) -> Demonstration:
+    """The task done right, one real call per operation: executed as in the tool, but not in another process."""
+    with closing(Session(task.script, LIMITS)) as session:
+        observations = [session.observe(statement) for statement in task.statements]
     calls = [CALL + statement + CALLED for statement in task.statements]
     return Demonstration(task.question, [*calls, observations[-1]], observations)
-
-
-def demonstrate_all(tasks: Iterable[Task]) -> list[Demonstration]:
-    """A demonstration of each task."""
-    tool = make_tool()
-
-    async def run() -> list[Demonstration]:
-        return [await demonstrate(tool, task) for task in tasks]
-
-    return asyncio.run(run())
 
 
 def collect(levels: Sequence[Level], counts: Sequence[int], seed: int, share: float, exclude: set[str]) -> list[Task]:
@@ -144,7 +119,7 @@ def shuffled(
 ) -> list[Demonstration]:
     """Demonstrations of each level, ``counts`` of them; beyond 4096 of a level they repeat, executing takes time."""
     executed = [min(count, 4096) for count in counts]
-    ready = iter(demonstrate_all(collect(levels, executed, seed, share, exclude)))
+    ready = map(demonstrate, collect(levels, executed, seed, share, exclude))
     chosen: list[Demonstration] = []
     for own, count in zip(executed, counts, strict=True):
         chosen += islice(cycle(list(islice(ready, own))), count)
@@ -226,7 +201,7 @@ def main(
 
     demonstrations = shuffled(levels, exposure(levels, steps * batch, decay), seed, share, known)
     batches = to_batches(encode(tokenizer, demonstrations), batch, pad, seed)
-    prompts = to_batch(encode(tokenizer, demonstrate_all(map(to_task, rows[:PROMPTS]))), pad)
+    prompts = to_batch(encode(tokenizer, list(map(demonstrate, map(to_task, rows[:PROMPTS])))), pad)
     rates = torch.zeros(0)
 
     def enough(done: int) -> bool:

@@ -71,7 +71,7 @@ def roll_out(task, turns, tokenizer, tools):
 
 @pytest.mark.parametrize("task", TASKS[:3], ids=lambda task: task.question)
 def test_a_demonstration_has_the_tokens_of_verls_loop(task, tokenizer, tools):
-    (demonstration,) = agent.demonstrate_all([task])
+    demonstration = agent.demonstrate(task)
     ((tokens, generated),) = agent.encode(agent.make_tokenizer(), [demonstration])
     row, output = roll_out(task, demonstration.turns, tokenizer, tools)
     assert output.prompt_ids + output.response_ids == tokens
@@ -114,7 +114,7 @@ def test_a_random_value_is_right_when_it_was_observed(tokenizer, tools):
 
 
 def test_turns_are_short(tokenizer):
-    demonstrations = agent.demonstrate_all(TASKS[:1])
+    demonstrations = [agent.demonstrate(TASKS[0])]
     turn = tokenizer.encode(demonstrations[0].turns[0] + agent.END, add_special_tokens=False)
     assert len(turn) == 5  # UPDATE r SET a=a, +, 4, RETURNING a, end
     ((tokens, _),) = agent.encode(tokenizer, demonstrations)
@@ -122,7 +122,7 @@ def test_turns_are_short(tokenizer):
 
 
 def test_the_template_renders_the_whole_dialogue_alike(tokenizer, tools):
-    (demonstration,) = agent.demonstrate_all(TASKS[:1])
+    demonstration = agent.demonstrate(TASKS[0])
     messages = [{"role": "system", "content": "left out"}, {"role": "user", "content": demonstration.question}]
     for statement, observation in zip(TASKS[0].statements, demonstration.observations, strict=True):
         function = {"name": "sql", "arguments": {"query": statement}}
@@ -138,7 +138,7 @@ def test_the_template_renders_the_whole_dialogue_alike(tokenizer, tools):
 
 def test_what_the_model_is_trained_on_is_what_it_generates():
     tokenizer = agent.make_tokenizer()
-    examples = agent.encode(tokenizer, agent.demonstrate_all(TASKS))
+    examples = agent.encode(tokenizer, list(map(agent.demonstrate, TASKS)))
     tokens, targets = agent.to_batch(examples, tokenizer.pad_token_id)
     assert tokens.shape == targets.shape == (4, max(len(ids) for ids, _ in examples))
     trained = tokenizer.decode(targets[0][targets[0] != -100])

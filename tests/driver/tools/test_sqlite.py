@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-import sqlite3
 import threading
 
 import pytest
@@ -16,6 +15,7 @@ from verl.tools.tool_registry import initialize_tools_from_config
 
 from verl_ext.driver.prefixes import PrefixClient
 from verl_ext.driver.tools.sqlite import SqliteTool
+from verl_ext.sandbox.databases import Database
 
 SCRIPT = "CREATE TABLE r(a INTEGER); INSERT INTO r VALUES(5);"
 NUMBERS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x+1 FROM n)"
@@ -100,7 +100,7 @@ def test_a_trajectory_may_move_to_another_thread(tool):
 def test_a_database_ends_with_its_trajectory(tool):
     def open_databases():
         gc.collect()
-        return sum(type(thing) is sqlite3.Connection for thing in gc.get_objects())
+        return sum(type(thing) is Database for thing in gc.get_objects())
 
     before = open_databases()
     trajectory = Trajectory()
