@@ -53,15 +53,15 @@ class Barriers(FastEngine):
 
     def finish(self, count: int | None = None) -> list[tuple[str, list[Rollout]]]:
         self.phases += 1
-        return [(group.id, [self._rollout(group, index) for index in range(number)]) for group, number in self._take()]
+        waves, self.waiting = self.waiting, []
+        return [
+            (group.id, [self._answer(group, index, version) for index in range(number)])
+            for group, number, version in waves
+        ]
 
-    def _take(self) -> list[tuple[Group, int]]:
-        waiting, self.waiting = self.waiting, []
-        return waiting
-
-    def _rollout(self, group: Group, index: int) -> Rollout:
+    def _answer(self, group: Group, index: int, version: int) -> Rollout:
         correct = bool(self.success_rates[group.prompt.id] and index % 2)
-        return Rollout(float(correct), correct, 1, self.version)
+        return Rollout(float(correct), correct, 1, version)
 
 
 def measure(pass_rate: float, deviations: float, batch: int, steps: int, seed: int = 0) -> tuple[float, float, float]:

@@ -57,6 +57,19 @@ def run(command: list[str], folder: Path, name: str) -> list[dict[str, float]]:
     return [line["data"] for line in lines if line["step"] > WARM_UP]
 
 
+def runs(task: Path, steps: int) -> dict[str, tuple[str, list[str]]]:
+    """The recipe and the overrides of each kind of run with our driver."""
+    common = shared(task, steps)
+    # 24 pilots x 4 + 8 commits x 4 = 128 rollouts; every prompt survives, so each step is the steady state.
+    bound = ["data.train_batch_size=8", "rollout_policy.n_pilot=4", "rollout_policy.n_commit=4"]
+    bound += ["rollout_policy.p_lower=0", "rollout_policy.p_upper=1", "rollout_policy.p_solve=null"]
+    return {
+        "ours": ("grpo", [*common, "data.train_batch_size=16", "actor_rollout_ref.rollout.n=8"]),
+        "bound": ("pilot_commit", [*common, *bound]),
+        "one_wave": ("grpo", [*common, "data.train_batch_size=32", "actor_rollout_ref.rollout.n=4"]),
+    }
+
+
 def ours(recipe: str, overrides: list[str]) -> list[str]:
     return [sys.executable, "-m", f"recipe.{recipe}", *overrides]
 
@@ -66,7 +79,7 @@ def verls(overrides: list[str], folder: Path) -> list[str]:
     register_resolvers()
     with hydra.initialize_config_module("recipe.grpo.config", version_base=None):
         config = hydra.compose("grpo", overrides=overrides)
-    OmegaConf.resolve(config)
+    OmegaConf.resolve(config)  # verl does not register our resolvers
     OmegaConf.save(config, folder / "verl_grpo.yaml")
     arguments = ["--config-path", str(folder.resolve()), "--config-name", "verl_grpo"]
     return [sys.executable, "-m", "verl.trainer.main_ppo", *arguments]
@@ -94,18 +107,9 @@ def main(
     """Measure both ratios."""
     export_environment("cpu")
     out.mkdir(parents=True, exist_ok=True)
-    common = shared(task.resolve(), steps)
-    grpo = [*common, "data.train_batch_size=16", "actor_rollout_ref.rollout.n=8"]
-    # 24 pilots x 4 + 8 commits x 4 = 128 rollouts; every prompt survives, so each step is the steady state.
-    bound = [*common, "data.train_batch_size=8", "rollout_policy.n_pilot=4", "rollout_policy.n_commit=4"]
-    bound += ["rollout_policy.p_lower=0", "rollout_policy.p_upper=1", "rollout_policy.p_solve=null"]
-    one_wave = [*common, "data.train_batch_size=32", "actor_rollout_ref.rollout.n=4"]
-    kinds = {
-        "ours": ours("grpo", grpo),
-        "verl": verls(grpo, out),
-        "bound": ours("pilot_commit", bound),
-        "one_wave": ours("grpo", one_wave),
-    }
+    of_ours = runs(task.resolve(), steps)
+    kinds = {kind: ours(recipe, overrides) for kind, (recipe, overrides) in of_ours.items()}
+    kinds["verl"] = verls(of_ours["ours"][1], out)
     measured: dict[str, list[dict]] = {kind: [] for kind in kinds}
     for repeat in range(repeats):
         for kind, command in kinds.items():

@@ -15,6 +15,7 @@ import typer
 import yaml
 
 from verl_ext import __version__, cli
+from verl_ext.launch import experiment_hardware
 from verl_ext.recipes import Key, help_page, keys, recipes, table
 
 ROOT = Path(__file__).parents[1]
@@ -128,6 +129,25 @@ def test_recipes_in_the_current_folder_are_found(run, monkeypatch, tmp_path):
     assert "All of mine.\n" in printed and "half=0.5  Half of it.\n" in printed
     assert "A setting of the paper: large, small.\n" in printed
     assert {"mine", "grpo"} <= set(recipes())
+
+
+def test_recipes_are_found_in_an_editable_install_from_any_folder(tmp_path):
+    """Setuptools' import hook leaves an entry that is no folder in the path of the package."""
+    code = (
+        "import sys, types\n"
+        "recipe = sys.modules['recipe'] = types.ModuleType('recipe')\n"
+        "recipe.__path__ = ['__editable__.verl_ext.finder.__path_hook__']\n"
+        "from verl_ext.launch import experiment_hardware\n"
+        "from verl_ext.recipes import recipes\n"
+        "print(*recipes(), experiment_hardware('grpo', ['experiment=pilot_commit_qwen3_4b']))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert result.stdout.split() == [*recipes(), experiment_hardware("grpo", ["experiment=pilot_commit_qwen3_4b"])], (
+        result.stderr
+    )
 
 
 @pytest.mark.parametrize("width", [80, 100])

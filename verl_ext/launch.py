@@ -80,11 +80,21 @@ def arranged(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return [*groups.values(), *(a for a in overrides if "." in a.partition("=")[0])], flags
 
 
+def recipe_folders() -> list[Path]:
+    """Folders of the namespace package ``recipe``, in the order in which Python searches them.
+
+    The folder beside ``verl_ext`` is missing in the package's path after an editable install, whose import hook has a
+    table of module names instead.
+    """
+    folders = [Path(folder) for folder in import_module("recipe").__path__]
+    return list(dict.fromkeys([*filter(Path.is_dir, folders), Path(__file__).parents[1] / "recipe"]))
+
+
 def experiment_hardware(recipe: str, arguments: Sequence[str]) -> str | None:
     """The hardware profile that the chosen experiment overrides, itself or in a file that it includes."""
 
     def overridden(config: str) -> str | None:
-        files = [Path(folder) / f"{config}.yaml" for folder in import_module("recipe").__path__]
+        files = [folder / f"{config}.yaml" for folder in recipe_folders()]
         file = next((file for file in files if file.is_file()), None)
         defaults = OmegaConf.load(file).get("defaults", []) if file else []
         for entry in defaults:

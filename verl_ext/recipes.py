@@ -8,14 +8,14 @@ import re
 import shutil
 import textwrap
 from collections.abc import Iterable, Iterator
-from importlib import import_module, resources
+from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
-from verl_ext.launch import DEFAULT_HARDWARE
+from verl_ext.launch import DEFAULT_HARDWARE, recipe_folders
 from verl_ext.resolvers import REFERENCE
 
 WIDTH = 100
@@ -46,8 +46,7 @@ def recipes() -> dict[str, Path]:
     ``recipe`` is a namespace package that other projects share, so only folders with ``config/<name>.yaml`` and a
     ``rollout_policy`` in it count. Of two recipes with one name the first on the path is imported, so it counts.
     """
-    folders = reversed([Path(folder) for folder in import_module("recipe").__path__])
-    files = {file.stem: file for folder in folders for file in folder.glob("*/config/*.yaml")}
+    files = {file.stem: file for folder in reversed(recipe_folders()) for file in folder.glob("*/config/*.yaml")}
     return {
         name: file
         for name, file in sorted(files.items())
