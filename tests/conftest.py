@@ -31,6 +31,7 @@ STACK_TIMEOUT = 1800  # seconds of a test that trains; `timeout` in pyproject.to
 MAY_BE_SKIPPED = {
     "tests/lab/test_page.py::test_a_folder_without_permission_is_refused": "for root, who may write into every folder",
 }
+NO_CONTAINER = "no container can be started here"  # with every limit; such tests have the marker `container`
 HOW_TO_INSTALL = (
     "tests/run.sh installs every package, and as root also Chromium and Slurm (Debian: apt-get install chromium munge "
     "slurm-client slurmctld slurmd). A test that may be skipped is listed in MAY_BE_SKIPPED in tests/conftest.py; "
@@ -42,6 +43,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("stack") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(STACK_TIMEOUT))
+        if item.get_closest_marker("container"):
+            MAY_BE_SKIPPED[item.nodeid] = NO_CONTAINER
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("container"):
+        from support.containers import container_runtime
+
+        if container_runtime() is None:
+            pytest.skip(NO_CONTAINER)
 
 
 def fail_if_skipped(report: pytest.TestReport | pytest.CollectReport) -> None:

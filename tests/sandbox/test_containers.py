@@ -1,0 +1,313 @@
+"""Containers behind a stand-in for docker's command line, and real ones where this machine can start them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from support.containers import IMAGE, Docker, container_runtime, real
+from support.shells import alive, run, wait_for
+
+from verl_ext.sandbox import containers
+from verl_ext.sandbox.containers import END_ALL, KEEPER, MERGED, Container, Limits
+from verl_ext.sandbox.places import EndOfProgram, PlaceFailure
+
+needs_a_container = pytest.mark.container
+
+
+@pytest.fixture
+def docker(tmp_path, monkeypatch) -> Docker:
+    stand_in = Docker(tmp_path)
+    monkeypatch.setenv("PATH", stand_in.path)
+    return stand_in
+
+
+def on(place, work):
+    async def main():
+        await place.start()
+        try:
+            return await work(place)
+        finally:
+            await place.stop()
+
+    return run(main())
+
+
+def made(image: str = "own/image:1", lifetime: float = 99.0, **limits) -> Container:
+    return Container(image, Limits(**limits), lifetime)
+
+
+def made_here(lifetime: float = 99.0, **limits) -> Container:
+    """A real container."""
+    return Container(IMAGE, real(**limits), lifetime)
+
+
+async def through(stream, content: bytes) -> bytes:
+    """What `cat` makes of the content, read while it is written: a pipe holds less."""
+    writing, seen = asyncio.create_task(stream.write(content)), b""
+    while len(seen) < len(content) and (piece := await stream.read(70_000)):
+        seen += piece
+    await writing
+    return seen
+
+
+# ---- the command line ----
+
+
+def test_the_command_line_that_starts_a_container(docker):
+    place = made(memory=2 << 30, cpus=1.5, pids=9, largest_file=4096, open_files=7, arguments=("--cap-add", "CHOWN"))
+
+    async def work(place):
+        return await place.run(["echo", "a b"], 30, 99)
+
+    assert on(place, work) == (b"a b\n", 4, 0)
+    inspected, started, first, ran, ended = docker.calls()
+    assert inspected == ["image", "inspect", "--format", "<{{.Config.User}}|{{.Config.WorkingDir}}>", "own/image:1"]
+    assert started == [
+        *("run", "--detach", "--rm", "--name", place.name, "--label", "verl_ext", "--hostname", "sandbox"),
+        *("--pull", "never", "--log-driver", "none", "--network", "none"),
+        *("--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
+        *("--memory", str(2 << 30), "--memory-swap", str(2 << 30), "--cpus", "1.5", "--pids-limit", "9"),
+        *("--ulimit", "fsize=4096:4096", "--ulimit", "nofile=7:7", "--ulimit", "core=0:0", "--cap-add", "CHOWN"),
+        *("--user", "64321:64321", "--workdir", "/", "--entrypoint", "bash"),
+        *("own/image:1", "-c", KEEPER, "99", place.name),
+    ]
+    inside = ["exec", "--user", "0", "--workdir", str(docker.home), place.name, "bash", "-c", MERGED, "bash"]
+    assert first == [*inside, "true"] and ran == [*inside, "echo", "a b"]
+    assert ended == ["kill", place.name]
+
+
+@pytest.mark.parametrize(
+    ("network", "expected"), [(False, ["--network", "none"]), (True, []), ("mine", ["--network", "mine"])]
+)
+def test_there_is_no_network_unless_asked_for(network, expected):
+    arguments = Limits(network=network).run_arguments()
+    assert arguments[: arguments.index("--cap-drop")] == expected
+
+
+def test_every_container_has_a_name_of_its_own():
+    assert made().name != made().name
+
+
+def test_a_missing_image_is_fetched_once_and_the_runtimes_words_are_said(docker):
+    async def nothing(place):
+        pass
+
+    on(made(image="far/image:1"), nothing)
+    on(made(image="far/image:1"), nothing)
+    assert docker.calls("pull") == [["pull", "--quiet", "far/image:1"]]
+    on(made(pull="always"), nothing)
+    assert docker.calls("pull")[1:] == [["pull", "--quiet", "own/image:1"]]
+    with pytest.raises(PlaceFailure, match="^docker has no image far/other:1: Error: No such image: far/other:1$"):
+        (docker.state / "pulled").unlink()
+        on(made(image="far/other:1", pull="never"), nothing)
+    with pytest.raises(PlaceFailure, match="^docker pull far/none:1 ended with 1: .*manifest unknown$"):
+        on(made(image="far/none:1"), nothing)
+
+
+def test_a_container_that_does_not_start(docker):
+    async def nothing(place):
+        pass
+
+    docker.does("broken")
+    with pytest.raises(PlaceFailure, match="docker run of own/image:1 ended with 125: .*no space left"):
+        on(made(), nothing)
+    (docker.state / "broken").unlink()
+    docker.does("warns")
+    with pytest.raises(PlaceFailure, match="docker cannot set every limit on this machine: .*Limitation discarded"):
+        on(made(), nothing)
+    wait_for(lambda: not any(map(alive, docker.containers())))
+
+
+def test_a_runtime_that_hangs_or_is_missing(docker, monkeypatch):
+    monkeypatch.setattr(containers, "ASK_TIMEOUT", 0.5)
+    docker.does("hangs")
+    with pytest.raises(PlaceFailure, match="docker has no image own/image:1"):
+        run(made(pull="never").start())
+    with pytest.raises(PlaceFailure, match="docker inspect did not end in time: no output"):
+        run(made().alive())  # not False: a runtime that hangs is nobody's doing in the container
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(PlaceFailure, match="^docker is not on the PATH$"):
+        run(made().start())
+
+
+def test_a_program_with_pipes(docker):
+    async def work(place):
+        stream = await place.open(["bash", "-c", "cat; echo end >&2"])
+        content = bytes(range(256)) * 1000
+        assert await through(stream, content) == content
+        await stream.kill()
+        assert await stream.read(10) == b""
+        with pytest.raises(EndOfProgram):
+            await stream.write(b"more")
+
+    on(made(), work)
+    assert docker.calls("exec")[1][1] == "--interactive"
+
+
+def test_a_program_that_takes_too_long_is_ended_inside_of_the_container(docker):
+    async def work(place):
+        done = await place.run(["bash", "-c", "echo $$; exec sleep 600"], 1.0, 100)
+        assert done.exit_code is None
+        return int(done.output)
+
+    program = on(made(), work)
+    ((_, name),) = docker.calls("kill")
+    assert docker.calls("exec")[-1][-4:] == ["bash", "-c", END_ALL, name]
+    assert not alive(program)
+
+
+def test_a_container_that_is_gone(docker, monkeypatch):
+    async def work(place):
+        assert await place.alive()
+        await containers._call(["docker", "kill", place.name], 30, 100)
+        assert not await place.alive()
+        with pytest.raises(PlaceFailure, match="^the container is gone$"):
+            await place.run(["true"], 30, 100)
+        stream = await place.open(["cat"])
+        while await stream.read(1000):
+            pass
+
+    on(made(), work)
+
+    async def old(place):
+        place._ends = 0.0
+        with pytest.raises(PlaceFailure, match="reached its lifetime of 99 s"):
+            await place.alive()
+
+    on(made(), old)
+
+
+def test_a_container_that_has_written_too_much_is_ended(docker, monkeypatch):
+    monkeypatch.setattr(containers, "WATCH_PERIOD", 0.1)
+
+    async def work(place):
+        docker.does("size", "1048576")
+        wait_for(lambda: docker.calls("inspect", "--type", "container", "--size")[2:])
+        assert await place.alive()
+        docker.does("size", "1048577")
+        wait_for(lambda: not any(map(alive, docker.containers())))
+        with pytest.raises(PlaceFailure, match="^the container wrote more than 1048576 bytes$"):
+            await place.run(["true"], 30, 100)
+
+    on(made(disk=1 << 20), work)
+    wait_for(lambda: containers._WATCH._thread is None)
+
+
+# ---- real containers ----
+
+
+@needs_a_container
+def test_a_real_container_has_its_limits():
+    async def work(place):
+        async def said(command):
+            return (await place.run(["bash", "-c", command], 60, 10_000)).output.decode().split()
+
+        status = "while read -r key value; do [[ $key != @(CapEff|CapPrm|CapBnd|NoNewPrivs|Seccomp): ]] || echo $value;"
+        assert await said(f"{status} done < /proc/self/status") == ["0" * 16] * 3 + ["1", "2"]
+        assert await said("ulimit -f; ulimit -n; ulimit -c; ls /sys/class/net") == ["8192", "128", "0", "lo"]
+        assert await said("echo $HOSTNAME; id -u") == ["sandbox", "0"]
+        files = "memory/memory.limit_in_bytes memory.max pids/pids.max pids.max"
+        assert await said(f"cd /sys/fs/cgroup; cat {files} 2> /dev/null") == [str(128 << 20), "64"]
+
+    on(made_here(), work)
+
+
+@needs_a_container
+@pytest.mark.parametrize(
+    ("attack", "seen"),
+    [
+        ("head -c 20000000 /dev/zero > /tmp/file; echo; wc -c < /tmp/file", b"8388608"),  # a file too large
+        ("for n in {1..300}; do exec {fd}< /dev/null; done; echo all", b"Too many open files"),
+        ("head -c 400000000 /dev/zero | tail -c 400000000 > /dev/null; echo ${PIPESTATUS[1]}", b"137"),  # memory
+        ("mkdir /tmp/x; chmod 4755 /bin/bash; cat /proc/1/environ", b"Permission denied"),
+        ("kill -9 1; kill -STOP 1; kill -9 7; echo > /proc/1/oom_score_adj", b"Permission denied"),
+        ("echo 1 > /proc/sys/kernel/panic", b"Read-only file system"),
+        ("echo > /dev/tcp/10.0.0.1/80", b"Network is unreachable"),
+        ("head -c 1 /dev/mem /dev/sda /dev/vda", b"cannot open"),
+    ],
+)
+def test_an_attack_is_refused_and_the_container_goes_on(attack, seen):
+    async def work(place):
+        done = await place.run(["bash", "-c", f"{{ {attack}; }} 2>&1"], 60, 10_000)
+        assert seen in done.output
+        assert await place.alive() and (await place.run(["bash", "-c", "echo on"], 60, 10)).output == b"on\n"
+
+    on(made_here(), work)
+
+
+@needs_a_container
+def test_a_program_that_kills_every_process_ends_itself_and_not_the_container():
+    async def work(place):
+        stream = await place.open(["bash"])
+        await stream.write(b"setsid sleep 600 & kill -9 -1\n")
+        await stream.write(b"kill -9 $$\n")
+        while await stream.read(1000):
+            pass
+        assert await place.alive() and (await place.run(["bash", "-c", "echo on"], 60, 10)).output == b"on\n"
+
+    on(made_here(), work)
+
+
+@needs_a_container
+@pytest.mark.parametrize("attack", [b":(){ :|:& };:\n", b"setsid sleep 600 & env -i setsid sleep 600 &\n"])
+def test_the_end_of_a_program_ends_all_that_it_has_started_or_else_the_container(attack):
+    async def work(place):
+        stream = await place.open(["bash"])
+        await stream.write(attack + b"echo begun\n")
+        while b"begun" not in (seen := await stream.read(1000)) and seen:
+            pass
+        await stream.kill()
+        if await place.alive():
+            done = await place.run(["bash", "-c", "for each in /proc/[0-9]*; do echo $each; done"], 60, 10_000)
+            assert len(done.output.split()) == 3  # the keeper, its sleep, and the bash that asks
+
+    on(made_here(), work)
+
+
+@needs_a_container
+def test_a_real_container_that_writes_too_much_is_ended(monkeypatch):
+    monkeypatch.setattr(containers, "WATCH_PERIOD", 0.2)
+
+    async def work(place):
+        await place.run(["bash", "-c", "for n in 1 2 3; do head -c 8000000 /dev/zero > /tmp/$n; done"], 60, 10)
+        for _ in range(600):
+            if not await place.alive():
+                break
+        with pytest.raises(PlaceFailure, match="^the container wrote more than 16777216 bytes$"):
+            await place.run(["true"], 60, 10)
+
+    on(made_here(disk=16 << 20), work)
+
+
+@needs_a_container
+def test_a_real_container_ends_with_its_lifetime_and_its_name_is_free_again():
+    place = made_here(lifetime=2.0)
+
+    async def main():
+        await place.start()
+        ask = [container_runtime(), "ps", "--all", "--quiet", "--filter", f"name={place.name}"]
+        for _ in range(600):
+            if not (await containers._call(ask, 60, 1000)).output:
+                break
+        assert not (await containers._call(ask, 60, 1000)).output
+
+    run(main())
+
+
+@needs_a_container
+def test_bytes_pass_through_a_real_container_unchanged():
+    async def work(place):
+        stream = await place.open(["cat"])
+        content = bytes(range(256)) * 4000
+        assert await through(stream, content) == content
+        done = await place.run(["bash", "-c", "echo first; echo second >&2; head -c 3000000 /dev/zero"], 60, 100)
+        assert done.output.startswith(b"first\nsecond\n\0") and (len(done.output), done.length) == (100, 3_000_013)
+
+    on(made_here(), work)
+
+
+@needs_a_container
+def test_an_image_that_is_not_there_is_said():
+    with pytest.raises(PlaceFailure, match=r"has no image localhost/no-such-image:1"):
+        run(Container("localhost/no-such-image:1", real(), 99.0).start())

@@ -1,0 +1,313 @@
+"""Containers of ``docker`` or ``podman``, talked to by the runtime's own command line: no server, no published port.
+
+The container's main process is a keeper: it sleeps for the longest life of the container, and belongs to a user of its
+own. Programs run by ``exec`` as the image's user without any capability, so they can neither end the keeper nor stop
+its clock. The container ends with the keeper, even if the training process was killed.
+
+Sources: https://docs.docker.com/reference/cli/docker/container/run/, https://docs.podman.io/en/latest/markdown/podman-run.1.html
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import shutil
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from uuid import uuid4
+
+from verl_ext.sandbox.places import Finished, Pipes, PlaceFailure, Stream, finish
+
+KEEPER_USER = "64321:64321"  # no user of an image; processes without capabilities cannot signal another user's process
+KEEPER = 'sleep "$0" & wait'  # bash as the main process also collects the container's ended processes
+MERGED = 'exec "$@" 2>&1'  # merged inside of the container, so that both streams keep their order
+# Kills every process of the container but the main process, in one step, and only if the main process is our keeper.
+# It starts no process, because the container may be at its limit of processes.
+END_ALL = """while IFS= read -r -d '' word; do last=$word; done < /proc/1/cmdline
+[[ $last == "$0" ]] || exit 3
+kill -s KILL -- -1
+exit 0"""
+ANSWER = 1 << 14  # bytes kept of the runtime's own output
+ASK_TIMEOUT, KILL_TIMEOUT = 60.0, 30.0  # seconds for the runtime's own commands
+END_TRIES, END_PAUSE = 5, 0.3  # pause in seconds
+WATCH_PERIOD = 10.0  # seconds between two looks at the containers' disks
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a container gets.
+
+    Args:
+        runtime: ``docker`` or ``podman``.
+        network: False (none at all), True (the runtime's default network), or the name of a network.
+        memory: bytes, with nothing beyond them in swap.
+        cpus: cores.
+        pids: processes and threads at a time.
+        largest_file: bytes of a file.
+        open_files: files that a process may have open.
+        disk: bytes that the container may write; None means without a bound.
+        pull: ``missing``, ``always`` or ``never``.
+        pull_timeout: seconds to fetch an image.
+        startup_timeout: seconds until the container runs, without the pull.
+        arguments: further arguments of the runtime's ``run``.
+    """
+
+    runtime: str = "docker"
+    network: bool | str = False
+    memory: int = 4 << 30
+    cpus: float = 2.0
+    pids: int = 1024
+    largest_file: int = 4 << 30
+    open_files: int = 4096
+    disk: int | None = 20 << 30
+    pull: str = "missing"
+    pull_timeout: float = 1800.0
+    startup_timeout: float = 300.0
+    arguments: tuple[str, ...] = ()
+
+    def run_arguments(self) -> list[str]:
+        """Arguments of the runtime's ``run`` that set these limits."""
+        network = [] if self.network is True else ["--network", self.network or "none"]
+        return [
+            *network,
+            *("--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
+            *("--memory", str(self.memory), "--memory-swap", str(self.memory)),
+            *("--cpus", f"{self.cpus:g}", "--pids-limit", str(self.pids)),
+            *("--ulimit", f"fsize={self.largest_file}:{self.largest_file}"),
+            *("--ulimit", f"nofile={self.open_files}:{self.open_files}", "--ulimit", "core=0:0"),
+        ]
+
+
+class Container:
+    """A container as a :class:`~verl_ext.sandbox.places.Place`.
+
+    Args:
+        image: name of the image, which must hold ``bash`` and ``sleep``.
+        limits: see :class:`Limits`.
+        lifetime: seconds until the container ends by itself.
+    """
+
+    def __init__(self, image: str, limits: Limits, lifetime: float):
+        self.name = f"verl-ext-{uuid4().hex}"
+        self._image, self._limits, self._lifetime = image, limits, lifetime
+        self._user, self._folder = "0", "/"
+        self._ends = float("inf")
+        self._over_disk = False
+
+    async def start(self) -> None:
+        """Fetch the image if needed, start the container, and run a first program.
+
+        Raises:
+            PlaceFailure: with the runtime's own words.
+        """
+        if shutil.which(self._limits.runtime) is None:
+            raise PlaceFailure(f"{self._limits.runtime} is not on the PATH")
+        await self._read_image()
+        started = await self._runtime("run", *self._start_arguments(), timeout=self._limits.startup_timeout)
+        words = _words(started)
+        self._ends = time.monotonic() + self._lifetime
+        try:
+            if started.exit_code != 0:
+                raise PlaceFailure(f"{self._limits.runtime} run of {self._image} {_ending(started)}: {words}")
+            if "limitation discarded" in words.lower():
+                raise PlaceFailure(f"{self._limits.runtime} cannot set every limit on this machine: {words}")
+            first = await self.run(["true"], self._limits.startup_timeout, ANSWER)
+            if first.exit_code != 0:
+                raise PlaceFailure(
+                    f"a container of {self._image} runs no program: true {_ending(first)}: {_words(first)}"
+                )
+        except PlaceFailure:
+            await self.stop()
+            raise
+        if self._limits.disk is not None:
+            _WATCH.add(self)
+
+    async def open(self, program: Sequence[str]) -> Stream:
+        """Start a program with pipes; see :class:`~verl_ext.sandbox.places.Place`.
+
+        If the container is gone, the stream ends at once.
+        """
+        return _Inside(self, Pipes(self._exec(program, "--interactive")))
+
+    async def run(self, program: Sequence[str], timeout: float, most: int) -> Finished:
+        """Run a program to its end; after ``timeout`` seconds, end every process of the container.
+
+        Raises:
+            PlaceFailure: the container is gone.
+        """
+        finished = await _call(self._exec(program), timeout, most)
+        if finished.exit_code is None:
+            await self.end_programs()
+        elif finished.exit_code != 0 and not await self.alive():
+            raise PlaceFailure(self.gone())
+        return finished
+
+    async def alive(self) -> bool:
+        """Whether the container still runs.
+
+        Raises:
+            PlaceFailure: the runtime does not answer, or the container has reached its lifetime: neither is the doing
+                of a program in the container.
+        """
+        if time.monotonic() >= self._ends:
+            raise PlaceFailure(f"the container has reached its lifetime of {self._lifetime:g} s")
+        seen = await self._runtime("inspect", "--type", "container", "--format", "<{{.State.Running}}>", self.name)
+        if seen.exit_code == 0:
+            return b"<true>" in seen.output
+        if b"no such" in seen.output.lower():
+            return False
+        raise PlaceFailure(f"{self._limits.runtime} inspect {_ending(seen)}: {_words(seen)}")
+
+    async def stop(self) -> None:
+        """End the container with everything in it."""
+        _WATCH.remove(self)
+        with suppress(PlaceFailure):
+            if (await self._runtime("kill", self.name, timeout=KILL_TIMEOUT)).exit_code != 0:
+                # Not running: never started, or ended by itself. If it is half made, `rm` removes it.
+                await self._runtime("rm", "--force", self.name, timeout=KILL_TIMEOUT)
+
+    def gone(self) -> str:
+        """Why the container is gone, as far as known."""
+        return (
+            f"the container wrote more than {self._limits.disk} bytes" if self._over_disk else "the container is gone"
+        )
+
+    async def end_programs(self) -> None:
+        """End every process of the container but its keeper; if that cannot be done, the container."""
+        for _ in range(END_TRIES):  # a container at its limit of processes may have no room for another
+            ended = await _call(self._exec(["bash", "-c", END_ALL, self.name]), KILL_TIMEOUT, ANSWER)
+            if ended.exit_code == 0:
+                return
+            await asyncio.sleep(END_PAUSE)
+        log.warning("the programs of a container could not be ended, so the container is: %s", _words(ended))
+        await self.stop()
+
+    async def _read_image(self) -> None:
+        """The image's user and folder, after fetching the image."""
+        form = "<{{.Config.User}}|{{.Config.WorkingDir}}>"
+        ask = ("image", "inspect", "--format", form, self._image)
+        seen = await self._runtime(*ask) if self._limits.pull != "always" else None
+        if (seen is None or seen.exit_code != 0) and self._limits.pull != "never":
+            pulled = await self._runtime("pull", "--quiet", self._image, timeout=self._limits.pull_timeout)
+            if pulled.exit_code != 0:
+                raise PlaceFailure(f"{self._limits.runtime} pull {self._image} {_ending(pulled)}: {_words(pulled)}")
+            seen = await self._runtime(*ask)
+        found = re.search(r"<([^|>\n]*)\|([^>\n]*)>", seen.output.decode(errors="replace").replace("<no value>", ""))
+        if seen.exit_code != 0 or found is None:
+            raise PlaceFailure(f"{self._limits.runtime} has no image {self._image}: {_words(seen)}")
+        self._user, self._folder = found[1] or "0", found[2] or "/"
+
+    def _start_arguments(self) -> list[str]:
+        keeper = ["--user", KEEPER_USER, "--workdir", "/", "--entrypoint", "bash"]
+        known = ["--detach", "--rm", "--name", self.name, "--label", "verl_ext", "--hostname", "sandbox"]
+        known += ["--pull", "never", "--log-driver", "none"]
+        limits = [*self._limits.run_arguments(), *self._limits.arguments]
+        return [*known, *limits, *keeper, self._image, "-c", KEEPER, f"{self._lifetime:g}", self.name]
+
+    def _exec(self, program: Sequence[str], *options: str) -> list[str]:
+        place = ["--user", self._user, "--workdir", self._folder, self.name]
+        return [self._limits.runtime, "exec", *options, *place, "bash", "-c", MERGED, "bash", *program]
+
+    async def _runtime(self, *arguments: str, timeout: float | None = None) -> Finished:
+        return await _call([self._limits.runtime, *arguments], timeout or ASK_TIMEOUT, ANSWER)
+
+    @property
+    def disk(self) -> int | None:
+        """Bytes that the container may write."""
+        return self._limits.disk
+
+    @property
+    def runtime(self) -> str:
+        """``docker`` or ``podman``."""
+        return self._limits.runtime
+
+    def mark_over_disk(self) -> None:
+        """Remember that the container is ended for what it wrote."""
+        self._over_disk = True
+
+
+class _Inside:
+    """The pipes of a program in a container. Ending the runtime's client would leave the program running."""
+
+    def __init__(self, container: Container, client: Stream):
+        self._container, self._client = container, client
+        self.write, self.read = client.write, client.read
+
+    async def kill(self) -> None:
+        """End every process of the container but its keeper: a program may have started others out of sight."""
+        await self._container.end_programs()
+        await self._client.kill()
+
+
+class _Watch:
+    """Ends the containers that have written more than they may, whatever the runtime's storage driver.
+
+    A thread asks for the size of all watched containers every WATCH_PERIOD seconds.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._watched: dict[str, Container] = {}
+        self._thread: threading.Thread | None = None
+
+    def add(self, container: Container) -> None:
+        with self._lock:
+            self._watched[container.name] = container
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._go_on, name="disks of sandboxes", daemon=True)
+                self._thread.start()
+
+    def remove(self, container: Container) -> None:
+        with self._lock:
+            self._watched.pop(container.name, None)
+
+    def _go_on(self) -> None:
+        while True:
+            time.sleep(WATCH_PERIOD)
+            with self._lock:
+                watched = list(self._watched.values())
+                if not watched:
+                    self._thread = None
+                    return
+            try:
+                asyncio.run(self._look(watched))
+            except Exception as error:
+                log.warning("the disks of the sandboxes could not be watched: %s", repr(error))
+
+    async def _look(self, watched: Sequence[Container]) -> None:
+        for runtime in {container.runtime for container in watched}:
+            mine = {container.name: container for container in watched if container.runtime == runtime}
+            ask = [runtime, "inspect", "--type", "container", "--size", "--format", "<{{.Name}} {{.SizeRw}}>", *mine]
+            seen = await _call(ask, ASK_TIMEOUT, len(mine) * 256 + ANSWER)
+            for name, size in re.findall(r"</?(verl-ext-[0-9a-f]+) (\d+)>", seen.output.decode(errors="replace")):
+                container = mine.get(name)
+                if container is not None and int(size) > container.disk:
+                    container.mark_over_disk()
+                    await _call([runtime, "kill", name], KILL_TIMEOUT, ANSWER)
+
+
+_WATCH = _Watch()
+
+
+async def _call(program: Sequence[str], timeout: float, most: int) -> Finished:
+    """Run a command line of the runtime on this machine."""
+    client = Pipes(program, stdin=False)
+    try:
+        return await finish(client, timeout, most)
+    finally:
+        client.close()
+
+
+def _ending(finished: Finished) -> str:
+    return "did not end in time" if finished.exit_code is None else f"ended with {finished.exit_code}"
+
+
+def _words(finished: Finished) -> str:
+    """The last words of the runtime, on one line."""
+    return " ".join(finished.output.decode(errors="replace").split())[-500:] or "no output"
