@@ -21,6 +21,18 @@ def test_a_failure_keeps_the_old_file_and_leaves_nothing_behind(tmp_path):
     assert path.read_text(encoding="utf-8") == "new é" and list(tmp_path.iterdir()) == [path]
 
 
+def test_content_and_rename_reach_the_disk(tmp_path, monkeypatch):
+    synced, sync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: (synced.append(os.readlink(f"/proc/self/fd/{file}")), sync(file)))
+    write_text(tmp_path / "state.json", "new")
+    assert synced == [f"{tmp_path}/state.json.unfinished", str(tmp_path)]
+    synced.clear()
+    with written_whole(tmp_path / "model") as unfinished:
+        unfinished.mkdir()
+        (unfinished / "weights").touch()
+    assert synced == [f"{unfinished}/weights", str(unfinished), str(tmp_path)]
+
+
 def test_a_folder_appears_with_all_its_files(tmp_path):
     path = tmp_path / "model"
     (tmp_path / "model.unfinished").mkdir()

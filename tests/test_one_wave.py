@@ -45,6 +45,13 @@ def test_vip_divides_by_predicted_variance_and_learns(features):
     assert metrics["vip/prediction_correlation"] > 0.8 and metrics["vip/prediction_calibration_error"] < 0.2
 
 
+def test_vip_has_the_papers_bounds(features):
+    policy = Vip(train_batch_size=4, n=8, estimator_options={"features": features})
+    assert (policy.lower, policy.upper) == (3, 32)
+    assert Vip.settings_for(4, 8, seed=0) == {"n": 8, "L": 3, "U": 32}
+    assert Vip.settings_for(4, 40, seed=0) == {"n": 40, "L": 3, "U": 40}
+
+
 def test_vip_with_continuous_rewards_predicts_variances(features):
     options = {"features": features, "link": "softplus", "noise": 2.0}
     run = controller(Vip(train_batch_size=20, n=8, rewards="continuous", estimator_options=options), RATES)

@@ -7,12 +7,18 @@ import numpy as np
 import pytest
 
 from verl_ext.errors import BadReward
-from verl_ext.policy import Group, Prompt, Request, Rollout, RolloutPolicy, has_spread
+from verl_ext.policy import PROMPT_WEIGHT, Group, Prompt, Request, Rollout, RolloutPolicy, has_spread
 from verl_ext.trajectory import Trajectory
 
 
 def rollouts(*rewards, correct=None, version=0):
     return [Rollout(reward, correct, 3, version) for reward in rewards]
+
+
+def test_prompts_are_compared_by_id_and_row():
+    one, other = Prompt("p", 0, {"data_source": "a"}), Prompt("p", 0, {"data_source": "b"})
+    assert one == other and hash(one) == hash(other) and one != Prompt("p", 1) and one != Prompt("q", 0)
+    assert PROMPT_WEIGHT.valid == "use one of equal, rollouts"
 
 
 def test_spread_ignores_float_noise():

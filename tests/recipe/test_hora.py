@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from support.configs import compose
-from support.engine import controller, run_step
+from support.engine import controller, prompts, run_step
 
 from recipe.hora.policy import Hora
 from recipe.hora.warm_up import WarmUp
 from verl_ext.allocation import hit_utility
 from verl_ext.errors import RunError
 from verl_ext.estimation.probe import LinearProbe
-from verl_ext.policy import Rollout
+from verl_ext.policy import Group, Rollout
 
 RATES = [0.0, 0.05, 0.3, 0.6, 1.0] * 16
 
@@ -123,6 +123,16 @@ def test_the_strength_of_a_learned_prior_counts(tmp_path):
         return hit_utility.allocate(successes, 4, 15 * 6, prior=prior).tolist()
 
     assert [len(group.rollouts) - 4 for group in groups] == allocated(strength) != allocated(2.0)
+
+
+def test_predicted_rates_are_clipped_to_0_001_and_0_999():
+    """A history of 16 successes predicts a rate of 1, which no Beta prior has."""
+    policy = Hora(train_batch_size=3, shards=1, estimator="history", estimator_options={"size": 16})
+    policy.start_run(7, ["a", "b", "c"])
+    assert policy.total_steps == 7
+    policy.estimator.observe(prompts(3), np.array([0.0, 0.5, 1.0]), np.array([16, 16, 16]))
+    alpha, beta = policy._prior([Group(f"g{row}", prompt) for row, prompt in enumerate(prompts(3))])
+    assert alpha == pytest.approx([0.002, 1, 1.998]) and beta == pytest.approx([1.998, 1, 0.002])
 
 
 @pytest.mark.parametrize("failure_rate", [0.0, 0.2])
@@ -300,6 +310,8 @@ def test_state_is_restored(features):
 @pytest.mark.parametrize(
     ("key", "value"),
     [
+        ("train_batch_size", 16.0),
+        ("train_batch_size", True),
         ("G0", 0),
         ("G0", 32),
         ("G0", 8.0),
@@ -328,6 +340,8 @@ def test_bad_parameters_are_named(key, value):
     [
         ({"allocator": "best"}, "allocator"),
         ({"allocator_options": {"speed": 1}}, "allocator_options"),
+        ({"allocator_options": {"costs": [1.0, 1.0]}}, "costs.* has 2 entries, and there are 3 prompts"),
+        ({"allocator_options": {"costs": [1.0, 1.0, 1.0]}}, "costs.* has 3 entries, and there are 2 prompts"),
         ({"estimator": "oracle"}, "estimator"),
         ({"estimator": "history", "estimator_options": {"length": 3}}, "estimator_options"),
         ({"estimator": "probe", "estimator_options": {"features": "/no/such.npy"}}, "features"),

@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from support.engine import controller, run_step
 
 from recipe.knapsack.policy import STATUSES, Knapsack, status
+from verl_ext.allocation import knapsack
 from verl_ext.policy import Group, Prompt, Rollout
 
 RATES = [0.0, 0.1, 0.4, 0.7, 1.0] * 12
@@ -74,6 +75,23 @@ def test_prompts_not_seen_yet_share_the_rollouts_of_the_fallback():
     bounded = Knapsack(train_batch_size=6, n=8, N_up=11)
     observed(bounded, {"a": (8, 16), "b": (16, 16), "c": (0, 16), "f": (1, 4)})
     assert requested(bounded) == {"a": 4, "b": 2, "c": 9, "d": 11, "e": 11, "f": 11}
+
+
+def test_options_reach_the_allocator_with_the_fallback():
+    outcomes = {"a": (4, 16), "b": (14, 16)}
+    policy, without = (
+        Knapsack(train_batch_size=2, n=16, allocator_options=options) for options in (None, {"info_gain": False})
+    )
+    expected = [knapsack.allocate([0.25, 0.875], 32, info_gain=gain).tolist() for gain in (True, False)]
+    assert [list(requested(observed(each, outcomes)).values()) for each in (policy, without)] == expected
+    assert expected[0] != expected[1]
+
+
+def test_statuses_without_a_prompt_are_logged_as_0():
+    run = controller(Knapsack(train_batch_size=4, n=4), [0.0] * 8)
+    run_step(run, 1)
+    metrics = run.metrics()
+    assert [metrics[f"knapsack/status_{name}"] for name in STATUSES] == [4, 0, 0, 0, 0]
 
 
 def test_without_the_fallback_prompts_not_seen_yet_get_n():

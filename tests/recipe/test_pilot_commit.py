@@ -280,6 +280,11 @@ def test_every_metric_is_there_when_it_is_0_and_outcomes_sum_to_the_judged_promp
     assert never == {f"pilot_commit/{name}" for name in ("solved", "no_spread", "empty", "judged_by_variance")}
 
 
+def test_before_the_first_step_every_metric_is_0():
+    assert set(policy().metrics().values()) == {0.0}
+    assert all(panel.stacked for panel in PilotCommit.panels)
+
+
 def test_distribution_of_pilot_success_rates():
     pilot_commit = policy(n_pilot=8, p_solve=None)
     pilot_commit.start_step(1, prompts)
