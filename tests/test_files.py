@@ -47,14 +47,10 @@ def test_a_folder_appears_with_all_its_files(tmp_path):
     assert (path / "weights" / "one").read_text() == "1" and list(tmp_path.iterdir()) == [path]
 
 
-def test_an_output_folder_is_checked_and_not_made(tmp_path, monkeypatch):
+def test_an_output_folder_is_checked_and_not_made(tmp_path):
     new = tmp_path / "one" / "two"
     assert check_folder(new) == new and check_folder(tmp_path) == tmp_path and not (tmp_path / "one").exists()
     (tmp_path / "file").touch()
     for out in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(ValueError, match=f"^--out {out}: {tmp_path}/file is a file; name a folder.$"):
+        with pytest.raises(ValueError, match=f"^--out {out}: {tmp_path}/file is a file, name a folder.$"):
             check_folder(out)
-    for right in (os.R_OK, os.W_OK, os.X_OK):  # root has every right, so the kernel's answer is replaced
-        monkeypatch.setattr(os, "access", lambda path, mode, right=right: not mode & right)
-        with pytest.raises(ValueError, match=f"^--out {new}: {tmp_path} cannot be written to; name another folder.$"):
-            check_folder(new)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+TRIAL = 1 << 16  # bytes that must fit on a disk
 
 
 @contextmanager
@@ -49,12 +52,29 @@ def check_folder(out: Path) -> Path:
     Raises:
         ValueError: ``out`` or a folder above it is a file, or cannot be written to.
     """
-    nearest = next(path for path in (out.absolute(), *out.absolute().parents) if os.path.lexists(path))
-    if not nearest.is_dir():
-        raise ValueError(f"--out {out}: {nearest} is a file; name a folder.")
-    if not os.access(nearest, os.R_OK | os.W_OK | os.X_OK):
-        raise ValueError(f"--out {out}: {nearest} cannot be written to; name another folder.")
+    if obstacle := obstacle_to_writing(out):
+        raise ValueError(f"--out {out}: {obstacle}.")
     return out
+
+
+def obstacle_to_writing(folder: str | Path) -> str | None:
+    """Why no file can be made in ``folder``, as the end of a refusal; None if a file can.
+
+    A missing folder is not made: its nearest parent must be a folder with room for a file of 64 KiB, which is written
+    and removed.
+    """
+    absolute = Path(os.path.abspath(folder))
+    nearest = next(path for path in (absolute, *absolute.parents) if os.path.lexists(path))
+    if not os.path.isdir(nearest):
+        return f"{nearest} is a file, name a folder"
+    try:
+        with tempfile.TemporaryFile(dir=nearest) as file:
+            file.write(bytes(TRIAL))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return f"{nearest} cannot be written to ({error.strerror}), name another folder"
+    return None
 
 
 def _remove(path: Path) -> None:

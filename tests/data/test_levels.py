@@ -141,4 +141,4 @@ def test_the_command_refuses_in_one_sentence_before_it_works(data, level, said, 
 def test_a_file_in_place_of_the_folder_is_refused(data, tmp_path):
     (tmp_path / "file").write_text("")
     refused = run(data, "--out", tmp_path / "file")
-    assert refused.exit_code == 2 and "file is a file; name a folder." in refused.output
+    assert refused.exit_code == 2 and "file is a file, name a folder." in refused.output

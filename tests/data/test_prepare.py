@@ -290,7 +290,7 @@ def test_without_a_name_all_are_listed():
         (["polaris", "--prompt", "poem"], "prompt=poem is not valid: use one of boxed"),
         (["polaris", "--local", "/nowhere.jsonl"], "local=/nowhere.jsonl must be a file that ends in .parquet"),
         (["--check", "/nowhere.parquet"], "/nowhere.parquet cannot be read"),
-        (["polaris", "--out", __file__], "test_prepare.py is a file; name a folder."),
+        (["polaris", "--out", __file__], "test_prepare.py is a file, name a folder."),
     ],
 )
 def test_bad_input_is_refused_in_one_sentence(arguments, message):

@@ -109,7 +109,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_work(tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "dangling").symlink_to(tmp_path / "none")
     for out in (tmp_path / "file", tmp_path / "file" / "below", tmp_path / "dangling"):
-        with pytest.raises(ValueError, match=r"--out .*is a file; name a folder\."):
+        with pytest.raises(ValueError, match=r"--out .*is a file, name a folder\."):
             check_folder(out)
 
 

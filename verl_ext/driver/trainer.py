@@ -124,18 +124,22 @@ class PolicyTrainer(StoppableTrainer, WeightTurns):
     def fit(self, agent_loop_manager: WaveManager) -> None:
         note_workers()
         try:
-            try:
-                super().fit(agent_loop_manager)
-            except CannotFillBatch as error:
-                check_workers()
-                if self.global_steps <= 1:  # nothing was learned, so the settings are at fault
-                    raise
-                self.end_used_up(error)
+            self._fit_until_used_up(agent_loop_manager)
         except Exception as error:
             check_workers()  # a lost worker is the cause of any other error, so report the loss instead
             check_queue_full(error, self.config)
             raise
         forget_workers()
+
+    def _fit_until_used_up(self, agent_loop_manager: WaveManager) -> None:
+        """verl's ``fit``; data that is used up after the first step ends the run."""
+        try:
+            super().fit(agent_loop_manager)
+        except CannotFillBatch as error:
+            check_workers()
+            if self.global_steps <= 1:  # nothing was learned, so the settings are at fault
+                raise
+            self.end_used_up(error)
 
     # ---- methods called by the controller ----
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import numpy as np
-import pyarrow.parquet as pq
 import typer
 from rich.console import Console
 
 from verl_ext import extras, files
+from verl_ext.data import sources
 from verl_ext.estimation.by_name import CACHE
 from verl_ext.estimation.embeddings import embed
 from verl_ext.estimation.estimator import Features
@@ -183,7 +183,7 @@ def main(
         if out.is_dir():
             raise ValueError(f"--out {out}: it is a folder; name a file.")
         out.parent.mkdir(parents=True, exist_ok=True)
-        prompts = _read_rows(data, prompt_key)
+        prompts = list(sources.rows(data, ["data_source", prompt_key, "reward_model"]))
         ids = [prompt_id(row["data_source"], row[prompt_key], row["reward_model"]["ground_truth"]) for row in prompts]
         log = read_rollouts(find_files(rollouts), correct_above=correct_above)
         logged = outcomes(log, ids, until_step)
@@ -209,14 +209,3 @@ def main(
     if best != "the probe":
         console.print(f"{best} predicts better than the probe: try fewer --steps, more rollouts, or other features.")
     console.print(f"Probe: {out}")
-
-
-def _read_rows(data: Path, prompt_key: str) -> list[dict]:
-    try:
-        return pq.read_table(data, columns=["data_source", prompt_key, "reward_model"]).to_pylist()
-    except (OSError, ValueError) as error:
-        raise ValueError(f"--data {data}: it is not a parquet file of verl's schema ({error}).") from error
-
-
-if __name__ == "__main__":
-    typer.run(main)

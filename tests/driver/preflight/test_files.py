@@ -16,8 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 from support.configs import changed, compose, good_overrides
 
-from verl_ext.driver.preflight.files import obstacle_to_listing, obstacle_to_reading, obstacle_to_writing
+from verl_ext.driver.preflight.files import obstacle_to_listing, obstacle_to_reading
 from verl_ext.driver.preflight.validate import BadConfig, validate
+from verl_ext.files import obstacle_to_writing
 
 MODEL, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 FEATURES, STATE = "rollout_policy.estimator_options.features", "rollout_policy.estimator_options.state"

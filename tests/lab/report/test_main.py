@@ -87,7 +87,7 @@ def test_what_is_no_run_is_refused_in_one_sentence(tmp_path, two, text, why):
 def test_a_file_as_out_is_refused_before_work(tmp_path, two):
     (tmp_path / "file").write_text("kept")
     result = invoke(main, *two, "--out", tmp_path / "file")
-    assert result.exit_code == 2 and "is a file; name a folder" in flat(result)
+    assert result.exit_code == 2 and "is a file, name a folder" in flat(result)
     assert (tmp_path / "file").read_text() == "kept"
 
 

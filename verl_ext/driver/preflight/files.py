@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from verl_ext.checks import TEXT
 from verl_ext.driver.preflight.faults import Faults
 from verl_ext.driver.preflight.keys import ACTOR, ROLLOUT
+from verl_ext.files import obstacle_to_writing
 
 MODEL = "actor_rollout_ref.model"
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
@@ -26,7 +26,6 @@ FILES_TO_READ = (
     f"{ACTOR}.fsdp_config.qat.quantization_config_path",
     f"{ACTOR}.megatron.qat.quantization_config_path",
 )
-TRIAL = 1 << 16  # bytes that must fit on a disk
 
 
 def check_model(faults: Faults) -> None:
@@ -114,7 +113,7 @@ def check_files(faults: Faults) -> None:
     for key in (*folders, *FOLDERS_TO_WRITE[1:]):
         folder = faults[key] if not faults.has_refused(key) else None
         if folder is not None:
-            valid = obstacle_to_writing(folder) if TEXT.accepts(folder) else "name a folder, or null"
+            valid = obstacle_to_making(folder) if TEXT.accepts(folder) else "name a folder, or null"
             faults.refuse_if(valid is not None, key, str(valid))
     _check_file_to_write(faults, "rollout_driver.record")
 
@@ -123,7 +122,7 @@ def _check_file_to_write(faults: Faults, key: str) -> None:
     if faults.has_refused(key) or not faults[key]:
         return
     path = os.path.expanduser(faults[key])
-    obstacle = obstacle_to_writing(os.path.dirname(path) or ".")
+    obstacle = obstacle_to_making(os.path.dirname(path) or ".")
     if obstacle is None and os.path.exists(path) and not os.access(path, os.W_OK):
         obstacle = "this file cannot be written to"
     faults.refuse_if(obstacle is not None, key, str(obstacle))
@@ -137,7 +136,7 @@ def check_metrics_file(faults: Faults) -> None:
     if "file" in loggers and (file or root):
         name, value = ("VERL_FILE_LOGGER_PATH", file) if file else ("VERL_FILE_LOGGER_ROOT", root)
         folder = os.path.dirname(value) or "." if file else os.path.expanduser(str(value))
-        obstacle = "it is a folder, name a file" if file and os.path.isdir(value) else obstacle_to_writing(folder)
+        obstacle = "it is a folder, name a file" if file and os.path.isdir(value) else obstacle_to_making(folder)
         if obstacle is None and file and not os.path.isdir(folder):
             obstacle = f"the folder {folder} does not exist"
         if obstacle:
@@ -170,23 +169,9 @@ def _written_out(path: str | Path) -> str:
     return f"verl does not expand ~, write {os.path.expanduser(path)}"
 
 
-def obstacle_to_writing(folder: str | Path) -> str | None:
-    """Why no file can be made in ``folder``, as the end of a refusal; None if a file can. A missing folder is not made:
-    its nearest parent must be a folder with room for a file of 64 KiB, which is written and removed."""
-    if str(folder).startswith("~"):
-        return _written_out(folder)
-    absolute = Path(os.path.abspath(folder))
-    nearest = next(path for path in (absolute, *absolute.parents) if os.path.exists(path))
-    if not os.path.isdir(nearest):
-        return f"{nearest} is a file, name a folder"
-    try:
-        with tempfile.TemporaryFile(dir=nearest) as file:
-            file.write(bytes(TRIAL))
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        return f"{nearest} cannot be written to ({error.strerror}), name another folder"
-    return None
+def obstacle_to_making(folder: str | Path) -> str | None:
+    """Why a run cannot make files in ``folder``, as the end of a refusal; None if it can."""
+    return _written_out(folder) if str(folder).startswith("~") else obstacle_to_writing(folder)
 
 
 def first_line(error: BaseException, cause: bool = True) -> str:
