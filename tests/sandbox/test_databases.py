@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+import warnings
 
 import psutil
 import pytest
@@ -256,6 +257,11 @@ def test_a_crash_in_the_script_is_the_data_s_fault():
         asyncio.run(run())
 
 
+def test_the_fault_of_a_long_script_is_named():
+    with pytest.raises(ValueError, match="no such table: nowhere"):
+        execute(make(f"{SCRIPT}{'INSERT INTO r VALUES(1);' * 1000}DELETE FROM nowhere"), "SELECT 1")
+
+
 def test_a_script_calls_no_address():
     with pytest.raises(ValueError, match="not authorized to use function: fts3_tokenizer"):
         execute(make("SELECT fts3_tokenizer('simple', x'4141414141414141')"), "SELECT 1")
@@ -277,9 +283,13 @@ def test_a_process_opens_nothing_and_knows_no_passwords(monkeypatch):
 def test_a_database_ends_with_its_owner():
     database = make()
     process = process_of(database)
-    del database
     gc.collect()
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always", ResourceWarning)
+        del database
+        gc.collect()
     process.wait(120)
+    assert not seen  # such as an unclosed socket
 
 
 def test_everything_ends_with_a_killed_trainer():
@@ -289,7 +299,7 @@ import asyncio
 from verl_ext.sandbox.databases import LIMITS, Database
 
 async def main():
-    database = Database({SCRIPT!r}, LIMITS)
+    database = Database({SCRIPT!r}, LIMITS | {{"max_cpu_seconds": 4}})
     await database.execute("SELECT 1")
     print("ready", flush=True)
     await database.execute({SLOW!r})
@@ -381,6 +391,18 @@ def test_a_process_that_lies_is_gone(answer):
         process.sendall(answer)
         process.shutdown(socket.SHUT_WR)
         assert execute(database, "SELECT 2", "SELECT 3") == [GONE, GONE]
+
+
+def test_an_answer_that_is_too_long_is_not_awaited():
+    async def run(ours):
+        await asyncio.wait_for(databases._ask(ours, b"", 10, 600), 60)
+
+    ours, process = socket.socketpair()
+    with ours, process:
+        ours.setblocking(False)
+        process.sendall(HEADER.pack(OK, 11))
+        with pytest.raises(EOFError):
+            asyncio.run(run(ours))
 
 
 def test_an_answer_that_never_comes():

@@ -95,7 +95,7 @@ class Session:
         try:
             database.executescript(script)
         except (sqlite3.Error, sqlite3.Warning, ValueError, MemoryError) as error:
-            raise ValueError(f"create_kwargs.script={script!r} is not valid SQL: {_message(error)}.") from error
+            raise ValueError(f"create_kwargs.script={script[:500]!r} is not valid SQL: {_message(error)}.") from error
         database.execute("PRAGMA temp_store=MEMORY")
         pages = max(1, limits["max_database_bytes"] // PAGE_BYTES)
         for schema in ("main", "temp"):
