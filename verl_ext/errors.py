@@ -33,7 +33,7 @@ class BadConfig(RunError, ValueError):
 class CannotFillBatch(RunError):
     """A step has nothing to train on. The message names the threshold or data set to change.
 
-    A policy raises it from ``take_batch``: actions of a call that raises are lost.
+    A policy raises this error from ``take_batch``, since other calls that raise lose their actions.
     """
 
 

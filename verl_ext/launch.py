@@ -91,7 +91,7 @@ def recipe_folders() -> list[Path]:
 
 
 def experiment_hardware(recipe: str, arguments: Sequence[str]) -> str | None:
-    """The hardware profile that the chosen experiment overrides, itself or in a file that it includes."""
+    """The hardware profile that the chosen experiment sets, in its own file or in an included file."""
 
     def overridden(config: str) -> str | None:
         files = [folder / f"{config}.yaml" for folder in recipe_folders()]

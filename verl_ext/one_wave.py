@@ -102,7 +102,7 @@ class OneWave(RolloutPolicy):
         self._moving_average = MovingAverage()  # baseline that the estimator should beat
 
     def _require_for_continuous(self, estimator: str, options: Mapping[str, Any]) -> None:
-        valid = "rewards=continuous needs one that takes reward variances: gradient_variance or inverse_variance"
+        valid = "rewards=continuous needs an allocator of reward variances: gradient_variance or inverse_variance"
         checks.require(self.allocator in ("gradient_variance", "inverse_variance"), "allocator", self.allocator, valid)
         softplus = estimator == "gaussian_process" and options.get("link") == "softplus"
         valid = "rewards=continuous needs gaussian_process with estimator_options.link=softplus"

@@ -135,7 +135,7 @@ def _take(
 def _threshold(
     gain: Gain, start: np.ndarray, stop: np.ndarray, weight: np.ndarray, amount: float, tie: float
 ) -> tuple[float, np.ndarray, np.ndarray]:
-    """The largest gain at which the gains down to and including it cost more than ``amount``.
+    """The threshold: the largest gain g for which all gains of at least g together cost more than ``amount``.
 
     Also returns two counts per group: gains before the first are above the threshold, gains from the second on are
     below it, and none of these gains ties with it.

@@ -79,7 +79,7 @@ def _pool(verifier: Callable[..., bool], warm_up: tuple[Any, ...] | None) -> Pro
 def _start(verifier: Callable[..., bool], warm_up: tuple[Any, ...] | None) -> None:
     if warm_up is not None:
         verifier(*warm_up)
-    # Pebble's handler would wait for the end of a C call, and the other process with it.
+    # Pebble's own handler waits for the end of a C call, and the process that judges would wait with it.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     data_pages = int(Path("/proc/self/statm").read_text().split()[5])
     limit = data_pages * resource.getpagesize() + MEMORY

@@ -104,7 +104,7 @@ def write(
 
 
 def _unusable(data: DataSet, question: Question, row: Row, answers: dict[str, str]) -> str | None:
-    """Reason to leave a question out; None: keep it. ``answers`` holds the answers by question, and gets this one."""
+    """Reason to leave a question out; None: keep it. The answer is added to ``answers``, which has one per question."""
     if reason := data.unwanted(question, row):
         return reason
     if not question.text:

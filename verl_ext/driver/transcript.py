@@ -58,7 +58,7 @@ class Transcript:
             self._versions["max_global_steps"] = turn.extra_fields["max_global_steps"]
 
     def timed_out(self, response_length: int, version: int) -> AgentLoopOutput:
-        """The trajectory as far as it came: reward 0, not correct, and not in the loss (Prefix Sampling, Table 8).
+        """The tokens so far as a trajectory: reward 0, not correct, and not in the loss (Prefix Sampling, Table 8).
 
         Args:
             response_length: most tokens of a response.

@@ -39,7 +39,7 @@ def pass_at_k(n: ArrayLike, c: ArrayLike, k: ArrayLike) -> np.ndarray:
     certain = n - c < k
     log_miss = np.zeros(n.shape)
     for i in range(int(few[~certain].max(initial=0))):
-        # 0 stands in where the product has ended, and where it would reach log 0
+        # 0 replaces factors after the end of a problem's product, and factors whose log would be infinite
         log_miss += np.log1p(-np.where((i < few) & ~certain, many / (n - np.minimum(i, n - 1)), 0.0))
     return np.where(certain, 1.0, -np.expm1(log_miss))
 

@@ -63,7 +63,7 @@ class VerlFailed(RunError):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Determines the samples of a folder, except their number.
+    """The settings that determine a folder's samples, except their number.
 
     Attributes:
         data: parquet files in verl's schema.

@@ -23,7 +23,7 @@ from verl_ext.policy import RolloutPolicy
 def validate(config: DictConfig) -> RolloutPolicy:
     """Check the configuration and all files and folders named there; return the configured policy.
 
-    Every check runs whose keys are valid, so a missing model does not hide a wrong threshold. verl's own checks stop at
+    Every check whose keys are valid runs, so a missing model does not hide a wrong threshold. verl's own checks stop at
     their first fault, and run last, on a configuration without faults of ours.
 
     Raises:

@@ -153,7 +153,7 @@ def _of_run(run: Run, target: float | None) -> dict[str, Any]:
 
 
 def _of_method(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Mean and range over seeds. If a seed lacks a number, so does the method: the mean of the others would flatter."""
+    """Mean and range over seeds. If a seed lacks a number, so does the method: other seeds' mean would flatter it."""
     fields = ("steps", "rollouts", "tokens", "seconds", "rollouts_to_target")
     fields += ("first_accuracy", "final_accuracy", "best_accuracy")
     method: dict[str, Any] = {"name": name, "runs": [row["name"] for row in rows]}

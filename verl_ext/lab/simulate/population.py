@@ -98,7 +98,7 @@ def read_logits(path: Path, rng: np.random.Generator) -> np.ndarray:
     """(Q,) logits of recorded prompts, one prompt a row: ``success_rate``, or ``successes`` of ``trials``.
 
     With k successes of n, the prompt's rate is drawn from Beta(k + 1/2, n - k + 1/2), its posterior under Jeffreys'
-    prior. The shares k/n would be spread too far, and training could never move those of 0 and 1.
+    prior. The shares k/n would be spread too far, and training could never move shares of 0 and 1.
 
     Raises:
         ValueError: there is no such file, it lacks the columns, or values are out of range.

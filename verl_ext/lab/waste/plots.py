@@ -30,7 +30,7 @@ def plots(log: RolloutLog, analysis: Analysis) -> Iterator[Plot]:
     yield Plot("spent", SPENT, "Groups with and without a gradient", caption, figure)
 
     curves = [_gained(name, spendings) for name, spendings in analysis.spendings.items()]
-    caption = "Under the recorded success rates. A line ends where the budget or the log's steps are used up."
+    caption = "Computed from the recorded success rates. A line ends where the budget or the log's steps are used up."
     figure = plot.lines(curves, "rollouts sampled", "groups with a gradient", among=analysis.spendings)
     yield Plot("gradient_groups", OTHERS, "Groups with a gradient against rollouts", caption, figure)
     curves = [_allocated(name, spendings) for name, spendings in analysis.spendings.items()]
