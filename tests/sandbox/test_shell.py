@@ -4,31 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from support.shells import LOCAL, Agent, Docker, alive, run, wait_for
+from support.shells import LOCAL, Agent, alive, run, wait_for
 
-from verl_ext.data.swe_reward import VERDICT
 from verl_ext.driver.tools.shell import ShellTool, SubmitTool
 from verl_ext.sandbox import shell as sandbox
-from verl_ext.sandbox.shell import SandboxFailure
+from verl_ext.sandbox.places import Local, PlaceFailure
+from verl_ext.sandbox.shell import NEW_SHELL, Plan, Sandbox, SandboxFailure, SandboxKilled
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
-
-
-@pytest.fixture
-def docker(tmp_path, monkeypatch) -> Docker:
-    stand_in = Docker(tmp_path)
-    monkeypatch.setenv("PATH", stand_in.path)
-    return stand_in
-
-
-def judged_by(command: str, **more: str) -> dict:
-    return {"submit": {"create_kwargs": {"test_command": command, **more}}}
 
 
 # ---- the end ----
@@ -72,9 +60,9 @@ def test_it_ends_when_nobody_calls(folder):
 def test_it_ends_with_the_process(folder):
     program = """
 import asyncio
-from swerex.deployment.local import LocalDeployment
+from verl_ext.sandbox.places import Local
 from verl_ext.sandbox.shell import Plan, Sandbox
-sandbox = Sandbox(Plan(LocalDeployment))
+sandbox = Sandbox(Plan(Local))
 print("shell", asyncio.run(sandbox.run("echo $$", 10)).output.strip())
 """
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
@@ -97,52 +85,80 @@ def test_a_cancelled_call_leaves_nothing_behind(folder):
     run(main())
 
 
-# ---- containers ----
+# ---- the place ----
 
 
-def test_a_container_per_trajectory_from_the_rows_image_stopped_with_it(folder, docker):
-    config = LOCAL | {"deployment": {"type": "docker", "docker_args": ["--memory", "2g"]}, "lifetime": 99}
-    rows = {"bash": {"create_kwargs": {"image": "own/image:1"}}} | judged_by("test -e done", image="own/image:1")
+class Fragile(Local):
+    """A place that can break: ``opens`` is the number of programs that it still starts, ``there`` whether it exists."""
 
+    def __init__(self):
+        super().__init__()
+        self.opens, self.there = 1000, True
+
+    async def open(self, program):
+        self.opens -= 1
+        if self.opens < 0:
+            raise PlaceFailure("no more programs")
+        return await super().open(program)
+
+    async def alive(self) -> bool:
+        return self.there
+
+
+def in_a_fragile_place(act, **plan) -> None:
     async def main():
-        agents = [Agent(ShellTool(config), SubmitTool(config), rows=rows) for _ in range(2)]
-        await asyncio.gather(*(agent.bash("mkdir -p elsewhere; cd elsewhere; touch done") for agent in agents))
-        assert [await agent.bash("pwd") for agent in agents] == [f"{folder}/elsewhere"] * 2
-        assert await agents[0].bash("echo 'open") == (
-            "bash: line 1: unexpected EOF while looking for matching `''\n[exit code 2]"
-        )
-        await agents[0].call("submit")
-        assert agents[0].data.extra_fields == {VERDICT: False}  # tests start where the container does
-        assert len(docker.containers()) == 2 and all(map(alive, docker.containers()))
-        starts = docker.calls("run")
-        assert all("--rm" in line and "--memory 2g" in line for line in starts)
-        assert all(" own/image:1 timeout -s KILL 99 /bin/sh -c swerex-remote" in line for line in starts)
-        os.kill(docker.containers()[0], signal.SIGSTOP)  # the server hangs
-        agents.clear()
-        wait_for(lambda: not any(map(alive, docker.containers())), collect=True)
+        place = Fragile()
+        own = Sandbox(Plan(lambda: place, **plan))
+        try:
+            await act(own, place)
+        finally:
+            own.close()
 
     run(main())
 
 
-def test_a_container_that_does_not_come_up_fails_the_rollout_and_is_stopped(folder, docker, monkeypatch):
-    docker.breaks()
-    monkeypatch.setattr(sandbox, "STARTS", 2)
-    config = LOCAL | {"deployment": {"type": "docker", "image": "own/image:1", "startup_timeout": 0.5}}
+def test_a_place_that_never_came_up_is_nobodys_fault(folder):
+    async def act(own, place):
+        place.opens = place.there = 0
+        with pytest.raises(SandboxFailure, match="no sandbox could be started in 3 attempts: .*no more programs"):
+            await own.run("true", 60)
 
-    async def main():
-        with pytest.raises(SandboxFailure, match="no sandbox could be started in 2 attempts"):
-            await Agent(ShellTool(config)).bash("true")
+    in_a_fragile_place(act)
 
-    run(main())
-    assert [call.split()[0] for call in docker.calls()] == ["inspect", "run", "kill"] * 2
+
+def test_a_place_that_the_model_has_killed_is_the_models_failure(folder):
+    async def act(own, place):
+        assert (await own.run("echo 1", 60)).output == "1\n"
+        place.opens = place.there = 0
+        with pytest.raises(SandboxKilled, match="the sandbox has worked, and is gone: no more programs"):
+            await own.run("exit", 60)
+        with pytest.raises(SandboxKilled, match="is gone: no more programs"):
+            await own.execute("true", 60)
+
+    in_a_fragile_place(act)
+
+
+def test_a_shell_that_cannot_be_opened_again_is_the_models_failure(folder):
+    async def act(own, place):
+        await own.run("rm ready", 60)
+        with pytest.raises(SandboxKilled, match="the setup of a new shell ended with over 3"):
+            await own.run("exit", 60)
+
+    in_a_fragile_place(act, setup="touch ready", shell_setup="test -e ready || exit 3")
+
+
+def test_a_place_that_is_there_but_refuses_is_nobodys_fault(folder):
+    async def act(own, place):
+        await own.run("true", 60)
+        place.opens = 0
+        with pytest.raises(SandboxFailure, match="the sandbox does not answer: no more programs"):
+            await own.run("exit", 60)
+
+    in_a_fragile_place(act)
 
 
 def test_what_is_no_fault_of_the_model_fails_the_rollout(folder):
-    docker = LOCAL | {"deployment": {"type": "docker"}}
-
     async def main():
-        with pytest.raises(SandboxFailure, match="create_kwargs.image is missing"):
-            await Agent(ShellTool(docker)).bash("true")
         with pytest.raises(SandboxFailure, match="test_command is missing"):
             await Agent(SubmitTool(LOCAL)).call("submit")
         broken = {"bash": {"create_kwargs": {"setup": "cd /nowhere"}}}
@@ -152,23 +168,59 @@ def test_what_is_no_fault_of_the_model_fails_the_rollout(folder):
     run(main())
 
 
-def test_one_server_for_several_trajectories_is_left_running(folder, docker):
-    started = LOCAL | {"deployment": {"type": "docker", "image": "own/image:1"}}
+# ---- commands ----
 
-    async def main():
-        host = Agent(ShellTool(started))
-        await host.bash("true")
-        (words,) = map(str.split, docker.calls("run"))
-        port = int(words[words.index("-p") + 1].split(":")[0])
-        token = words[words.index("--auth-token") + 1]
-        remote = ShellTool(
-            LOCAL | {"deployment": {"type": "remote", "host": "http://127.0.0.1", "port": port, "auth_token": token}}
+
+def test_an_ended_shell_is_replaced_and_the_model_told(folder):
+    async def act(own, place):
+        assert await own.run("x=1; echo a; exit 3", 60) == ("a\n", None, NEW_SHELL, 0)
+        assert await own.run("echo $x.", 60) == (".\n", 0, "", 0)
+        assert await own.run("sleep 0.1 && kill -9 $$ & sleep 600", 60) == ("", None, NEW_SHELL, 0)
+        assert await own.run("trap '' INT; while :; do :; done", 0.5) == (
+            "",
+            None,
+            f"stopped after 0.5 s; {NEW_SHELL}",
+            0,
         )
-        guests = [Agent(remote), Agent(remote)]
-        shells = [int(await guest.bash("cd /; echo $$")) for guest in guests]
-        del guests[0]
-        wait_for(lambda: not alive(shells[0]), collect=True)
-        assert await guests[0].bash("pwd") == "/"
-        assert await host.bash("pwd") == str(folder)
+        assert await own.run("x=2; sleep 600", 1) == ("", None, "stopped after 1 s", 0)
+        assert await own.run("echo $x", 60) == ("2\n", 0, "", 0)
 
-    run(main())
+    in_a_fragile_place(act)
+
+
+def test_outputs_are_bounded_in_the_shell_and_out_of_it(folder):
+    async def act(own, place):
+        whole = "".join(f"{number}\n" for number in range(1, 20_001))
+        cut = f"{whole[:50]}\n[... {len(whole) - 100} bytes left out ...]\n{whole[-50:]}"
+        for call in (own.run, own.execute):
+            assert await call("seq 20000; exit_code() { return 4; }; exit_code", 60) == (
+                cut,
+                4,
+                "",
+                len(whole) - 100,
+            )
+            assert (await call("cat; printf '\\xff'", 60)).output == "\ufffd"
+
+    in_a_fragile_place(act, max_bytes=100)
+
+
+def test_a_command_that_bash_cannot_hold_is_an_observation(folder):
+    async def act(own, place):
+        assert await own.run("echo a\0b", 60) == ("bash: a command cannot contain NUL bytes", 2, "", 0)
+        assert (await own.run("echo a\ud800b", 60)).output == "a?b\n"
+
+    in_a_fragile_place(act)
+
+
+def test_execute_is_a_new_bash_with_its_own_time_out(folder):
+    async def act(own, place):
+        await own.run("cd /; x=1; export y=2; f() { :; }; export -f f", 60)
+        assert await own.execute("pwd; echo $x$y; f; exit 5", 60) == (
+            f"{folder}\n\nbash: line 1: f: command not found\n",
+            5,
+            "",
+            0,
+        )
+        assert await own.execute("echo a; sleep 600 & sleep 600", 0.5) == ("", None, "stopped after 0.5 s", 0)
+
+    in_a_fragile_place(act)

@@ -1,12 +1,10 @@
-"""A trajectory with tool calls as in verl's agent loop, and a stand-in for docker that starts processes."""
+"""A trajectory with tool calls as in verl's agent loop."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import json
-import os
-import sys
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -17,29 +15,6 @@ from verl.experimental.agent_loop.tool_agent_loop import AgentData, ToolAgentLoo
 from verl.experimental.agent_loop.tool_parser import FunctionCall
 
 LOCAL = {"type": "native", "deployment": {"type": "local"}}
-DOCKER = """#!/bin/bash
-# docker run ... -p PORT:8000 ... --name NAME IMAGE COMMAND... | docker kill NAME
-echo "$@" >> {state}/calls
-case $1 in
-  inspect) exit 0 ;;
-  kill) exec kill -9 $(cat "{state}/$2") ;;
-  run) ;;
-  *) exit 1 ;;
-esac
-[[ -e {state}/broken ]] && exec sleep 60
-while (($#)); do
-  case $1 in
-    -p) port=${{2%%:*}}; shift ;;
-    --name) name=$2; shift ;;
-  esac
-  last=$1
-  shift
-done
-token=${{last#*--auth-token }}
-token=${{token%% *}}
-echo $$ > "{state}/$name"
-exec {programs}/swerex-remote --host 127.0.0.1 --port "$port" --auth-token "$token"
-"""
 
 
 class Agent:
@@ -67,35 +42,6 @@ class Agent:
 
     async def bash(self, command: str) -> str:
         return await self.call("bash", command=command)
-
-
-class Docker:
-    """swe-rex's server in a process, started where docker would start an image. Our side of docker's command line is
-    real.
-
-    Args:
-        folder: for the stand-in, put at the front of ``PATH``, and for its notes.
-    """
-
-    def __init__(self, folder: Path):
-        self.state, programs = folder / "state", folder / "programs"
-        self.state.mkdir()
-        programs.mkdir()
-        own = Path(sys.executable).parent
-        (programs / "docker").write_text(DOCKER.format(state=self.state, programs=own))
-        (programs / "docker").chmod(0o755)
-        self.path = f"{programs}:{os.environ['PATH']}"
-
-    def breaks(self) -> None:
-        """From now on, containers start and never answer."""
-        (self.state / "broken").touch()
-
-    def calls(self, verb: str = "") -> list[str]:
-        return [line for line in (self.state / "calls").read_text().splitlines() if line.startswith(verb)]
-
-    def containers(self) -> list[int]:
-        """The process ids of all containers ever started."""
-        return [int(path.read_text()) for path in self.state.iterdir() if path.name not in ("calls", "broken")]
 
 
 def run(coroutine: Coroutine) -> Any:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
-from swerex.deployment.abstract import AbstractDeployment
 from swerex.deployment.config import (
     DaytonaDeploymentConfig,
     DockerDeploymentConfig,
@@ -19,6 +18,8 @@ from swerex.deployment.config import (
 )
 from swerex.deployment.docker import DockerDeployment
 from swerex.deployment.remote import RemoteDeployment
+
+from verl_ext.sandbox.places import Local
 
 TYPES: dict[str, type[BaseModel]] = {
     "docker": DockerDeploymentConfig,
@@ -85,7 +86,7 @@ def deployment_config(deployment: Mapping[str, Any]) -> BaseModel:
         raise ValueError(f"{where}={first['input']!r} is not valid for type {kind}: {first['msg']}.") from error
 
 
-def deployment_maker(config: BaseModel, image: str | None, lifetime: float) -> Callable[[], AbstractDeployment]:
+def deployment_maker(config: BaseModel, image: str | None, lifetime: float) -> Callable[[], Any]:
     """A function to make deployments; none is started.
 
     Args:
@@ -101,12 +102,14 @@ def deployment_maker(config: BaseModel, image: str | None, lifetime: float) -> C
     if has_images and not image and "image" not in config.model_fields_set:
         raise ValueError("create_kwargs.image is missing, and config.deployment has no image either.")
 
-    def make() -> AbstractDeployment:
+    def make() -> Any:
         own = config.model_copy(update={"image": image} if has_images and image else {})
         if isinstance(own, DockerDeploymentConfig):
             return Container(lifetime=lifetime, **own.model_dump())
         if isinstance(own, RemoteDeploymentConfig):
             return SharedServer(**own.model_dump())
+        if isinstance(own, LocalDeploymentConfig):
+            return Local()
         return own.get_deployment()
 
     return make

@@ -173,6 +173,8 @@ class Pipes:
 
     async def kill(self) -> None:
         """See :class:`Stream`. Processes that have left both the session and their parents are not found."""
+        if self._process.stdout.closed:
+            return
         deadline = time.monotonic() + KILL_TIMEOUT
         while (left := _members(self.pid, self._process.returncode is None)) and time.monotonic() < deadline:
             for pid in left:

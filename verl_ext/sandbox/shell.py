@@ -1,9 +1,9 @@
-"""Sandboxes for agents: a swe-rex deployment with one bash shell, stopped when the trajectory is over.
+"""Sandboxes for agents: a place with one bash shell, stopped when the trajectory is over.
 
 verl creates and releases a tool around every call, and does not announce the end of a trajectory. The trajectory's
 ``agent_data`` object ends with the trajectory, so this object owns the sandbox (:func:`sandbox_of`). A sandbox stops
 when the owner is gone, after ``idle_timeout`` seconds without a call, or when the process exits. A killed process stops
-no sandbox, so deployments also have a longest life (:mod:`~verl_ext.sandbox.deployments`).
+no sandbox, so containers also have a longest life (:mod:`~verl_ext.sandbox.deployments`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import logging
-import re
 import time
 import weakref
 from collections.abc import Callable
@@ -21,31 +20,15 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, NamedTuple
-from uuid import uuid4
 
-from swerex.deployment.abstract import AbstractDeployment
-from swerex.exceptions import BashIncorrectSyntaxError, CommandTimeoutError
-from swerex.runtime.abstract import (
-    BashAction,
-    BashInterruptAction,
-    CloseBashSessionRequest,
-    Command,
-    CreateBashSessionRequest,
-)
+from verl_ext.sandbox.bash import Bash, ShellEnded, text_of
+from verl_ext.sandbox.places import Place, PlaceFailure
 
-from verl_ext.sandbox.deployments import SharedServer
-
-THREAD = "sandbox"  # name of every sandbox's thread: swe-rex keeps loggers for each name forever
-PROBES, PROBE_TIMEOUT = 5, 5.0  # seconds
-STARTS = 3  # two containers may get the same port if they start at once
-SHELL_TIMEOUT, SETUP_TIMEOUT, INTERRUPT_TIMEOUT, EXIT_TIMEOUT = 30.0, 240.0, 1.0, 30.0  # seconds
-PROMPT = re.compile("SHELLPS1PREFIX|UNIQUESTRING29234")  # swe-rex's own prompts, sometimes left in the output
+STARTS = 3  # a place may fail to start for a passing reason, such as a busy container runtime
+SHELL_TIMEOUT, SETUP_TIMEOUT, EXIT_TIMEOUT = 30.0, 240.0, 30.0  # seconds
 NEW_SHELL = "the shell has ended, and a new one was started"
 
 log = logging.getLogger(__name__)
-for _name in ("deploy", "runtime", "session"):  # without a handler, swe-rex prints every debug line
-    logging.getLogger(f"rex-{_name}-{THREAD}").addHandler(logging.NullHandler())
-    logging.getLogger(f"rex-{_name}-{THREAD}").setLevel(logging.CRITICAL)  # errors are raised as well
 
 
 class SandboxFailure(BaseException):
@@ -55,12 +38,25 @@ class SandboxFailure(BaseException):
     """
 
 
+class SandboxKilled(BaseException):
+    """The sandbox has worked and is gone, such as a container that ran out of memory: the model's own failure."""
+
+
 class Outcome(NamedTuple):
-    """The output of a command, and its exit code; without an exit code, the reason."""
+    """The end of a command.
+
+    Args:
+        output: standard output and error; bytes that are not UTF-8 are replaced, all else is exact. Of an output longer
+            than the plan's ``max_bytes``, the head and the tail, and between both the number of bytes left out.
+        exit_code: None if the command was stopped or has ended the shell.
+        failure: the reason of a missing exit code.
+        left_out: bytes left out of ``output``.
+    """
 
     output: str
     exit_code: int | None
     failure: str = ""
+    left_out: int = 0
 
 
 @dataclass(frozen=True)
@@ -68,31 +64,34 @@ class Plan:
     """How to start a sandbox.
 
     Args:
-        make: returns a deployment, not yet started.
-        setup: bash commands for a new deployment, run once and outside of the shell; the last exit code must be 0.
-        shell_setup: bash commands for every new shell.
+        make: returns a place, not yet started.
+        setup: bash commands for a new place, run once and outside of the shell; the last exit code must be 0.
+        shell_setup: bash commands for every new shell; the last exit code must be 0.
         idle_timeout: seconds without a call until the sandbox is stopped.
+        max_bytes: bytes kept of an output, in the place and before the output travels.
     """
 
-    make: Callable[[], AbstractDeployment]
+    make: Callable[[], Place]
     setup: str = ""
     shell_setup: str = ""
     idle_timeout: float = 1800.0
+    max_bytes: int = 1 << 20
 
 
 class Sandbox:
     """Runs commands in order, in a separate thread: starting and awaiting a container blocks.
 
-    The first command starts the deployment. The thread ends when the sandbox is stopped.
+    The first command starts the place. The thread ends when the sandbox is stopped.
     """
 
     def __init__(self, plan: Plan):
         self._plan = plan
-        self._deployment: AbstractDeployment | None = None
-        self._shell = ""
+        self._place: Place | None = None
+        self._bash: Bash | None = None
+        self._killed = ""
         self._jobs: SimpleQueue[tuple[Future, Callable, tuple] | None] = SimpleQueue()
         self._ended = False
-        self._thread = Thread(target=self._serve, name=THREAD, daemon=True)
+        self._thread = Thread(target=self._serve, name="sandbox", daemon=True)
         _RUNNING.add(self)
         self._thread.start()
 
@@ -103,6 +102,7 @@ class Sandbox:
 
         Raises:
             SandboxFailure: there is no sandbox, or it does not answer.
+            SandboxKilled: the sandbox has worked before, and is gone.
         """
         return await self._call(self._run, command, timeout)
 
@@ -111,6 +111,7 @@ class Sandbox:
 
         Raises:
             SandboxFailure: there is no sandbox, or it does not answer.
+            SandboxKilled: the sandbox has worked before, and is gone.
         """
         return await self._call(self._execute, command, timeout)
 
@@ -159,9 +160,8 @@ class Sandbox:
                 future.set_result(loop.run_until_complete(operation(*arguments)))
             except BaseException as error:
                 # A new error: the owner's frames get into its traceback, and this thread must not keep them alive.
-                future.set_exception(
-                    SandboxFailure(*(error.args if isinstance(error, SandboxFailure) else [repr(error)]))
-                )
+                ours = isinstance(error, SandboxFailure | SandboxKilled)
+                future.set_exception(type(error)(*error.args) if ours else SandboxFailure(repr(error)))
         del job, future
         return True
 
@@ -179,76 +179,72 @@ class Sandbox:
     # ---- the sandbox, from its thread only ----
 
     async def _run(self, command: str, timeout: float) -> Outcome:
+        code = command.encode(errors="replace")
+        if b"\0" in code:
+            return Outcome("bash: a command cannot contain NUL bytes", 2)
         await self._start()
-        action = BashAction(command=command, session=self._shell, timeout=timeout, check="silent")
+        stopped = f"stopped after {timeout:g} s"
         try:
-            seen = await self._deployment.runtime.run_in_session(action)
-        except BashIncorrectSyntaxError as error:
-            return Outcome(str((error.extra_info or {}).get("bash_stderr", "syntax error")), 2)
-        except CommandTimeoutError:
-            return Outcome("", None, await self._interrupt(f"stopped after {timeout:g} s"))
-        except Exception:  # such as pexpect's: the command has ended the shell
+            answer = await self._bash.run(code, timeout)
+        except ShellEnded:
             return Outcome("", None, await self._new_shell())
-        failure = "" if seen.exit_code is not None or await self._is_in_step() else await self._new_shell()
-        return Outcome(PROMPT.sub("", seen.output), seen.exit_code, failure)
+        except PlaceFailure as error:
+            raise await self._loss(error) from error
+        if answer.state == "stopped":
+            return Outcome("", None, stopped)
+        if answer.state == "lost":
+            return Outcome("", None, f"{stopped}; {await self._new_shell()}")
+        output = text_of(answer.head, answer.tail, answer.left_out)
+        if answer.state == "done":
+            return Outcome(output, answer.exit_code, left_out=answer.left_out)
+        return Outcome(output, None, await self._new_shell(), answer.left_out)
 
     async def _execute(self, command: str, timeout: float) -> Outcome:
         await self._start()
         try:
-            return await self._bash(command, timeout)
-        except Exception as error:
-            raise SandboxFailure(f"the sandbox did not run a command: {error!r}") from error
+            return await self._run_once(command, timeout)
+        except PlaceFailure as error:
+            raise await self._loss(error) from error
 
-    async def _bash(self, command: str, timeout: float) -> Outcome:
-        # swe-rex's own time-out ends bash, but then waits for the processes bash has started.
-        bounded = ["timeout", "-k", "5", f"{timeout:g}", "bash", "-c", command]
-        response = await self._deployment.runtime.execute(Command(command=bounded, merge_output_streams=True))
-        stopped = response.exit_code in (124, 137, -9)
-        return Outcome(response.stdout, response.exit_code, f"stopped after {timeout:g} s" if stopped else "")
-
-    async def _interrupt(self, failure: str) -> str:
-        try:
-            action = BashInterruptAction(session=self._shell, timeout=INTERRUPT_TIMEOUT)
-            await self._deployment.runtime.run_in_session(action)
-        except Exception:
-            return f"{failure}; {await self._new_shell()}"
-        return failure if await self._is_in_step() else f"{failure}; {await self._new_shell()}"
-
-    async def _is_in_step(self) -> bool:
-        """Whether swe-rex has read the last command's prompt. On a busy machine it may stop waiting before the prompt.
-
-        The next command would then find the old prompt and end at once. Once a probe returns an exit code, swe-rex has
-        read all earlier output.
-        """
-        probe = BashAction(command="true", session=self._shell, timeout=PROBE_TIMEOUT, check="silent")
-        for _ in range(PROBES):
-            try:
-                if (await self._deployment.runtime.run_in_session(probe)).exit_code == 0:
-                    return True
-            except Exception:
-                return False
-        return False
+    async def _run_once(self, command: str, timeout: float) -> Outcome:
+        most = self._plan.max_bytes
+        done = await self._place.run(["bash", "-c", command], timeout, most)
+        if done.exit_code is None:
+            return Outcome("", None, f"stopped after {timeout:g} s")
+        left_out = done.length - len(done.output)
+        split = most // 2 if left_out else len(done.output)
+        return Outcome(text_of(done.output[:split], done.output[split:], left_out), done.exit_code, left_out=left_out)
 
     async def _new_shell(self) -> str:
-        with suppress(Exception):
-            await self._close_shell()
+        with suppress(PlaceFailure):
+            await self._bash.close()
         try:
             await self._open_shell()
-        except Exception as error:
-            raise SandboxFailure(f"the shell has ended, and no new one could be started: {error!r}") from error
+        except (ShellEnded, PlaceFailure) as error:
+            raise await self._loss(error) from error
         return NEW_SHELL
 
+    async def _loss(self, error: Exception) -> SandboxFailure | SandboxKilled:
+        """Why a place that has worked does so no longer: through the model, unless the place is there but refuses."""
+        if isinstance(error, PlaceFailure) and await self._place.alive():
+            return SandboxFailure(f"the sandbox does not answer: {error}")
+        self._killed = f"the sandbox has worked, and is gone: {error}"
+        return SandboxKilled(self._killed)
+
     async def _start(self) -> None:
-        if self._deployment is not None:
+        if self._killed:
+            raise SandboxKilled(self._killed)
+        if self._place is not None:
             return
         for attempt in range(1, STARTS + 1):
             try:
-                self._deployment = self._plan.make()
-                await self._deployment.start()
+                self._place = self._plan.make()
+                await self._place.start()
                 if self._plan.setup:
-                    outcome = await self._bash(self._plan.setup, SETUP_TIMEOUT)
+                    outcome = await self._run_once(self._plan.setup, SETUP_TIMEOUT)
                     if outcome.exit_code != 0:
-                        raise RuntimeError(f"setup ended with {outcome.exit_code}: {outcome.output[-500:]}")
+                        reason = outcome.failure or f"ended with {outcome.exit_code}"
+                        raise PlaceFailure(f"setup {reason}: {outcome.output[-500:]}")
                 await self._open_shell()
                 return
             except Exception as error:
@@ -258,29 +254,20 @@ class Sandbox:
         raise SandboxFailure(f"no sandbox could be started in {STARTS} attempts: {cause!r}") from cause
 
     async def _open_shell(self) -> None:
-        self._shell = uuid4().hex  # a unique name: trajectories may share a server, and so the names of their shells
-        runtime = self._deployment.runtime
-        await runtime.create_session(CreateBashSessionRequest(session=self._shell, startup_timeout=SHELL_TIMEOUT))
-        if not await self._is_in_step():
-            raise RuntimeError("the new shell does not answer")
-        if self._plan.shell_setup:
-            await runtime.run_in_session(
-                BashAction(command=self._plan.shell_setup, session=self._shell, timeout=SHELL_TIMEOUT, check="raise")
-            )
-
-    async def _close_shell(self) -> None:
-        await self._deployment.runtime.close_session(CloseBashSessionRequest(session=self._shell))
+        self._bash = await Bash.open(self._place, self._plan.max_bytes)
+        answer = await self._bash.run((self._plan.shell_setup or ":").encode(), SHELL_TIMEOUT)
+        if answer.state != "done" or answer.exit_code != 0:
+            said = text_of(answer.head, answer.tail, answer.left_out)[-500:]
+            raise ShellEnded(f"the setup of a new shell ended with {answer.state} {answer.exit_code}: {said}")
 
     async def _stop(self) -> None:
-        if self._deployment is None:
+        if self._place is None:
             return
         try:
-            if isinstance(self._deployment, SharedServer):
-                await self._close_shell()
-            await self._deployment.stop()
+            await self._place.stop()
         except Exception as error:
             log.warning("a sandbox could not be stopped: %s", repr(error))
-        self._deployment = None
+        self._place = self._bash = None
 
 
 _SANDBOXES: weakref.WeakKeyDictionary[Any, Sandbox] = weakref.WeakKeyDictionary()

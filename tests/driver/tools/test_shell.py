@@ -1,4 +1,4 @@
-"""The shell of a trajectory and the submission, in real bash processes (swe-rex's local deployment)."""
+"""The shell of a trajectory and the submission, in real bash processes of this machine."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_what_a_command_does_wrong_is_an_observation(folder):
             "ls: cannot access '/nowhere': No such file or directory\n[exit code 2]"
         )
         assert await agent.bash("echo 'open") == (
-            "bash: line 1: unexpected EOF while looking for matching `''\n[exit code 2]"
+            "bash: /dev/fd/250: line 1: unexpected EOF while looking for matching `''\n[exit code 2]"
         )
         assert await agent.bash("echo some output; sleep 30") == "[stopped after 2 s]"
         assert await agent.bash("pwd; echo $X") == "/\n1"  # a time-out costs the command, not the shell
@@ -59,9 +59,7 @@ def test_what_a_command_does_wrong_is_an_observation(folder):
     run(main())
 
 
-@pytest.mark.parametrize(
-    "command", ["trap '' INT TSTP; sleep 5", "printf 'SHELLPS1PREFIX\\nSHELLPS1PREFIX'", "set -e; false"]
-)
+@pytest.mark.parametrize("command", ["trap '' INT TSTP; sleep 5", "set -e; false"])
 def test_the_shell_stays_in_step_or_is_replaced(folder, command):
     async def main():
         agent = Agent(ShellTool(LOCAL | {"command_timeout": 2}))

@@ -104,7 +104,7 @@ class _SandboxTool(BaseTool):
             text = pattern.sub(replacement, text)
         room = self._limits["max_characters"]
         if len(text) > room:
-            left_out = f"\n[... {len(text) - room} characters left out ...]\n"
+            left_out = f"\n[... {len(text) - room + outcome.left_out} characters left out ...]\n"
             text = text[: room // 2] + left_out + text[len(text) - (room - room // 2) :]
         notes = [outcome.failure] if outcome.failure else []
         if not notes and outcome.exit_code:
