@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support.shells import alive, run
+from support.shells import alive, run, wait_for
 
 from verl_ext.sandbox import bash as module
 from verl_ext.sandbox.bash import Answer, Bash, ShellEnded, text_of
@@ -314,7 +314,8 @@ def test_a_command_that_cannot_be_interrupted_costs_the_shell(tmp_path):
             assert (await own.run(b"trap '' INT; sleep 600 & echo $! > pid; while :; do :; done", 0.5)).state == "lost"
             with pytest.raises(ShellEnded):
                 await own.run(b"echo next", LONG)
-            assert not alive(pid) and not alive(int((tmp_path / "pid").read_text()))
+            job = int((tmp_path / "pid").read_text())
+            wait_for(lambda: not alive(pid) and not alive(job))
 
     run(main())
 
