@@ -41,6 +41,7 @@ LIMITS = {
     "max_memory_bytes": 128 << 20,
     "max_cpu_seconds": 2,
 }
+LEAST = {"max_memory_bytes": 8 << 20}  # with less, even an empty database may fail; other limits are at least 1
 GONE = "error: the database is gone, because a statement took too long or crashed"
 STARTS = 3
 HAND_OVERS, HAND_OVER_SECONDS = 6000, 0.01

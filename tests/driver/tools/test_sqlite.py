@@ -239,7 +239,16 @@ def test_a_script_that_fails_is_the_data_s_fault(tool):
         session(tool, "SELECT 1", script="CREATE TABEL r")
 
 
-@pytest.mark.parametrize("config", [{"max_steps": 0}, {"max_characters": "9"}, {"max_database_bytes": True}])
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"max_steps": 0},
+        {"max_characters": "9"},
+        {"max_database_bytes": True},
+        {"max_memory_bytes": 1 << 20},
+        {"max_cpu_seconds": 0.5},
+    ],
+)
 def test_a_bad_limit_is_refused(config):
     (name,) = config
     with pytest.raises(ValueError, match=f"config.{name}=.* must be a whole number"):

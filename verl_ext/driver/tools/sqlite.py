@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 from verl.tools.base_tool import BaseTool
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
-from verl_ext.sandbox.databases import LIMITS, Database
+from verl_ext.sandbox.databases import LEAST, LIMITS, Database
 
 SCHEMA = OpenAIFunctionToolSchema.model_validate(
     {
@@ -54,7 +54,7 @@ class SqliteTool(BaseTool):
         tool_schema: the schema to show to the model instead of ``SCHEMA``.
 
     Raises:
-        ValueError: a key is not known, or a limit is not a whole number of at least 1.
+        ValueError: a key is not known, or a limit is not a whole number, or too small.
     """
 
     def __init__(self, config: dict[str, Any], tool_schema: OpenAIFunctionToolSchema | None = None):
@@ -63,8 +63,9 @@ class SqliteTool(BaseTool):
             raise ValueError(f"config.{min(unknown)} is not known; use type, {', '.join(LIMITS)}.")
         limits = {name: config.get(name, default) for name, default in LIMITS.items()}
         for name, value in limits.items():
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"config.{name}={value!r} must be a whole number of at least 1.")
+            least = LEAST.get(name, 1)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ValueError(f"config.{name}={value!r} must be a whole number of at least {least}.")
         self._limits = limits
         self._scripts: dict[str, str] = {}
         self._databases: WeakKeyDictionary[Any, Database] = WeakKeyDictionary()
