@@ -9,6 +9,7 @@ import time
 import pytest
 from support.shells import LOCAL, Agent, run
 
+from verl_ext.driver.tools.repeatable import RandomNames
 from verl_ext.driver.tools.shell import ShellTool
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
@@ -31,6 +32,11 @@ COMMANDS = (  # each list runs in a folder of its own
         "stat old; du --time .; tar cf x.tar old && tar tvf x.tar",
         "ls -lt | awk '{print $6, $7, $8, $9}'",
     ],
+    [
+        "mktemp -p /tmp; mktemp -d -p /tmp; mktemp -d -p .",
+        f'{sys.executable} -c \'import tempfile as t; print(t.mkdtemp(dir="/tmp"), t.mktemp(".py", dir="/tmp"))\'',
+    ],
+    ["sleep 1000 & disown; kill $!"],
     ["bash -c 'kill -9 $$'", "(exit 3)", "time sleep 0.01; time -p sleep 0.01"],
     [
         f"printf '{FAILING}' > test_x.py; {PYTEST} test_x.py | cat; ls -a",
@@ -88,6 +94,37 @@ def test_the_text_of_files_reaches_the_model_unchanged(folder):
     )
     (folder / "file").write_text(text)
     assert run(Agent(ShellTool(LOCAL)).bash("cat file")) == text
+
+
+def test_a_random_name_is_shown_as_a_number_that_works_in_commands(folder):
+    async def main():
+        agent, other = Agent(ShellTool(LOCAL)), Agent(ShellTool(LOCAL))
+        assert await agent.bash("mktemp -p /tmp") == "/tmp/tmp.0000000001"
+        assert await agent.bash("mktemp -d -p /tmp") == "/tmp/tmp.0000000002"
+        assert await other.bash("mktemp -d -p /tmp") == "/tmp/tmp.0000000001"
+        assert await agent.bash("(cd /tmp/tmp.0000000002 && echo 5 > x && pwd)") == "/tmp/tmp.0000000002"
+        assert await agent.bash("cat /tmp/tmp.0000000002/x; rm -r /tmp/tmp.0000000001 /tmp/tmp.0000000002") == "5"
+        assert await agent.bash("ls -d /tmp/tmp.0000000001 2>&1 | grep -c 'tmp.0000000001.: No such'") == "1"
+        assert await other.bash("rmdir /tmp/tmp.0000000001 && echo gone") == "gone"
+        chosen = "/tmp/tmptest_dir"
+        assert await agent.bash(f"mkdir -p {chosen}; ls -d {chosen}; rmdir {chosen}") == chosen
+
+    run(main())
+
+
+def test_names_keep_their_numbers_and_process_ids_get_one():
+    names = RandomNames()
+    assert names.shown("/tmp/tmpabcd1234/a.py /tmp/tmp.Ab12Cd34Ef /tmp/tmpabcd1234", "make") == (
+        "/tmp/tmp00000002/a.py /tmp/tmp.0000000001 /tmp/tmp00000002"
+    )
+    jobs = "[1] 4711\n[2] 4712\nx [1] 4711\n[1]+  Done\n4711"
+    assert names.shown(jobs, "cat a && cat b 2>&1 | cat |& cat &> c") == jobs
+    assert names.shown(jobs, "./a & ./b &") == "[1] 9900003\n[2] 9900004\nx [1] 4711\n[1]+  Done\n4711"
+    assert names.real("kill 9900003 %2; cd /tmp/tmp00000002; echo 19900003 9900009 99000031") == (
+        "kill 4711 %2; cd /tmp/tmpabcd1234; echo 19900003 9900009 99000031"
+    )
+    for text in ("tmp.capitalize()", "/tmp/tmp.py", "lib/tmp.capitalized()", "/tmp/tmpdirectory", "[12] 4711 a"):
+        assert names.shown(text, "./a &") == names.real(text) == text
 
 
 def test_replaced_texts():

@@ -2,10 +2,13 @@
 
 Variables come first, because a program that prints the same text needs no replacement. A replacement covers dates and
 durations that no variable fixes. Each pattern names the place of the text, such as a line of ``ls -l`` or the last line
-of ``pytest``, so that dates and numbers elsewhere, for example in a file, reach the model unchanged.
+of ``pytest``, so that dates and numbers elsewhere, for example in a file, reach the model unchanged. Random names that
+the model may use in a later command are neither fixed nor replaced, but numbered (:class:`RandomNames`).
 """
 
 from __future__ import annotations
+
+import re
 
 SECONDS = (
     1767225600  # 2026-01-01 00:00 UTC: later than the last commit of the tasks' repositories, earlier than any run
@@ -59,3 +62,46 @@ REPLACEMENTS = (
     (r"(?m)^(Device: )\S+(\s+Inode: )\d+ ", r"\g<1>0\g<2>0 "),  # stat
     (rf"(?m)^(.*: line \d+: +)\d+ (?=(?:{_SIGNALS})\b)", r"\g<1>0 "),  # bash, of a process that was killed
 )
+
+_RANDOM = (  # pattern of a random name, its numbered form, pattern of the numbered form
+    (re.compile(r"(?<=/)tmp\.[A-Za-z0-9]{10}(?![A-Za-z0-9])"), "tmp.{:010d}", r"tmp\.\d{10}"),  # mktemp
+    (re.compile(r"(?<=/tmp/)tmp[a-z0-9_]{8}(?![a-z0-9_])"), "tmp{:08d}", r"tmp\d{8}"),  # Python's tempfile
+    # Process ids of jobs in the background, "[1] 12345". Linux has no process id above 4194304.
+    (re.compile(r"(?m)(?<=^\[\d\] )\d+(?=\r?$)"), "{:d}", r"99\d{5}"),
+)
+FIRST_JOB = 9_900_001
+_JOB = re.compile(r"(?<![&>|])&(?![&>])")  # a command in the background
+_NUMBERED = re.compile(rf"(?<!\w)(?:{'|'.join(numbered for _, _, numbered in _RANDOM)})(?!\w)")
+
+
+class RandomNames:
+    """Numbers for the random names that the commands of a trajectory have printed, counted from 1.
+
+    The model sees ``/tmp/tmp.0000000001`` instead of ``/tmp/tmp.q8ZxFz1AbC``, on every run. If it writes the number in
+    a later command, the command gets the name. Names that the model has chosen itself stay as they are.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, str] = {}  # name -> its numbered form
+        self._names: dict[str, str] = {}
+
+    def shown(self, output: str, command: str) -> str:
+        """The output of this command of the model, as the model sees it."""
+        for pattern, numbered, _ in _RANDOM if _JOB.search(command) else _RANDOM[:-1]:
+            output = pattern.sub(lambda match, numbered=numbered: self._number(match[0], numbered), output)
+        return output
+
+    def real(self, command: str) -> str:
+        """The model's command as the shell gets it."""
+        for pattern, _, _ in _RANDOM:
+            for name in pattern.findall(command):
+                if name not in self._names:
+                    self._numbers.setdefault(name, name)
+        return _NUMBERED.sub(lambda match: self._names.get(match[0], match[0]), command)
+
+    def _number(self, name: str, numbered: str) -> str:
+        if name not in self._numbers:
+            count = len(self._names)
+            number = numbered.format(count + (FIRST_JOB if name.isdigit() else 1))
+            self._numbers[name], self._names[number] = number, name
+        return self._numbers[name]

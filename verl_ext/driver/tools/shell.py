@@ -22,13 +22,14 @@ import shlex
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 from uuid import uuid4
+from weakref import WeakKeyDictionary
 
 from verl.tools.base_tool import BaseTool
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
 from verl_ext.data.swe_grading import EXIT_CODE, check, grade
 from verl_ext.data.swe_reward import GRADING, VERDICT
-from verl_ext.driver.tools.repeatable import ENVIRONMENT, REPLACEMENTS
+from verl_ext.driver.tools.repeatable import ENVIRONMENT, REPLACEMENTS, RandomNames
 from verl_ext.driver.transcript import end_trajectory
 from verl_ext.sandbox.deployments import deployment_config, deployment_maker
 from verl_ext.sandbox.shell import Outcome, Plan, Sandbox, SandboxFailure, sandbox_of
@@ -67,6 +68,7 @@ class _SandboxTool(BaseTool):
         self._environment = ENVIRONMENT | dict(config.get("environment") or {})
         self._replacements = [*map(_pattern, (*REPLACEMENTS, *(config.get("replacements") or ())))]
         self._arguments: dict[str, Mapping[str, Any]] = {}
+        self._names: WeakKeyDictionary[Any, RandomNames] = WeakKeyDictionary()
         super().__init__(config, tool_schema or self._schema())
 
     def _schema(self) -> OpenAIFunctionToolSchema:
@@ -142,8 +144,10 @@ class ShellTool(_SandboxTool):
         command = parameters.get("command") if isinstance(parameters, dict) else None
         if not isinstance(command, str):
             return ToolResponse(text="[error: command must be text]"), 0.0, {}
-        outcome = await self._sandbox(instance_id, agent_data).run(command, self._limits["command_timeout"])
-        return ToolResponse(text=self._observation(outcome)), 0.0, {}
+        names = self._names.setdefault(agent_data, RandomNames())
+        outcome = await self._sandbox(instance_id, agent_data).run(names.real(command), self._limits["command_timeout"])
+        shown = outcome._replace(output=names.shown(outcome.output, command))
+        return ToolResponse(text=self._observation(shown)), 0.0, {}
 
 
 class SubmitTool(_SandboxTool):
