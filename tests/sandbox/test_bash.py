@@ -307,6 +307,10 @@ def test_a_command_is_interrupted_and_the_shell_keeps_its_state(tmp_path, comman
     assert after == Answer(b"1\n[1]+  Running                 sleep 600 &\n", b"", 0, "done", 0)
 
 
+def test_a_long_silent_command_is_awaited(tmp_path):
+    assert outputs(tmp_path, "sleep 17; echo done") == ["done\n"]
+
+
 def test_a_command_that_cannot_be_interrupted_costs_the_shell(tmp_path):
     async def main():
         async with shell(tmp_path) as own:

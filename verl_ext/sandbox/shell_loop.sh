@@ -114,26 +114,17 @@ next_report() { # seconds; sets `report`, whose parts may come one by one
 }
 
 await() { # seconds; sets `how` and `status` when the command has ended
-  local deadline=$((SECONDS + ${1%.*} + 1)) idle=0 left=$1 slice whole=${1%.*}
-  while :; do
-    slice=$left
-    ((whole > 5)) && slice=5
-    report=$unread
-    if next_report "$slice"; then
-      unread=
-      case $report in
-        over\ *) how=over status=${report#over } && return 0 ;;
-        "done $count "*) status=${report##* } && return 0 ;;
-      esac
-    else
-      unread=$report
-      if read -r -t 0 -u 7; then idle=0; else ((idle++)); fi
-      if ((idle == 3)); then how=broken && return 0; fi # all lines are read, and nothing is reported for 10 to 15 s
-      ((whole > 5)) || return 1
-    fi
-    whole=$((deadline - SECONDS)) left=$((deadline - SECONDS))
-    ((whole > 0)) || return 1
+  report=$unread
+  while next_report "$1"; do
+    unread=
+    case $report in
+      over\ *) how=over status=${report#over } && return 0 ;;
+      "done $count "*) status=${report##* } && return 0 ;;
+    esac
+    report=
   done
+  unread=$report
+  return 1
 }
 
 count=0 status=0 unread=
