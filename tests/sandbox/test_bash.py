@@ -302,7 +302,7 @@ def test_an_answer_of_many_small_writes_is_whole(tmp_path):
     ],
 )
 def test_a_command_is_interrupted_and_the_shell_keeps_its_state(tmp_path, command):
-    _, stopped, after = answers(tmp_path, "x=1; sleep 600 &", command, "echo $x; jobs", timeout=2)
+    _, stopped, after = answers(tmp_path, "x=1; sleep 600 & sleep 0.1", command, "echo $x; jobs", timeout=2)
     assert stopped.state == "stopped"
     assert after == Answer(b"1\n[1]+  Running                 sleep 600 &\n", b"", 0, "done", 0)
 

@@ -54,8 +54,9 @@ descend() { # adds to `found`, a list of ids with blanks around each, all proces
   done
 }
 
-# Interrupts the shell, and sends $1 to the command's processes. Jobs in the background ignore SIGINT. The shell interrupts
-# itself in a trap, because bash goes on with a list if it is interrupted during a program that catches the interrupt.
+# Interrupts the shell, and sends $1 to the command's processes: those that are not older than its collector, in clock ticks
+# of 10 ms. Jobs in the background ignore SIGINT. The shell interrupts itself in a trap, because bash goes on with a list if
+# it is interrupted during a program that catches the interrupt.
 interrupt() {
   local pid found=' '
   look
