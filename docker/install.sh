@@ -18,7 +18,7 @@ case ${1:-install} in
     BEFORE=$(mktemp)
     kept > "$BEFORE"
     grep -q '^torch==' "$BEFORE" || { echo "error: $PYTHON has no torch; use verl's GPU image, or pip install -e '.[gpu]'." >&2; exit 2; }
-    "$PYTHON" -m pip install --no-cache-dir --constraint "$BEFORE" --editable "$ROOT[verl]"
+    "$PYTHON" -m pip install --no-cache-dir --constraint "$BEFORE" --editable "$ROOT[verl,agents]"
     if ! kept | diff "$BEFORE" -; then
       echo "error: the packages above were changed, and they were built for one another." >&2
       exit 1

@@ -43,7 +43,7 @@ def _versions(hardware: str) -> str:
 
 
 def _imports(hardware: str) -> str:
-    modules = ("torch", "ray", "vllm", "transformers", "verl", "verl_ext.driver.compat")
+    modules = ("torch", "ray", "vllm", "transformers", "verl", "verl_ext.driver.compat", "swerex")
     for module in modules:
         import_module(module)
     return ", ".join(modules)

@@ -40,6 +40,16 @@ def test_what_an_image_runs_is_there(dockerfile):
     assert all((ROOT / path).is_file() for path in named)
 
 
+def test_the_gpu_image_brings_what_agents_need():
+    steps = instructions("Dockerfile")
+    installed = [argument for step, argument in steps if step == "RUN" and "apt-get install" in argument]
+    assert len(installed) == 1 and {"podman", "crun", "uidmap"} <= set(installed[0].split())
+    copied = [argument.split() for step, argument in steps if step == "COPY" and "--from" in argument]
+    assert [words[1:] for words in copied] == [["/usr/local/bin/docker"] * 2]
+    assert re.fullmatch(r"--from=docker:\d+\.\d+\.\d+-cli", copied[0][0])
+    assert '"$ROOT[verl,agents]"' in (ROOT / "docker" / "install.sh").read_text()
+
+
 def test_nothing_that_git_ignores_gets_into_an_image():
     ignored = {line.strip("/") for line in (ROOT / ".gitignore").read_text().split()}
     left_out = {line.removeprefix("**/") for line in (ROOT / ".dockerignore").read_text().split()}

@@ -50,6 +50,16 @@ LONGEST = {"1_5b": 2048 + 8192, "4b": 2048 + 4096, "8b": 2048 + 4096, "14b": 204
 
 
 @pytest.fixture(scope="module")
+def local_tools(tmp_path_factory) -> dict[str, str]:
+    """TOOLS of the agents' scripts: the tests have no container runtime, and a run's first sandbox is tried."""
+    file = tmp_path_factory.mktemp("tools") / "tools.yaml"
+    classes = (f"verl_ext.driver.tools.shell.{name}" for name in ("ShellTool", "SubmitTool"))
+    config = {"type": "native", "deployment": {"type": "local"}}
+    file.write_text(yaml.safe_dump({"tools": [{"class_name": name, "config": config} for name in classes]}))
+    return {"TOOLS": str(file)}
+
+
+@pytest.fixture(scope="module")
 def rows(tmp_path_factory) -> str:
     return str(write_rows(tmp_path_factory.mktemp("data") / "rows.parquet", 512))
 
@@ -58,8 +68,9 @@ def rows(tmp_path_factory) -> str:
 
 
 @pytest.mark.parametrize(("script", "choice"), ALL)
-def test_it_is_valid_and_fits(script, choice, rows):
-    config = composed(script, TRAIN_FILES=rows, VAL_FILES=rows, **choice)
+def test_it_is_valid_and_fits(script, choice, rows, local_tools):
+    tools = local_tools if script.endswith("_swe") else {}
+    config = composed(script, TRAIN_FILES=rows, VAL_FILES=rows, **tools, **choice)
     validate(config)
 
     model, rollout, actor = (config.actor_rollout_ref[name] for name in ("model", "rollout", "actor"))
@@ -87,10 +98,11 @@ def test_it_is_valid_and_fits(script, choice, rows):
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_it_is_valid_and_fits_with_megatron(script, rows):
+def test_it_is_valid_and_fits_with_megatron(script, rows, local_tools):
     small = ("hora_qwen2_5_1_5b", "hora_qwen2_5_3b")  # the paper's 3 GPUs are no multiple of TP 2
     gpus = {"GPUS_PER_NODE": "4"} if script in small else {}
-    config = composed(script, "model_engine=megatron", TRAIN_FILES=rows, VAL_FILES=rows, **gpus)
+    tools = local_tools if script.endswith("_swe") else {}
+    config = composed(script, "model_engine=megatron", TRAIN_FILES=rows, VAL_FILES=rows, **tools, **gpus)
     validate(config)
 
     model, rollout, actor = (config.actor_rollout_ref[name] for name in ("model", "rollout", "actor"))

@@ -13,6 +13,7 @@ import asyncio
 import logging
 import re
 import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -36,6 +37,7 @@ ASK_TIMEOUT, KILL_TIMEOUT = 60.0, 30.0  # seconds for the runtime's own commands
 END_TRIES, END_PAUSE = 5, 0.3  # pause in seconds
 WATCH_PERIOD = 10.0  # seconds between two looks at the containers' disks
 
+CLIENTS = tempfile.gettempdir()  # where the runtime's command line runs: podman leaves a file `oom` there
 log = logging.getLogger(__name__)
 
 
@@ -133,7 +135,7 @@ class Container:
 
         If the container is gone, the stream ends at once.
         """
-        return _Inside(self, Pipes(self._exec(program, "--interactive")))
+        return _Inside(self, Pipes(self._exec(program, "--interactive"), CLIENTS))
 
     async def run(self, program: Sequence[str], timeout: float, most: int) -> Finished:
         """Run a program to its end; after ``timeout`` seconds, end every process of the container.
@@ -297,7 +299,7 @@ _WATCH = _Watch()
 
 async def _call(program: Sequence[str], timeout: float, most: int) -> Finished:
     """Run a command line of the runtime on this machine."""
-    client = Pipes(program, stdin=False)
+    client = Pipes(program, CLIENTS, stdin=False)
     try:
         return await finish(client, timeout, most)
     finally:

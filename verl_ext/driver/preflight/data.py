@@ -65,6 +65,19 @@ def check_validation_data(faults: Faults) -> None:
             pass
 
 
+def extra_infos(faults: Faults) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
+    """The key of the files, the row's number and ``extra_info`` (empty without one) of all rows that the run reads."""
+    validates = faults["trainer.val_before_train"] or faults["trainer.test_freq"] > 0
+    for key in (TRAINING, VALIDATION) if validates else (TRAINING,):
+        number = 0
+        for file in _opened(faults, key) or []:
+            columns = [name for name in ("data_source", "extra_info") if name in file.schema.names]
+            for batch in file.to_batches(columns=columns, batch_size=BATCH):
+                for row in batch.to_pylist():
+                    yield key, number, row.get("extra_info") or {}
+                    number += 1
+
+
 def _check_features(faults: Faults, rows: int) -> None:
     """A file of features for an estimator has one row for each row of the data; verl may drop overlong prompts."""
     file = faults[FEATURES]

@@ -21,8 +21,7 @@ from verl_ext.driver.preflight.keys import ROLLOUT
 REWARD = "reward.custom_reward_function"
 ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")  # of a reward function, by name
 LOOPS, LOOPS_FILE = f"{ROLLOUT}.agent.default_agent_loop", f"{ROLLOUT}.agent.agent_loop_config_path"
-TOOLS_FILE, TOOLS_CODE = f"{ROLLOUT}.multi_turn.tool_config_path", f"{ROLLOUT}.multi_turn.function_tool_path"
-OUR_TOOLS = "verl_ext.driver.tools."
+TOOLS_CODE = f"{ROLLOUT}.multi_turn.function_tool_path"
 
 
 def check_reward_function(faults: Faults) -> None:
@@ -60,7 +59,7 @@ def check_classes(faults: Faults) -> None:
         _check_class(faults, "data.custom_cls.path", "data.custom_cls.name", Dataset)
     key = "trainer.checkpoint_callback_class"
     if name := faults[key]:
-        with _refusing(faults, key, name, "it cannot be imported"):
+        with refusing(faults, key, name, "it cannot be imported"):
             made = load_class_from_fqn(name)
             faults.refuse_if(
                 not _is_class(made, CheckpointCallback), key, "use a subclass of verl's CheckpointCallback"
@@ -72,7 +71,7 @@ def check_modules(faults: Faults) -> None:
     for key in ("actor_rollout_ref.model.external_lib", f"{ROLLOUT}.checkpoint_engine.custom_backend_module"):
         names = faults[key] or []
         for name in [names] if isinstance(names, str) else names:
-            with _refusing(faults, key, name, "it cannot be imported"):
+            with refusing(faults, key, name, "it cannot be imported"):
                 importlib.import_module(name)
 
 
@@ -82,13 +81,13 @@ def check_agent_loops(faults: Faults) -> None:
     from verl.utils.import_utils import load_class_from_fqn
 
     known = list(_agent_loop_registry)
-    loops = _read_yaml(faults, LOOPS_FILE)
+    loops = read_yaml(faults, LOOPS_FILE)
     for number, loop in enumerate(loops if isinstance(loops, list) else [loops] if loops is not None else []):
         described = isinstance(loop, Mapping) and TEXT.accepts(loop.get("name")) and TEXT.accepts(loop.get("_target_"))
         if not described:
             faults.refuse_if(True, LOOPS_FILE, f"entry {number} must hold name and _target_, the loop's class")
             return
-        with _refusing(faults, LOOPS_FILE, faults[LOOPS_FILE], f"{loop['_target_']} cannot be imported"):
+        with refusing(faults, LOOPS_FILE, faults[LOOPS_FILE], f"{loop['_target_']} cannot be imported"):
             load_class_from_fqn(loop["_target_"])
             known.append(loop["name"])
     if not faults.has_refused(LOOPS_FILE):
@@ -96,46 +95,26 @@ def check_agent_loops(faults: Faults) -> None:
         faults.refuse_if(faults[LOOPS] not in known, LOOPS, valid)
 
 
-def check_tools(faults: Faults) -> None:
-    """The classes of the tools are importable, and the values of our own tools are valid.
-
-    Tools of others are not made: verl's start a Ray of their own.
-    """
+def check_tool_functions(faults: Faults) -> None:
+    """The user's file of tools that are functions can be loaded."""
     from verl.tools.function_tool import load_function_tools_from_path
-    from verl.tools.tool_registry import ToolType
-    from verl.utils.import_utils import load_class_from_fqn, resolve_config_path
+    from verl.utils.import_utils import resolve_config_path
 
-    content = _read_yaml(faults, TOOLS_FILE)
-    tools = content.get("tools") if isinstance(content, Mapping) else None
-    if content is not None and not isinstance(tools, list):
-        faults.refuse_if(True, TOOLS_FILE, "it must hold a list named tools")
-    types = [kind.value for kind in ToolType]
-    for number, tool in enumerate(tools if isinstance(tools, list) else []):
-        name = tool.get("class_name") if isinstance(tool, Mapping) else None
-        config = tool.get("config") if isinstance(tool, Mapping) else None
-        if not TEXT.accepts(name) or not isinstance(config, Mapping) or config.get("type") not in types:
-            valid = f"tool {number} must hold class_name and config, with type {' or '.join(types)}"
-            faults.refuse_if(True, TOOLS_FILE, valid)
-            return
-        with _refusing(faults, TOOLS_FILE, faults[TOOLS_FILE], f"{name} cannot be loaded"):
-            made = load_class_from_fqn(name)
-            if name.startswith(OUR_TOOLS):
-                made(config=dict(config), tool_schema=None)
     if path := faults[TOOLS_CODE]:
-        with _refusing(faults, TOOLS_CODE, path, "it cannot be loaded"):
+        with refusing(faults, TOOLS_CODE, path, "it cannot be loaded"):
             load_function_tools_from_path(resolve_config_path(path))
 
 
-EXTENSIONS = (check_reward_function, check_classes, check_modules, check_agent_loops, check_tools)
+EXTENSIONS = (check_reward_function, check_classes, check_modules, check_agent_loops, check_tool_functions)
 
 
-def _read_yaml(faults: Faults, key: str) -> Any:
+def read_yaml(faults: Faults, key: str) -> Any:
     """The content of the YAML file at ``key``, resolved; None without a file, and for a refused file."""
     from verl.utils.import_utils import resolve_config_path
 
     if not faults[key]:
         return None
-    with _refusing(faults, key, faults[key], "it is not a YAML file"):
+    with refusing(faults, key, faults[key], "it is not a YAML file"):
         content = OmegaConf.load(resolve_config_path(faults[key]))
         if isinstance(content, DictConfig | ListConfig):
             return OmegaConf.to_container(content, resolve=True)
@@ -157,13 +136,13 @@ def _loaded(faults: Faults, path: str, name: str) -> Callable[..., Any] | None:
 
     for key, valid in ((path, "name a Python file, or a module as pkg://package.module"), (name, "use a text")):
         faults.refuse_if(not TEXT.accepts(faults[key]), key, valid)
-    with _refusing(faults, path, faults[path], f"{faults[name]} cannot be loaded"):
+    with refusing(faults, path, faults[path], f"{faults[name]} cannot be loaded"):
         return load_extern_object(faults[path], faults[name])
     return None
 
 
 @contextmanager
-def _refusing(faults: Faults, key: str, value: object, obstacle: str) -> Iterator[None]:
+def refusing(faults: Faults, key: str, value: object, obstacle: str) -> Iterator[None]:
     """Refuse ``value`` if the block raises or ends Python: ``<obstacle> (<cause>)``."""
     try:
         yield

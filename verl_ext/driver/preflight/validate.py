@@ -16,6 +16,7 @@ from verl_ext.driver.preflight.faults import Faults, RefusedKey
 from verl_ext.driver.preflight.files import check_files, check_metrics_file, check_model
 from verl_ext.driver.preflight.keys import check_keys, check_names
 from verl_ext.driver.preflight.policy import check_checkpoint, make_policy, policy_class
+from verl_ext.driver.preflight.tools import check_tool_rows, check_tools, start_sandboxes
 from verl_ext.errors import BadConfig
 from verl_ext.policy import RolloutPolicy
 
@@ -24,7 +25,8 @@ def validate(config: DictConfig) -> RolloutPolicy:
     """Check the configuration and all files and folders named there; return the configured policy.
 
     Every check whose keys are valid runs, so a missing model does not hide a wrong threshold. verl's own checks stop at
-    their first fault, and run last, on a configuration without faults of ours.
+    their first fault, and run on a configuration without faults of ours. The last check starts a sandbox of each
+    deployment that an agent's tools name.
 
     Raises:
         BadConfig: one sentence for each fault, with the key, the value and the valid values.
@@ -50,8 +52,11 @@ def _check(faults: Faults) -> RolloutPolicy | None:
             made = make_policy(faults, policy)
         faults.run(lambda each: check_checkpoint(each, policy))
     faults.run(check_training_data, check_validation_data, check_queue_size, *EXTENSIONS)
+    faults.run(check_tools, check_tool_rows)
     if not faults.sentences:
         _check_by_verl(faults)
+    if not faults.sentences:
+        faults.run(start_sandboxes)
     return made
 
 

@@ -1,0 +1,138 @@
+"""Tools of agents are checked before Ray starts, with a first sandbox."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from support.configs import changed, compose, good_overrides
+from support.containers import Docker
+from support.shells import alive, wait_for
+
+from verl_ext.data.schema import make_row, number_rows
+from verl_ext.driver.preflight.validate import BadConfig, validate
+
+TOOLS = "actor_rollout_ref.rollout.multi_turn.tool_config_path"
+SHELL, SUBMIT = (f"verl_ext.driver.tools.shell.{name}" for name in ("ShellTool", "SubmitTool"))
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    return compose("grpo", *good_overrides(tmp_path_factory.mktemp("tools")))
+
+
+@pytest.fixture
+def docker(tmp_path, monkeypatch) -> Docker:
+    stand_in = Docker(tmp_path)
+    monkeypatch.setenv("PATH", stand_in.path)
+    return stand_in
+
+
+@pytest.fixture
+def tools(tmp_path):
+    """Writes a file of tools, and returns the override that names the file."""
+
+    def write(*entries: tuple[str, dict]) -> str:
+        listed = [{"class_name": name, "config": {"type": "native"} | config} for name, config in entries]
+        (tmp_path / "tools.yaml").write_text(yaml.safe_dump({"tools": listed}))
+        return f"{TOOLS}={tmp_path}/tools.yaml"
+
+    return write
+
+
+def deployment(**settings) -> dict:
+    return {"deployment": settings}
+
+
+def rows(path: Path, *images: str | None) -> list[str]:
+    """Overrides that name a file whose rows have these images."""
+    made = []
+    for number in range(40):
+        image = images[number % len(images)]
+        arguments = {"image": image, "setup": "", "shell_setup": ""}
+        extra = {"tools_kwargs": {name: {"create_kwargs": arguments} for name in ("bash", "submit")}}
+        made.append(make_row("sums", f"{number}+1=", "1", ability="sums"))
+        made[-1]["extra_info"] |= extra
+    number_rows(made, "train")
+    pq.write_table(pa.Table.from_pylist(made), path)
+    return [f"data.train_files={path}", f"data.val_files={path}"]
+
+
+def refusals(config, *overrides: str) -> list[str]:
+    with pytest.raises(BadConfig) as refused:
+        validate(changed(config, *overrides))
+    assert all(sentence.count("\n") == 0 for sentence in refused.value.sentences)
+    return [sentence.partition(" is not valid: ")[2] for sentence in refused.value.sentences]
+
+
+def test_a_near_name_is_suggested_for_a_class_and_for_a_module(config, tools):
+    (sentence,) = refusals(config, tools((SHELL.replace("Shell", "Shel"), deployment(type="local"))))
+    assert sentence.startswith("verl_ext.driver.tools.shell.ShelTool cannot be loaded; did you mean ")
+    assert f"did you mean {SHELL}? (" in sentence
+    (sentence,) = refusals(config, tools((SHELL.replace("shell", "shel"), deployment(type="local"))))
+    assert f"did you mean {SHELL}? (No module named 'verl_ext.driver.tools.shel'" in sentence
+    (sentence,) = refusals(config, tools(("nosuch.Tool", {})))
+    assert sentence.startswith("nosuch.Tool cannot be loaded (No module named")
+
+
+def test_every_tool_is_checked(config, tools):
+    found = refusals(config, tools((SHELL, deployment(type="dokcer")), (SUBMIT, deployment(type="docker", pids=0))))
+    assert found[0].startswith(f"{SHELL} cannot be loaded (config.deployment.type=dokcer is not valid: did you mean do")
+    assert found[1].startswith(
+        f"{SUBMIT} cannot be loaded (config.deployment.pids=0 is not valid: use an integer of at"
+    )
+    assert len(found) == 2
+
+
+def test_a_sandbox_of_the_first_rows_image_is_started_and_ended(config, tools, docker, tmp_path):
+    data = rows(tmp_path / "rows.parquet", "own/image:1", "other/image:1")
+    docker_tools = tools((SHELL, deployment(type="docker")), (SUBMIT, deployment(type="docker")))
+    validate(changed(config, docker_tools, *data))
+    (started,) = docker.calls("run")
+    assert "own/image:1" in started
+    assert [call[-3:] for call in docker.calls("exec")][-1] == ["bash", "-c", "true"]
+    (container,) = docker.containers()
+    wait_for(lambda: not alive(container))
+
+
+def test_a_deployments_own_image_needs_no_rows(config, tools, docker):
+    validate(changed(config, tools((SHELL, deployment(type="docker", image="own/image:1")))))
+    assert len(docker.calls("run")) == 1
+
+
+def test_rows_without_an_image_are_refused(config, tools, docker, tmp_path):
+    file = tools((SHELL, deployment(type="docker")))
+    assert refusals(config, file)[0].startswith(
+        "row 0 has extra_info.tools_kwargs.bash.create_kwargs.image=None, and it must name a container image, unle"
+    )
+    data = rows(tmp_path / "rows.parquet", "own/image:1", "--privileged")
+    assert refusals(config, file, *data)[0].startswith(
+        "row 1 has extra_info.tools_kwargs.bash.create_kwargs.image='--privileged', and it must name"
+    )
+    assert not (docker.state / "calls").exists()
+
+
+def test_a_runtime_that_is_missing_or_broken(config, tools, docker, monkeypatch):
+    file = tools((SHELL, deployment(type="docker", image="own/image:1")))
+    docker.does("broken")
+    (sentence,) = refusals(config, file)
+    assert sentence.startswith(
+        "no sandbox of own/image:1 can be started with deployment.type docker (docker run of own/"
+    )
+    assert "no space left" in sentence
+    monkeypatch.setenv("PATH", "/nowhere")
+    (sentence,) = refusals(config, file)
+    assert sentence.endswith("can be started with deployment.type docker (docker is not on the PATH)")
+
+
+def test_no_sandbox_is_started_for_a_configuration_with_other_faults(config, tools, docker):
+    file = tools((SHELL, deployment(type="docker", image="own/image:1")))
+    refusals(config, file, "trainer.nnodes=0")
+    assert not (docker.state / "calls").exists()
+
+
+def test_processes_of_this_machine_need_no_rows(config, tools):
+    validate(changed(config, tools((SHELL, deployment(type="local")), (SUBMIT, deployment(type="local")))))

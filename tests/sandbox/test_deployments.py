@@ -1,0 +1,208 @@
+"""A tool's ``deployment``: the places that come of it, and what is refused."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+from aiohttp import web
+from support.servers import server, swerex_remote
+from support.shells import run
+
+from verl_ext.checks import InvalidValue
+from verl_ext.sandbox.containers import Container, Limits
+from verl_ext.sandbox.deployments import deployment_config, deployment_maker, size_in_bytes
+from verl_ext.sandbox.places import Local, PlaceFailure
+from verl_ext.sandbox.servers import Server
+
+TOKEN = "a token"
+
+
+def refusal(**deployment) -> str:
+    with pytest.raises(InvalidValue) as refused:
+        deployment_config(deployment)
+    return str(refused.value)
+
+
+def test_docker_without_settings_has_every_bound_and_no_network():
+    limits = deployment_config({"type": "docker"}).settings
+    assert limits == Limits() and limits.network is False
+    assert (limits.memory, limits.cpus, limits.pids, limits.disk) == (4 << 30, 2.0, 1024, 20 << 30)
+
+
+def test_the_settings_of_docker():
+    given = {
+        "type": "docker",
+        "image": "own/image:1",
+        "container_runtime": "podman",
+        "network": "mine",
+        "memory": "512m",
+        "cpus": 0.5,
+        "pids": 99,
+        "largest_file": 4096,
+        "open_files": 100,
+        "disk": None,
+        "pull": "never",
+        "pull_timeout": 7,
+        "startup_timeout": 8,
+        "docker_args": ["--cap-add", "CHOWN"],
+    }
+    config = deployment_config(given)
+    more = ("--cap-add", "CHOWN")
+    assert config.settings == Limits("podman", "mine", 512 << 20, 0.5, 99, 4096, 100, None, "never", 7, 8, more)
+    assert config.image == "own/image:1"
+    assert isinstance(deployment_maker(config, None, 99.0)(), Container)
+
+
+@pytest.mark.parametrize(
+    ("deployment", "sentence"),
+    [
+        ({"type": "dokcer"}, "config.deployment.type=dokcer is not valid: did you mean docker? use one of docker, "),
+        ({}, "config.deployment.type=None is not valid: use one of docker, remote, modal, fargate, daytona, local"),
+        (
+            {"type": "docker", "imge": "x"},
+            "config.deployment.imge=x is not valid: it is no setting of type docker; use ",
+        ),
+        (
+            {"type": "docker", "image": "--privileged"},
+            "config.deployment.image=--privileged is not valid: use the name ",
+        ),
+        ({"type": "docker", "memory": "4 apples"}, "config.deployment.memory=4 apples is not valid: use a number of b"),
+        ({"type": "docker", "memory": None}, "config.deployment.memory=None is not valid: use a number of bytes"),
+        ({"type": "docker", "disk": 0}, "config.deployment.disk=0 is not valid: use a number of bytes"),
+        ({"type": "docker", "cpus": 0}, "config.deployment.cpus=0 is not valid: use a number above 0"),
+        ({"type": "docker", "pids": 1.5}, "config.deployment.pids=1.5 is not valid: use an integer of at least 1"),
+        ({"type": "docker", "network": "host"}, "config.deployment.network=host is not valid: use false, true, or"),
+        ({"type": "docker", "network": "container:x"}, "config.deployment.network=container:x is not valid: use false"),
+        (
+            {"type": "docker", "container_runtime": "runc"},
+            "config.deployment.container_runtime=runc is not valid: use ",
+        ),
+        (
+            {"type": "docker", "pull": True},
+            "config.deployment.pull=True is not valid: use one of missing, always, never",
+        ),
+        (
+            {"type": "docker", "docker_args": "-v /:/"},
+            "config.deployment.docker_args=-v /:/ is not valid: use a list of",
+        ),
+        (
+            {"type": "local", "image": "x"},
+            "config.deployment.image=x is not valid: it is no setting of type local; this",
+        ),
+        ({"type": "remote"}, "config.deployment.auth_token=None is not valid: Field required (type remote)"),
+        (
+            {"type": "remote", "auth_token": "x", "port": "y"},
+            "config.deployment.port=y is not valid: Input should be a",
+        ),
+        ({"type": "daytona", "api_kye": "x"}, "config.deployment.api_kye=x is not valid: it is no setting of type day"),
+    ],
+)
+def test_what_is_refused(deployment, sentence):
+    assert refusal(**deployment).startswith(sentence)
+
+
+def test_sizes():
+    sizes = ("1", 4096, "4k", "1.5G", "2T", "512M", "7b")
+    assert [size_in_bytes(size) for size in sizes] == [1, 4096, 4096, 3 << 29, 2 << 40, 512 << 20, 7]
+    assert [size_in_bytes(size) for size in ("", "g", "-1", 0, True, None, "1e3", "0.0001k", [1])] == [None] * 9
+
+
+def test_a_place_needs_an_image_where_places_are_made_from_images():
+    for kind in ("docker", "modal", "fargate", "daytona"):
+        config = deployment_config({"type": kind})
+        with pytest.raises(ValueError, match="create_kwargs.image is missing"):
+            deployment_maker(config, None, 99.0)
+        with pytest.raises(InvalidValue, match="create_kwargs.image=--privileged is not valid"):
+            deployment_maker(config, "--privileged", 99.0)
+    assert isinstance(deployment_maker(deployment_config({"type": "local"}), "any", 99.0)(), Local)
+    remote = deployment_config({"type": "remote", "auth_token": TOKEN})
+    assert isinstance(deployment_maker(remote, "any", 99.0)(), Server)
+
+
+def test_the_image_of_a_row_comes_first():
+    config = deployment_config({"type": "docker", "image": "own/image:1"})
+    assert deployment_maker(config, "row/image:1", 99.0)()._image == "row/image:1"
+    assert deployment_maker(config, None, 99.0)()._image == "own/image:1"
+
+
+# ---- machines elsewhere ----
+
+
+@pytest.fixture
+def modal(monkeypatch):
+    """swe-rex's real deployment for modal.com, with a stand-in for modal's own package."""
+    state = SimpleNamespace(url="", started={}, ended=[])
+
+    def later(value):
+        async def aio(*positional, **named):
+            return value(*positional, **named)
+
+        return SimpleNamespace(aio=aio)
+
+    def create(*command, **named):
+        state.started = named
+        tunnel = {8880: SimpleNamespace(url=state.url)}
+        return SimpleNamespace(
+            tunnels=later(lambda: tunnel),
+            object_id="sb",
+            _get_task_id=later(lambda: "ta"),
+            poll=later(lambda: None),
+            terminate=later(lambda: state.ended.append(True)),
+        )
+
+    package = ModuleType("modal")
+    image = SimpleNamespace(apt_install=lambda *_: image, run_commands=lambda *_: image)
+    package.Image = type("Image", (), {"from_registry": staticmethod(lambda *_, **__: image)})
+    package.Sandbox = SimpleNamespace(create=later(create))
+    package.App = SimpleNamespace(lookup=lambda *_, **__: SimpleNamespace(name="swe-rex"))
+    package.Secret = package.config = SimpleNamespace(_profile="me")
+    boto3, botocore, exceptions = ModuleType("boto3"), ModuleType("botocore"), ModuleType("botocore.exceptions")
+    exceptions.NoCredentialsError = type("NoCredentialsError", (Exception,), {})
+    for module in (package, boto3, botocore, exceptions):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.delitem(sys.modules, "swerex.deployment.modal", raising=False)
+    import swerex.deployment.modal as theirs
+
+    monkeypatch.setattr(theirs, "_get_modal_user", lambda: "me")
+    yield state
+    sys.modules.pop("swerex.deployment.modal", None)
+
+
+def test_swe_rex_starts_a_machine_and_never_reads_an_answer_of_it(modal, tmp_path):
+    touched = tmp_path / "touched"
+    asked = []
+
+    async def hostile(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        error = {"message": f"touch {touched}", "class_path": "os.system", "traceback": "", "extra_info": {}}
+        return web.json_response({"swerexception": error}, status=511)
+
+    async def main():
+        settings = {"type": "modal", "startup_timeout": 2.0}
+        async with server(hostile) as modal.url:
+            place = deployment_maker(deployment_config(settings), "own/image:1", 99.0)()
+            with pytest.raises(PlaceFailure, match="^no server could be started: TimeoutError"):
+                await place.start()
+
+    run(main())
+    assert set(asked) == {"/is_alive"} and not touched.exists()
+    assert modal.started["timeout"] == 99 and modal.ended
+
+
+def test_a_machine_that_comes_up_runs_programs_and_is_ended(modal, tmp_path, monkeypatch):
+    monkeypatch.setattr("swerex.deployment.modal.ModalDeployment._get_token", lambda self: TOKEN)
+    settings = {"type": "modal", "image": "own/image:1", "deployment_timeout": 7.0, "startup_timeout": 60.0}
+    place = deployment_maker(deployment_config(settings), None, 99.0)()
+
+    async def main():
+        with swerex_remote(TOKEN, tmp_path) as port:
+            modal.url = f"http://127.0.0.1:{port}"
+            await place.start()
+            assert not modal.ended
+            assert (await place.run(["echo", "hello"], 30, 10)).output == b"hello\n"
+            await place.stop()
+
+    run(main())
+    assert modal.started["timeout"] == 7 and modal.ended == [True]

@@ -1,0 +1,180 @@
+"""Tools of agents: their file, classes and settings, what they need of the data, and a first sandbox.
+
+Without these checks, a misspelt class or a missing container runtime shows up in the first rollouts only, after Ray,
+the engines and the model have started on every node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Iterator, Mapping
+from contextlib import redirect_stdout
+from difflib import get_close_matches
+from io import StringIO
+from typing import Any, NamedTuple
+
+from verl_ext.checks import TEXT
+from verl_ext.driver.preflight.data import extra_infos
+from verl_ext.driver.preflight.extensions import read_yaml, refusing
+from verl_ext.driver.preflight.faults import Faults
+from verl_ext.driver.preflight.files import first_line
+from verl_ext.driver.preflight.keys import ROLLOUT
+
+TOOLS_FILE = f"{ROLLOUT}.multi_turn.tool_config_path"
+OUR_TOOLS = "verl_ext.driver.tools."
+PROGRAM_TIMEOUT = 60.0  # seconds of the first program in a sandbox
+
+
+class Sandboxed(NamedTuple):
+    """One of our tools with a ``deployment``.
+
+    Args:
+        name: as the model calls the tool, and as ``tools_kwargs`` of a row names it.
+        deployment: the checked :class:`~verl_ext.sandbox.deployments.DeploymentConfig`.
+        lifetime: longest life of a sandbox, in seconds.
+    """
+
+    name: str
+    deployment: Any
+    lifetime: float
+
+
+def check_tools(faults: Faults) -> None:
+    """The file lists tools whose classes are importable; our own tools accept their settings.
+
+    Tools of others are not made: verl's start a Ray of their own.
+    """
+    for number, tool in enumerate(_listed(faults)):
+        _made(faults, number, tool)
+
+
+def check_tool_rows(faults: Faults) -> None:
+    """Every row names a container image for each tool whose deployment needs and lacks one."""
+    from verl_ext.sandbox.deployments import IMAGE
+
+    needing = [tool for tool in _sandboxed(faults) if tool.deployment.has_images and not tool.deployment.image]
+    if not needing:
+        return
+    for key, number, extra in extra_infos(faults):
+        for tool in needing:
+            image = _arguments(extra, tool.name).get("image")
+            if not faults.has_refused(key) and not IMAGE.accepts(image):
+                where = f"extra_info.tools_kwargs.{tool.name}.create_kwargs.image"
+                valid = f"row {number} has {where}={image!r:.80}, and it must name a container image"
+                faults.refuse_if(True, key, f"{valid}, unless {faults[TOOLS_FILE]} gives deployment.image")
+
+
+def start_sandboxes(faults: Faults) -> None:
+    """A sandbox for the first row starts and runs a program, once for each different deployment of the tools."""
+    from verl_ext.sandbox.deployments import deployment_maker
+    from verl_ext.sandbox.places import PlaceFailure
+
+    tools = _sandboxed(faults)
+    first = next((extra for _, _, extra in extra_infos(faults)), {}) if tools else {}
+    tried: list[tuple[Any, str | None]] = []
+    for tool in tools:
+        image = _arguments(first, tool.name).get("image") or tool.deployment.image
+        if (tool.deployment, image) in tried:
+            continue
+        tried.append((tool.deployment, image))
+        try:
+            asyncio.run(_try(deployment_maker(tool.deployment, image, tool.lifetime)()))
+        except (PlaceFailure, ImportError, ValueError) as error:
+            of = f" of {image}" if tool.deployment.has_images else ""
+            where = f"no sandbox{of} can be started with deployment.type {tool.deployment.type}"
+            faults.refuse_if(True, TOOLS_FILE, f"{where} ({first_line(error)})")
+            return
+
+
+async def _try(place: Any) -> None:
+    from verl_ext.sandbox.places import PlaceFailure
+
+    try:
+        await place.start()
+        done = await place.run(["bash", "-c", "true"], PROGRAM_TIMEOUT, 1000)
+        if done.exit_code != 0:
+            ending = "did not end" if done.exit_code is None else f"ended with {done.exit_code}"
+            raise PlaceFailure(f"bash -c true {ending}: {done.output.decode(errors='replace').strip()}")
+    finally:
+        await place.stop()
+
+
+def _listed(faults: Faults) -> list[Any]:
+    content = read_yaml(faults, TOOLS_FILE)
+    tools = content.get("tools") if isinstance(content, Mapping) else None
+    if content is not None and not isinstance(tools, list):
+        faults.refuse_if(True, TOOLS_FILE, "it must hold a list named tools")
+    return tools if isinstance(tools, list) else []
+
+
+def _made(faults: Faults, number: int, tool: Any) -> Any:
+    """The tool, if it is one of ours; None for others, and if the file is refused for this tool."""
+    from verl.tools.tool_registry import ToolType
+    from verl.utils.import_utils import load_class_from_fqn
+
+    types = [kind.value for kind in ToolType]
+    name = tool.get("class_name") if isinstance(tool, Mapping) else None
+    config = tool.get("config") if isinstance(tool, Mapping) else None
+    if not TEXT.accepts(name) or not isinstance(config, Mapping) or config.get("type") not in types:
+        valid = f"tool {number} must hold class_name and config, with type {' or '.join(types)}"
+        faults.add(f"{TOOLS_FILE}={_path(faults)} is not valid: {valid}", TOOLS_FILE)
+        return None
+    with refusing(faults, TOOLS_FILE, _path(faults), f"{name} cannot be loaded{_near(name)}"):
+        made = load_class_from_fqn(name)
+        if name.startswith(OUR_TOOLS):
+            with redirect_stdout(StringIO()):  # verl prints the schema of every tool that is made
+                return made(config=dict(config), tool_schema=None)
+    return None
+
+
+def _path(faults: Faults) -> object:
+    """The value of the key, although a fault may have been found there already: each tool has faults of its own."""
+    return faults.config.actor_rollout_ref.rollout.multi_turn.tool_config_path
+
+
+def _sandboxed(faults: Faults) -> list[Sandboxed]:
+    """Our tools with a deployment; reads a refused file as any check does, and so ends the check."""
+    from verl_ext.sandbox.deployments import deployment_config
+
+    found = []
+    for number, tool in enumerate(_listed(faults)):
+        made = _made(faults, number, tool)
+        if made is not None and isinstance(made.config.get("deployment"), Mapping):
+            config = deployment_config(made.config["deployment"])
+            found.append(Sandboxed(made.name, config, float(made.config.get("lifetime", 7200))))
+    return found
+
+
+def _arguments(extra: Mapping[str, Any], tool: str) -> Mapping[str, Any]:
+    """``extra_info.tools_kwargs.<tool>.create_kwargs`` of a row; empty if any part is missing."""
+    section: Any = extra
+    for name in ("tools_kwargs", tool, "create_kwargs"):
+        section = section.get(name) if isinstance(section, Mapping) else None
+    return section if isinstance(section, Mapping) else {}
+
+
+def _near(name: str) -> str:
+    """``; did you mean ...?`` if a module or a class nearly has this name."""
+    module, _, last = name.rpartition(".")
+    near = next((each for each in _candidates(module, last)), None)
+    return f"; did you mean {near}?" if near else ""
+
+
+def _candidates(module: str, last: str) -> Iterator[str]:
+    package, _, own = module.rpartition(".")
+    try:
+        siblings = [each.name for each in pkgutil.iter_modules(importlib.import_module(package).__path__)]
+    except (ImportError, AttributeError, ValueError):
+        siblings = []
+    for sibling in [own] if own in siblings or not siblings else get_close_matches(own, siblings):
+        with_package = f"{package}.{sibling}" if package else sibling
+        try:
+            content = importlib.import_module(with_package)
+        except Exception:  # noqa: BLE001 - a user's module may raise anything, and is named by the fault itself
+            continue
+        classes = [each for each, made in vars(content).items() if inspect.isclass(made)]
+        if last not in classes or sibling != own:
+            yield from (f"{with_package}.{each}" for each in get_close_matches(last, classes, n=1))
