@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from types import ModuleType, SimpleNamespace
 
 import pytest
 from aiohttp import web
+from support.containers import IMAGE, PROCESSES, Docker, container_runtime
 from support.servers import server, swerex_remote
-from support.shells import run
+from support.shells import Agent, alive, run, wait_for
 
 from verl_ext.checks import InvalidValue
+from verl_ext.data.swe_reward import VERDICT
+from verl_ext.driver.tools.shell import ShellTool, SubmitTool
+from verl_ext.sandbox import shell
 from verl_ext.sandbox.containers import Container, Limits
 from verl_ext.sandbox.deployments import deployment_config, deployment_maker, size_in_bytes
 from verl_ext.sandbox.places import Local, PlaceFailure
 from verl_ext.sandbox.servers import Server
+from verl_ext.sandbox.shell import SandboxKilled
 
 TOKEN = "a token"
 
@@ -206,3 +212,62 @@ def test_a_machine_that_comes_up_runs_programs_and_is_ended(modal, tmp_path, mon
 
     run(main())
     assert modal.started["timeout"] == 7 and modal.ended == [True]
+
+
+# ---- agents in them ----
+
+
+def agent(**deployment) -> Agent:
+    config = {"type": "native", "deployment": deployment}
+    rows = {name: {"create_kwargs": {"image": IMAGE, "test_command": "test -e done"}} for name in ("bash", "submit")}
+    return Agent(ShellTool(config), SubmitTool(config), rows=rows)
+
+
+async def work(each: Agent) -> None:
+    """What an agent does in a trajectory, and the verdict."""
+    assert await each.bash("cd /tmp; name=value") == "[no output]"
+    assert await each.bash('echo "$PWD $name"; printf "a\\tb\\n"') == "/tmp value\na\tb"
+    assert await each.bash("exit 3") != ""
+    assert await each.bash("echo on") == "on"
+    await each.call("submit")
+    assert each.data.extra_fields[VERDICT] is False
+
+
+def test_an_agent_in_a_container_that_ends_with_the_trajectory(tmp_path, monkeypatch, nothing_is_left):
+    docker = Docker(tmp_path)
+    monkeypatch.setenv("PATH", docker.path)
+
+    async def main():
+        agents = [agent(type="docker") for _ in range(2)]
+        for each in agents:
+            await work(each)
+        assert len(docker.containers()) == 2 and all(map(alive, docker.containers()))
+        agents.clear()
+        del each
+        wait_for(lambda: not any(map(alive, docker.containers())), collect=True)
+
+    run(main())
+
+
+def test_an_agent_on_a_server(tmp_path, nothing_is_left):
+    async def main():
+        with swerex_remote(TOKEN, tmp_path) as port:
+            each = agent(type="remote", host="http://127.0.0.1", port=port, auth_token=TOKEN)
+            await work(each)
+            del each
+            wait_for(lambda: not shell.running(), collect=True)
+
+    run(main())
+
+
+@pytest.mark.container
+def test_an_agent_in_a_real_container(nothing_is_left):
+    async def main():
+        limits = {"container_runtime": container_runtime(), "memory": "128m", "pids": 64, "docker_args": PROCESSES}
+        each = agent(type="docker", pull="never", **limits)
+        await work(each)
+        assert await each.bash("ls /sys/class/net") == "lo"
+        assert await each.bash(":(){ :|:& };:; kill -9 -1; sleep 1") != ""
+
+    with suppress(SandboxKilled):  # the shell may have been opened again, or the container may be gone
+        run(main())

@@ -242,13 +242,13 @@ def test_an_environment_that_answers_differently_is_noticed(folder):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"deployment": None}, "config.deployment=None is not valid: type must be one of docker, remote"),
-        ({"deployment": {"type": "vm"}}, r"config.deployment={'type': 'vm'} is not valid: type must be one of"),
+        ({"deployment": None}, "config.deployment.type=None is not valid: use one of docker, remote"),
+        ({"deployment": {"type": "vm"}}, "config.deployment.type=vm is not valid: use one of docker, remote"),
         (
             {"deployment": {"type": "docker", "pul": "never"}},
-            "config.deployment.pul='never' is not valid for type docker",
+            "config.deployment.pul=never is not valid: it is no setting of type docker; use image, container_runtime",
         ),
-        ({"deployment": {"type": "docker", "pull": "x"}}, "config.deployment.pull='x' is not valid for type docker"),
+        ({"deployment": {"type": "docker", "pull": "x"}}, "config.deployment.pull=x is not valid: use one of missing"),
         ({"command_timeout": 0}, "config.command_timeout=0 must be a positive number of at most 280"),
         ({"test_timeout": 600}, "config.test_timeout=600 must be a positive number of at most 280"),
         ({"lifetime": "1h"}, "config.lifetime='1h' must be a positive number"),
