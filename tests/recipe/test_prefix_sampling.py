@@ -266,6 +266,9 @@ def test_the_trajectory_for_prefix_ended_by_itself():
     assert trajectory_for_prefix(group, successful=True) is whole.trajectory
     assert trajectory_for_prefix(group, successful=False) is group.rollouts[0].trajectory
     assert trajectory_for_prefix(Group("g", Prompt("p", 0), [ended(False), cut]), successful=True) is None
+    no_verdict = Rollout(0.5, None, LENGTH, 0, trajectory=whole.trajectory)
+    with pytest.raises(ValueError):
+        trajectory_for_prefix(Group("g", Prompt("p", 0), [no_verdict]), successful=True)
 
 
 def test_the_store_holds_five_bytes_a_token():
@@ -275,6 +278,7 @@ def test_the_store_holds_five_bytes_a_token():
     store.save(SavedPrefix(prompts(1)[0], 2, Trajectory(np.ones(10), np.ones(10))))  # the newer one stays
     assert (len(store), store.bytes) == (3, 5 * 2010)
     copy = PrefixStore()
+    copy.save(SavedPrefix(Prompt("of another run", 9), 1, Trajectory(np.ones(10), np.ones(10))))
     copy.load_state_dict(json.loads(json.dumps(store.state_dict())))
     assert copy.state_dict() == store.state_dict()
     assert [entry.prompt.id for entry in store.take(2)] == ["p0", "p1"] and store.prompt_ids == ["p2"]

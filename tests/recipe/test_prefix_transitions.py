@@ -53,6 +53,13 @@ def test_the_band_is_closed_and_can_be_chosen():
     assert transitions.metrics()["child_band_share_k1"] == 0.5
 
 
+def test_the_band_of_the_paper_is_3_to_5_eighths():
+    transitions = Transitions(14, (1,))
+    for child in (5, 6, 8, 9):  # 0.36, 0.43, 0.57, 0.64
+        transitions.observe(1, child)
+    assert transitions.metrics()["child_band_share_k1"] == 0.5
+
+
 def test_any_pass_count_can_be_a_bucket():
     transitions = Transitions(4, range(5))
     transitions.observe(0, 4)
