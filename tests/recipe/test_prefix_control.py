@@ -245,6 +245,14 @@ def test_bad_constants_are_named(key, value):
         PrefixControl(**{"n": 8, "buckets": BUCKETS, key: value})
 
 
+def test_ratios_may_start_at_their_bounds():
+    for ratio in (0.05, 0.95):
+        assert PrefixControl(8, BUCKETS, initial_ratio=ratio).ratio(1) == ratio
+    assert PrefixControl(8, BUCKETS, initial_ratio=0.0, ratio_bounds=(0.0, 0.5), step=0.5).ratio(1) == 0.0
+    with pytest.raises(ValueError, match="^step="):
+        PrefixControl(8, BUCKETS, initial_ratio=0.0, ratio_bounds=(0.0, 0.5), step=0.51)
+
+
 def test_bad_observations_are_named():
     control = PrefixControl(8, BUCKETS)
     with pytest.raises(ValueError, match="bucket=4"):

@@ -1,0 +1,182 @@
+"""verl's training loop in the three trainer modes on a real TransferQueue, killed inside a checkpoint's write.
+
+Loop, controller, replay buffer, queue and checkpoints are real. The test takes the part of the agent loops, which write
+rows, and leaves out models: weights are a small file, and no update is computed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import transfer_queue as tq
+from support.agent_loops import make_tokenizer
+from support.configs import compose, good_overrides
+from support.queue_rows import QueueWriter, clear, running_queue, stored
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+from verl_ext.driver import trainer as trainers
+from verl_ext.driver.agent_loop import ROLLOUTS, SESSION_OFFSET
+from verl_ext.driver.checkpoint import FILE_NAME, TRACKER, load_state
+
+SIZE = 4_000_000  # bytes of the weights; the policy's file is smaller than half of them
+STEPS, KILLED_AT = 4, 3  # steps of a run; the step whose checkpoint is killed
+MODES = {
+    "sync": trainers.PolicyTrainerSync,
+    "colocate_async": trainers.PolicyTrainerColocateAsync,
+    "separate_async": trainers.PolicyTrainerSeparateAsync,
+}
+SIZES = "data.train_batch_size=4", "actor_rollout_ref.actor.ppo_mini_batch_size=4", "data.shuffle=false"
+PILOTS = "rollout_policy.n_pilot=4", "rollout_policy.n_commit=2", "rollout_policy.s=2"
+LOOP = f"trainer.total_training_steps={STEPS}", "trainer.save_freq=1", "trainer.test_freq=-1"
+ROLLOUT = "actor_rollout_ref.rollout"
+ENGINES = f"{ROLLOUT}.nnodes=1", f"{ROLLOUT}.n_gpus_per_node=1", f"{ROLLOUT}.checkpoint_engine.backend=nccl"
+QUIET = "trainer.val_before_train=false", "trainer.logger=[console]", "rollout_driver.poll_interval=0.01"
+
+
+class Killed(Exception):
+    """The process is gone."""
+
+
+@pytest.fixture(scope="module")
+def queue():
+    with running_queue():
+        yield
+
+
+class AgentLoops:
+    """Answers waves in the order of their groups; rewards depend only on the group and the session."""
+
+    def __init__(self, trainer):
+        self.trainer, self.writer, self.waiting = trainer, QueueWriter(), []
+
+    def start(self, batch):
+        for uid, count, first in zip(
+            list(batch["uid"]), batch[ROLLOUTS].tolist(), batch[SESSION_OFFSET].tolist(), strict=True
+        ):
+            prompt = {"is_prompt": True, "status": "pending", "global_steps": 1}
+            tq.kv_batch_put(keys=[uid], partition_id="train", tags=[prompt])
+            self.waiting.append((number_of(uid), uid, range(first, first + count)))
+
+    def answer(self, partition, last_debug):
+        """In place of a sleep between two reads of the queue: two groups get their rollouts."""
+        self.waiting.sort()
+        answered, self.waiting = self.waiting[:2], self.waiting[2:]
+        for number, uid, sessions in answered:
+            self.writer.version = self.trainer.global_steps - 1
+            self.writer.reward = lambda session, number=number: float(
+                np.random.default_rng([number, session]).random() < 0.5
+            )
+            self.writer.write(uid, list(sessions))
+        return last_debug
+
+
+def number_of(uid):
+    return int(uid.rsplit("-", 1)[1])
+
+
+@pytest.fixture
+def fit(queue, monkeypatch, tmp_path):
+    """(mode, folder of checkpoints, killed inside the write of) -> batches by step, and the trainer."""
+    for trainer in MODES.values():
+        verls = next(kind for kind in trainer.__mro__ if kind.__module__.startswith("verl.") and kind is not PPOTrainer)
+        for name in ("on_step_begin", "on_step_end", "on_sample_begin", "on_sample_end"):  # engines and weights
+            monkeypatch.setattr(verls, name, lambda self: None)
+    monkeypatch.setattr(PPOTrainer, "_compute_metrics", lambda self, *arguments, **named: None)
+    overrides = good_overrides(tmp_path)
+
+    def run(mode, folder, killed_in=None):
+        clear("train")
+        settings = (*overrides, *SIZES, *PILOTS, *LOOP, *QUIET, f"trainer.default_local_dir={folder}")
+        config = compose("pilot_commit", *settings, *(ENGINES if mode == "separate_async" else ()))
+        config.trainer.v1.trainer_mode = trainers.TRAINER_MODES[mode]
+        made = MODES[mode](config)
+        made.tokenizer, made.processor = make_tokenizer(), None
+        made.reward_loop_manager = SimpleNamespace(reward_loop_worker_handles=[])
+        made.actor_rollout_wg = Weights()
+        for part in ("_balance_batch", "_compute_old_log_prob", "_compute_advantage", "_update_actor"):
+            setattr(made, part, lambda batch, metrics: batch)
+        made._init_dataloader()
+        made._init_dump_executor()
+        loops = AgentLoops(made)
+        made._submit_batch_to_rollout = loops.start
+        made.replay_buffer._wait_for_next_poll = loops.answer
+        made._load_checkpoint()
+        batches = {}
+        materialize = made.replay_buffer._materialize_batch
+
+        def trained(partition, groups, rows):
+            batches[made.global_steps] = outcomes(made.controller._batch)
+            return materialize(partition, groups, rows)
+
+        made.replay_buffer._materialize_batch = trained
+        if killed_in is not None:
+            save = made._save_checkpoint
+            made._save_checkpoint = lambda: die_in(killed_in, save) if made.global_steps == KILLED_AT else save()
+        with contextlib.suppress(Killed):
+            made.fit(None)
+        return batches, made
+
+    yield run
+    clear("train")
+
+
+class Weights:
+    """The group of the actor's workers."""
+
+    def save_checkpoint(self, folder, *arguments, **named):
+        os.makedirs(folder, exist_ok=True)
+        with open(f"{folder}/model.pt", "wb") as file:
+            file.write(b"w" * SIZE)
+
+    def load_checkpoint(self, local_path, del_local_after_load):
+        assert os.path.getsize(f"{local_path}/model.pt") == SIZE
+
+
+def die_in(limit, save):
+    """The kernel kills a copy of this process as soon as one of its files would grow beyond ``limit`` bytes."""
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        with contextlib.suppress(BaseException):
+            save()
+        os._exit(0)
+    ends = time.monotonic() + 120
+    while not (found := os.waitpid(child, os.WNOHANG))[0]:
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+    assert os.WIFSIGNALED(found[1]) and os.WTERMSIG(found[1]) == signal.SIGXFSZ
+    raise Killed
+
+
+def outcomes(batch):
+    return [(group.id, group.prompt.id, [rollout.reward for rollout in group.usable]) for group in batch]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_run_killed_inside_a_checkpoints_write_resumes_from_the_checkpoint_before(fit, mode, tmp_path):
+    straight, uninterrupted = fit(mode, tmp_path / "straight")
+    assert list(straight) == [1, 2, 3, 4] and all(len(batch) == 4 for batch in straight.values())
+    in_flight = sum(group["outstanding"] for group in load_state(tmp_path / "straight/global_step_2")["live"])
+    assert (in_flight > 0) == (mode != "sync")
+    for limit in (100, SIZE // 2):  # within the policy's file, and within verl's
+        folder = tmp_path / f"killed_{limit}"
+        before, _ = fit(mode, folder, killed_in=limit)
+        assert before == {step: straight[step] for step in (1, 2, 3)}
+        assert (folder / TRACKER).read_text() == "2"
+        part = f"{FILE_NAME}.unfinished" if limit == 100 else "actor/model.pt"
+        assert (folder / "global_step_3" / part).stat().st_size == limit  # killed while writing, not before
+        after, resumed = fit(mode, folder)
+        assert after == {step: straight[step] for step in (3, 4)}
+        assert resumed.controller.ledger.total == uninterrupted.controller.ledger.total
+        assert (folder / TRACKER).read_text() == "4"
+        resumed.controller.ledger.check(resumed.controller.live.values())
+        assert {key.split("_")[0] for key in stored("train")} == set(resumed.controller.live)
