@@ -64,11 +64,14 @@ GUARDS = {  # module: its fast tests, the quickest first
     "verl_ext/estimation/beta_posterior.py": ["tests/estimation/test_keyed.py"],
     "verl_ext/estimation/by_name.py": ["tests/estimation/test_by_name.py", "tests/test_one_wave.py"],
     "verl_ext/estimation/embeddings.py": ["tests/estimation/test_embeddings.py"],
-    "verl_ext/estimation/estimator.py": ["tests/estimation/test_keyed.py", "tests/estimation/test_ridge_regression.py"],
+    "verl_ext/estimation/estimator.py": ["tests/estimation/test_estimator.py", "tests/estimation/test_keyed.py"],
     "verl_ext/estimation/gaussian_process.py": ["tests/estimation/test_gaussian_process.py"],
     "verl_ext/estimation/hidden_states.py": ["tests/estimation/test_hidden_states.py"],
     "verl_ext/estimation/history.py": ["tests/estimation/test_keyed.py", "tests/recipe/test_knapsack.py"],
-    "verl_ext/estimation/moving_average.py": ["tests/estimation/test_keyed.py"],
+    "verl_ext/estimation/moving_average.py": [
+        "tests/estimation/test_moving_average.py",
+        "tests/estimation/test_keyed.py",
+    ],
     "verl_ext/estimation/probe.py": ["tests/estimation/test_probe.py"],
     "verl_ext/estimation/ridge_regression.py": ["tests/estimation/test_ridge_regression.py"],
     "verl_ext/files.py": ["tests/test_files.py"],
@@ -208,7 +211,8 @@ def page(outcomes: list[Outcome], entries: list[dict[str, str]], how: str) -> It
         "value, a removed statement or argument, a negated condition, swapped arguments. A mutant is killed if the "
         "module's fast tests fail with it. An equivalent mutant behaves as the module does, or differs in nothing that "
         "a caller could notice; a table below gives each reason. `GUARDS` in `benchmarks/mutation.py`, which wrote "
-        "this page, names the tests of each module.\n"
+        "this page, names the tests of each module. A module of `GUARDS` without a row has not been run since its last "
+        "change.\n"
     )
     yield f"{how}\n"
     yield "| module | mutants | killed | equivalent | alive |\n|---|---:|---:|---:|---:|"

@@ -89,3 +89,20 @@ def test_features_need_a_row_for_each_row_of_the_data(write):
     estimator = PromptEstimator("ridge_regression", {"features": write("f.npy", FEATURES)})
     with pytest.raises(ValueError, match="has 6 rows, the data 7"):
         estimator.start_run([""] * 7)
+
+
+def test_model_and_cache_reach_the_embeddings(monkeypatch, tmp_path):
+    asked = []
+
+    def embed(texts, **options):
+        asked.append((texts, options))
+        return FEATURES[: len(texts)]
+
+    monkeypatch.setattr("verl_ext.estimation.by_name.find_model", lambda model: model)
+    monkeypatch.setattr("verl_ext.estimation.by_name.embed", embed)
+    options = {"model": "another", "cache": str(tmp_path)}
+    PromptEstimator("gaussian_process", options).start_run(["a", "b", "c"])
+    assert asked == [(["a", "b", "c"], {"cache": tmp_path, "model": "another"})]
+    for cache in (3, ""):
+        with pytest.raises(ValueError, match=f"cache={cache!r} is not valid: it must be a folder"):
+            PromptEstimator("gaussian_process", {"cache": cache})

@@ -271,6 +271,10 @@ def test_the_trajectory_for_prefix_ended_by_itself():
         trajectory_for_prefix(Group("g", Prompt("p", 0), [no_verdict]), successful=True)
 
 
+def test_prefixes_need_the_tokens_of_rollouts():
+    assert PrefixSampling.reads_trajectories
+
+
 def test_the_store_holds_five_bytes_a_token():
     store = PrefixStore()
     for row in prompts(3):
