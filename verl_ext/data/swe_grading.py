@@ -19,22 +19,31 @@ from typing import Any
 from verl_ext.checks import choice
 from verl_ext.data import swe_bench, swe_reward
 from verl_ext.data.limited import judge
+from verl_ext.extras import require
 
 EXIT_CODE = "exit_code"
 
 
 @dataclass(frozen=True)
 class _LogReader:
-    """A grader that reads the log: whether the tests passed, and the check of ``expected``, which raises ValueError."""
+    """A grader that reads the log.
+
+    Args:
+        passed: from log and ``expected``, whether the tests passed.
+        check: raises ValueError for an ``expected`` in another form.
+        warm_up: arguments of a first call of ``passed``, for imports that take seconds.
+        needs: modules of the extra ``agents``.
+    """
 
     passed: Callable[[str, str], bool]
     check: Callable[[str], Any]
     warm_up: tuple[str, str] | None = None
+    needs: tuple[str, ...] = ()
 
 
 LOG_READERS = {
     "r2e_gym": _LogReader(swe_reward.is_as_expected, swe_reward.expected_statuses),
-    "swebench": _LogReader(swe_bench.is_resolved, swe_bench.expected_tests, swe_bench.WARM_UP),
+    "swebench": _LogReader(swe_bench.is_resolved, swe_bench.expected_tests, swe_bench.WARM_UP, ("swebench",)),
 }
 
 
@@ -43,12 +52,14 @@ def check(grader: str, expected: str | None) -> None:
 
     Raises:
         ValueError: the grader is not known, or ``expected`` is not in the grader's form.
+        MissingExtra: the grader needs a package that is not installed.
     """
     choice("grader", grader, (EXIT_CODE, *LOG_READERS))
     if grader == EXIT_CODE:
         if expected:
             raise ValueError(f"expected={expected[:80]!r} needs a grader that reads it: {', '.join(LOG_READERS)}.")
     else:
+        require("agents", *LOG_READERS[grader].needs)
         LOG_READERS[grader].check(expected or "null")
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import re
 import shlex
+from base64 import b64encode
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -27,21 +28,26 @@ from weakref import WeakKeyDictionary
 from verl.tools.base_tool import BaseTool
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
+from verl_ext.checks import COUNT, POSITIVE, Kind
 from verl_ext.data.swe_grading import EXIT_CODE, check, grade
-from verl_ext.data.swe_reward import GRADING, VERDICT
+from verl_ext.data.swe_reward import GRADING, SANDBOX_ENDED, VERDICT
 from verl_ext.driver.tools.repeatable import ENVIRONMENT, REPLACEMENTS, RandomNames
 from verl_ext.driver.transcript import end_trajectory
+from verl_ext.extras import MissingExtra
 from verl_ext.sandbox.deployments import deployment_config, deployment_maker
-from verl_ext.sandbox.shell import Outcome, Plan, Sandbox, SandboxFailure, sandbox_of
+from verl_ext.sandbox.shell import Outcome, Plan, Sandbox, SandboxFailure, SandboxKilled, sandbox_of
 
-LONGEST_COMMAND = 280  # seconds; swe-rex's client gives up on any answer after 300
-LIMITS = {
-    "command_timeout": 120,  # seconds of a command
-    "test_timeout": LONGEST_COMMAND,  # seconds of the tests
-    "idle_timeout": 1800,  # seconds without a call until a sandbox is stopped
-    "lifetime": 7200,  # seconds until a container ends by itself
-    "max_characters": 8000,  # of an observation
+LIMITS: dict[str, tuple[float, Kind]] = {  # default, valid values
+    "command_timeout": (120, POSITIVE),  # seconds of a command
+    "test_timeout": (1800, POSITIVE),  # seconds of the tests; a row may ask for less
+    "idle_timeout": (1800, POSITIVE),  # seconds without a call until a sandbox is stopped
+    "lifetime": (7200, POSITIVE),  # seconds until a container ends by itself
+    "max_characters": (8000, COUNT),  # of an observation
+    "max_bytes": (8 << 20, COUNT),  # of an output, kept in the sandbox: head and tail of a longer one
 }
+WINDOW = 1 << 19  # characters at each end of an output in which ``replacements`` are made
+LONGEST_ARGUMENT = 96 << 10  # bytes; Linux allows 128 KiB for one argument of a program
+PIECE_TIMEOUT = 60  # seconds to store a piece of a long command
 OTHER_KEYS = ("type", "deployment", "environment", "replacements")
 
 
@@ -63,7 +69,7 @@ class _SandboxTool(BaseTool):
         if unknown:
             known = ", ".join((*OTHER_KEYS, *LIMITS))
             raise ValueError(f"config.{min(unknown)} is not known; use {known}.")
-        self._limits = {name: _limit(name, config.get(name, default)) for name, default in LIMITS.items()}
+        self._limits = {name: _limit(name, config) for name in LIMITS}
         self._deployment = deployment_config(config.get("deployment"))
         self._environment = ENVIRONMENT | dict(config.get("environment") or {})
         self._replacements = [*map(_pattern, (*REPLACEMENTS, *(config.get("replacements") or ())))]
@@ -98,28 +104,41 @@ class _SandboxTool(BaseTool):
             setup=arguments.get("setup") or "",
             shell_setup="\n".join([*exports, arguments.get("shell_setup") or ""]),
             idle_timeout=self._limits["idle_timeout"],
+            max_bytes=self._limits["max_bytes"],
         )
 
     def _observation(self, outcome: Outcome) -> str:
         text = outcome.output.replace("\r\n", "\n").strip("\r\n")
+        unseen = outcome.left_out
+        if len(text) > 2 * WINDOW:
+            unseen += len(text) - 2 * WINDOW
+            text = text[:WINDOW] + text[-WINDOW:]
         for pattern, replacement in self._replacements:
             text = pattern.sub(replacement, text)
         room = self._limits["max_characters"]
         if len(text) > room:
-            left_out = f"\n[... {len(text) - room + outcome.left_out} characters left out ...]\n"
+            left_out = f"\n[... {len(text) - room + unseen} characters left out ...]\n"
             text = text[: room // 2] + left_out + text[len(text) - (room - room // 2) :]
         notes = [outcome.failure] if outcome.failure else []
         if not notes and outcome.exit_code:
             notes = [f"exit code {outcome.exit_code}"]
         return "\n".join([*([text] if text else []), *(f"[{note}]" for note in notes)]) or "[no output]"
 
+    def _end(self, agent_data: Any) -> tuple[ToolResponse, float, dict]:
+        """The trajectory ends with reward 0: its sandbox has worked, and is gone."""
+        if VERDICT not in agent_data.extra_fields:
+            agent_data.extra_fields |= {VERDICT: False, SANDBOX_ENDED: True}
+        end_trajectory()
+        return ToolResponse(text="[the sandbox has ended]"), 0.0, {}
+
 
 class ShellTool(_SandboxTool):
     """The tool ``bash``: runs a command in the trajectory's shell, and answers with the command's output.
 
     The first call starts the sandbox; folder, variables and files last until the trajectory is over. If a command
-    fails, takes too long or ends the shell, the model gets an observation. If the sandbox cannot be started, the
-    rollout ends and counts as failed (``SandboxFailure``).
+    fails, takes too long or ends the shell, the model gets an observation. If a command ends the sandbox itself, such
+    as its container, the trajectory ends with reward 0. If the sandbox cannot be started, the rollout ends and counts
+    as failed (``SandboxFailure``).
     """
 
     def _schema(self) -> OpenAIFunctionToolSchema:
@@ -145,7 +164,11 @@ class ShellTool(_SandboxTool):
         if not isinstance(command, str):
             return ToolResponse(text="[error: command must be text]"), 0.0, {}
         names = self._names.setdefault(agent_data, RandomNames())
-        outcome = await self._sandbox(instance_id, agent_data).run(names.real(command), self._limits["command_timeout"])
+        sandbox = self._sandbox(instance_id, agent_data)
+        try:
+            outcome = await sandbox.run(names.real(command), self._limits["command_timeout"])
+        except SandboxKilled:
+            return self._end(agent_data)
         shown = outcome._replace(output=names.shown(outcome.output, command))
         return ToolResponse(text=self._observation(shown)), 0.0, {}
 
@@ -176,7 +199,10 @@ class SubmitTool(_SandboxTool):
         if VERDICT in agent_data.extra_fields:
             return ToolResponse(text="[already submitted]"), 0.0, {}
         tests = _tests(self._arguments[instance_id], self._limits["test_timeout"])
-        outcome = await self._sandbox(instance_id, agent_data).execute(tests.command, tests.timeout)
+        try:
+            outcome = await _execute(self._sandbox(instance_id, agent_data), tests.command, tests.timeout)
+        except SandboxKilled:
+            return self._end(agent_data)
         agent_data.extra_fields |= await _verdict(tests, outcome)
         end_trajectory()
         return ToolResponse(text="[submitted]"), 0.0, {}
@@ -198,9 +224,22 @@ def _tests(arguments: Mapping[str, Any], longest: float) -> _Tests:
         raise SandboxFailure(f"{key}.test_command is missing.")
     try:
         check(grader, expected)
-    except ValueError as error:
+    except (ValueError, MissingExtra) as error:
         raise SandboxFailure(f"{key}.{error}") from error
     return _Tests(command, min(timeout, longest), grader, expected)
+
+
+async def _execute(sandbox: Sandbox, command: str, timeout: float) -> Outcome:
+    """:meth:`Sandbox.execute`, also for a command that is too long for an argument of a program."""
+    if len(command.encode()) <= LONGEST_ARGUMENT:
+        return await sandbox.execute(command, timeout)
+    encoded, file = b64encode(command.encode()).decode(), f"/tmp/{uuid4().hex}"
+    for start in range(0, len(encoded), LONGEST_ARGUMENT):
+        piece = encoded[start : start + LONGEST_ARGUMENT]
+        stored = await sandbox.execute(f"printf %s {piece} >> {file}", PIECE_TIMEOUT)
+        if stored.exit_code != 0:  # the model has filled the disk, for instance
+            return stored
+    return await sandbox.execute(f'command=$(base64 -d {file}); rm -f {file}; eval "$command"', timeout)
 
 
 async def _verdict(tests: _Tests, outcome: Outcome) -> dict[str, Any]:
@@ -217,11 +256,10 @@ def _function(name: str, description: str, properties: dict[str, Any]) -> OpenAI
     return OpenAIFunctionToolSchema.model_validate({"type": "function", "function": function})
 
 
-def _limit(name: str, value: Any) -> int | float:
-    longest = LONGEST_COMMAND if name in ("command_timeout", "test_timeout") else float("inf")
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= longest:
-        valid = f"a positive number of at most {longest}" if longest < float("inf") else "a positive number"
-        raise ValueError(f"config.{name}={value!r} must be {valid}.")
+def _limit(name: str, config: Mapping[str, Any]) -> Any:
+    default, kind = LIMITS[name]
+    value = config.get(name, default)
+    kind.check(f"config.{name}", value)
     return value
 
 
