@@ -40,6 +40,15 @@ def test_round_trip(tmp_path):
     assert [path.name for path in (tmp_path / "global_step_3").iterdir()] == [FILE_NAME]
 
 
+def test_the_file_is_of_version_1_in_a_folder_that_is_made(tmp_path):
+    path = save_state(tmp_path / "new" / "run" / "global_step_1", {})
+    assert json.loads(path.read_text())["version"] == 1
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(BadCheckpoint, match=f"^{path} cannot be read .Is a directory.: the run has no other"):
+        load_state(path.parent)
+
+
 @pytest.mark.parametrize(
     "damage", ["truncate", "alter", "foreign", "bare", "number", "empty", "list", "binary", "deep"]
 )

@@ -28,3 +28,13 @@ def test_unknown_prompts_are_refused():
         RidgeRegression(np.eye(3)).predict([3])
     with pytest.raises(ValueError, match="rows"):
         RidgeRegression(np.eye(3)).predict([0.5])
+
+
+def test_the_window_is_the_papers_may_be_1_and_survives_a_restart():
+    assert RidgeRegression(np.eye(3)).window == 1024
+    run, resumed = (RidgeRegression(np.eye(3), window=1) for _ in range(2))
+    run.observe([0], [1.0])
+    resumed.load_state_dict(run.state_dict())
+    for ridge in (run, resumed):
+        ridge.observe([2], [0.25])
+        assert ridge.state_dict() == {"window": 1, "samples": [[2, 0.25]]}
