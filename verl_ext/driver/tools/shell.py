@@ -55,7 +55,7 @@ class _SandboxTool(BaseTool):
     """The base of both tools: the configuration, and the trajectory's sandbox.
 
     Args:
-        config: swe-rex's ``deployment`` (``type`` and settings, see :mod:`~verl_ext.sandbox.deployments`), the
+        config: ``deployment`` (``type`` and its settings, see :mod:`~verl_ext.sandbox.deployments`), the
             limits in ``LIMITS``, ``environment`` (variables of the shell, beside ``ENVIRONMENT``) and ``replacements``
             (pairs of a regular expression and a replacement, beside ``REPLACEMENTS``).
         tool_schema: the schema to show to the model instead of this tool's own.
@@ -108,7 +108,7 @@ class _SandboxTool(BaseTool):
         )
 
     def _observation(self, outcome: Outcome) -> str:
-        text = outcome.output.replace("\r\n", "\n").strip("\r\n")
+        text = outcome.output.removesuffix("\n")  # the end of the last line; all else is shown as written
         unseen = outcome.left_out
         if len(text) > 2 * WINDOW:
             unseen += len(text) - 2 * WINDOW
