@@ -311,7 +311,21 @@ def test_a_long_silent_command_is_awaited(tmp_path):
     assert outputs(tmp_path, "sleep 17; echo done") == ["done\n"]
 
 
-def test_a_command_that_cannot_be_interrupted_costs_the_shell(tmp_path):
+@pytest.fixture(params=[signal.default_int_handler, signal.SIG_IGN], ids=["in the foreground", "in the background"])
+def interrupts(request):
+    """A training that was started in the background ignores interrupts, and so do the programs that it starts."""
+    before = signal.signal(signal.SIGINT, request.param)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_programs_do_not_ignore_interrupts(tmp_path, interrupts):
+    ignored = "grep SigIgn /proc/self/status | cut -c 9-"
+    (mask,) = outputs(tmp_path, ignored)
+    assert not int(mask, 16) & sum(1 << number - 1 for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT))
+
+
+def test_a_command_that_cannot_be_interrupted_costs_the_shell(tmp_path, interrupts):
     async def main():
         async with shell(tmp_path) as own:
             pid = int((await own.run(b"echo $$", LONG)).head)

@@ -16,10 +16,13 @@
 
 exec 2>/dev/null 3<&0 </dev/null 6<> <(:) 7<> <(:)
 unset -v TMOUT PROMPT_COMMAND PS0 MAIL MAILPATH
+# A training that was started in the background or by nohup ignores signals, and bash cannot undo this for its commands.
+undo=(env --default-signal=HUP,INT,QUIT)
+"${undo[@]}" true || undo=() # an env of before 2019
 set -m # the shell gets a process group of its own, and interrupts are not ignored
 {
   set -m
-  "$BASH" --noprofile --norc --noediting +o history -i <&8 6>&- 8<&- &
+  "${undo[@]}" "$BASH" --noprofile --norc --noediting +o history -i <&8 6>&- 8<&- &
   set +m # `wait` would return when the shell is stopped
   wait $!
   printf 'over %d\n' $? >&6

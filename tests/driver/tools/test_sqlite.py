@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import threading
+import weakref
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +16,6 @@ from verl.tools.tool_registry import initialize_tools_from_config
 
 from verl_ext.driver.prefixes import PrefixClient
 from verl_ext.driver.tools.sqlite import SqliteTool
-from verl_ext.sandbox.databases import Database
 
 SCRIPT = "CREATE TABLE r(a INTEGER); INSERT INTO r VALUES(5);"
 NUMBERS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x+1 FROM n)"
@@ -98,16 +98,14 @@ def test_a_trajectory_may_move_to_another_thread(tool):
 
 
 def test_a_database_ends_with_its_trajectory(tool):
-    def open_databases():
-        gc.collect()
-        return sum(type(thing) is Database for thing in gc.get_objects())
-
-    before = open_databases()
     trajectory = Trajectory()
     asyncio.run(call(tool, trajectory, "SELECT 1"))
-    assert open_databases() == before + 1
+    database = weakref.ref(tool._databases[trajectory])
+    gc.collect()
+    assert database() is not None
     del trajectory
-    assert open_databases() == before
+    gc.collect()
+    assert database() is None
 
 
 def test_nothing_is_kept_between_calls_but_the_database():
