@@ -36,7 +36,7 @@ RECIPES = {
     ],
     "prefix_sampling": [f"actor_rollout_ref.rollout.n={ROLLOUTS}", "rollout_policy.step=0.05"],
 }
-"""What each recipe is given beside its defaults: group sizes that fit the task."""
+"""Overrides of each recipe: group sizes that fit the task."""
 STEERED = [
     f"actor_rollout_ref.rollout.n={ROLLOUTS}",
     "actor_rollout_ref.actor.optim.lr=3e-5",

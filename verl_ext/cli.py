@@ -28,6 +28,7 @@ GENERATED = {
 COMMANDS = {
     "train": Command("verl_ext.launch:main", "Train a model: verl-ext train RECIPE key=value ..."),
     "simulate": Command("verl_ext.lab.simulate.__main__:main", "Compare recipes without a model."),
+    "learn": Command("verl_ext.lab.learn.__main__:main", "Compare recipes on a small model that learns."),
     "report": Command("verl_ext.lab.report.__main__:main", "Compare runs: a page, plots and tables."),
     "waste": Command("verl_ext.lab.waste.__main__:main", "Show how a run's rollouts were used."),
     "fit_probe": Command("verl_ext.lab.fit_probe:main", "Fit a prior of prompt difficulty on logged rollouts."),

@@ -1,4 +1,4 @@
-"""The lab: decide before spending. Simulation, waste of logged rollouts, report of runs."""
+"""The lab: decide before spending. A small learner, simulation, waste of logged rollouts, report of runs."""
 
 from verl_ext import extras
 

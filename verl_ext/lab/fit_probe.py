@@ -2,7 +2,7 @@
 
 verl-ext fit_probe outputs/rollouts --data train.parquet --out probe.json
 
-The folder is what verl wrote under ``trainer.rollout_data_dir``. A later run reads the file with
+verl has written this folder under ``trainer.rollout_data_dir``. A later run reads the file with
 ``rollout_policy.estimator=probe +rollout_policy.estimator_options.state=probe.json`` and the same features.
 """
 
@@ -16,11 +16,12 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from verl_ext import extras, files
+from verl_ext import extras
 from verl_ext.data import sources
 from verl_ext.estimation.by_name import CACHE
 from verl_ext.estimation.embeddings import embed
 from verl_ext.estimation.estimator import Features
+from verl_ext.files import check_file, write_text
 from verl_ext.lab.table import Table
 from verl_ext.lab.waste.log import RolloutLog
 from verl_ext.lab.waste.reader import CorrectAbove, Rollouts, find_files, read_rollouts
@@ -161,7 +162,9 @@ def main(
             "sentence-transformers/all-mpnet-base-v2 (the paper's). Default: all-MiniLM-L6-v2 (ours)."
         ),
     ] = None,
-    dual: Annotated[bool, typer.Option("--dual", help="Two heads: a success rate, and how sure it is.")] = False,
+    dual: Annotated[
+        bool, typer.Option("--dual", help="Two heads: a success rate, and its strength as a prior.")
+    ] = False,
     steps: Annotated[int, typer.Option(min=1, help="Adam steps.")] = 500,
     learning_rate: Annotated[float, typer.Option(help="Learning rate of Adam.")] = 1e-3,
     until_step: Annotated[
@@ -180,9 +183,7 @@ def main(
     try:
         if features is not None and model is not None:
             raise ValueError(f"--model {model}: --features has features already.")
-        if out.is_dir():
-            raise ValueError(f"--out {out}: it is a folder; name a file.")
-        out.parent.mkdir(parents=True, exist_ok=True)
+        check_file(out).parent.mkdir(parents=True, exist_ok=True)
         prompts = list(sources.rows(data, ["data_source", prompt_key, "reward_model"]))
         ids = [prompt_id(row["data_source"], row[prompt_key], row["reward_model"]["ground_truth"]) for row in prompts]
         log = read_rollouts(find_files(rollouts), correct_above=correct_above)
@@ -197,7 +198,7 @@ def main(
         fitted, held = split(logged, held_out)
         with console.status("Fitting"):
             probe = fit(matrix, fitted, dual=dual, learning_rate=learning_rate, steps=steps)
-        files.write_text(out, json.dumps(probe.state_dict()))
+        write_text(out, json.dumps(probe.state_dict()))
     except (ValueError, OSError, KeyError, TypeError) as error:
         raise typer.BadParameter(f"{error}") from error
 

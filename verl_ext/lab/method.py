@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ class Method:
     config: DictConfig
 
     @classmethod
-    def parse(cls, text: str, train_batch_size: int) -> Method:
+    def parse(cls, text: str, train_batch_size: int, training: Mapping[str, Any] | None = None) -> Method:
         """Read ``recipe key=value ...`` or ``name:recipe key=value ...``.
 
         The recipe may also be the ``.yaml`` file of the user's own policy (docs/your_own_policy.md). A key without dots
@@ -47,6 +47,7 @@ class Method:
         Args:
             text: the method, as on the command line.
             train_batch_size: ``data.train_batch_size``, unless the text overrides it.
+            training: further keys that have an effect, as a tree with the values that they have by default.
 
         Raises:
             ValueError: no such recipe, a word other than ``key=value``, or a key without effect on the policy.
@@ -61,12 +62,12 @@ class Method:
         if bad is not None:
             raise ValueError(f"method={text!r} is not valid: {bad} must be written as key=value.")
         overrides = [word if "." in word.split("=")[0] else f"rollout_policy.{word}" for word in words[1:]]
-        read = sorted(set(REFERENCE.findall(OmegaConf.to_yaml(own.rollout_policy))))
+        base = OmegaConf.merge(BASE, training or {})
+        read = sorted({*REFERENCE.findall(OmegaConf.to_yaml(own.rollout_policy)), *_leaves(training or {})})
         for key in (override.split("=")[0] for override in overrides):
             if not key.startswith("rollout_policy.") and key not in read:
                 valid = f"beside keys of rollout_policy it takes {', '.join(read) or 'none'}"
                 raise ValueError(f"method={text!r} is not valid: {key} has no effect here; {valid}.")
-        base = OmegaConf.create(BASE)
         base.data.train_batch_size = train_batch_size
         config = OmegaConf.merge(base, own, OmegaConf.from_dotlist(overrides))
         name = label or "-".join([Path(recipe).stem, *(word.rpartition("rollout_policy.")[2] for word in words[1:])])
@@ -96,7 +97,18 @@ class Method:
 
     def with_settings(self, settings: Mapping[str, Any]) -> Method:
         """The same method with some keys of ``rollout_policy`` replaced."""
-        return replace(self, config=OmegaConf.merge(self.config, {"rollout_policy": dict(settings)}))
+        return self.with_keys({f"rollout_policy.{key}": value for key, value in settings.items()})
+
+    def with_keys(self, keys: Mapping[str, Any]) -> Method:
+        """The same method with some keys of the whole configuration replaced, such as ``data.train_batch_size``."""
+        config = self.config.copy()
+        for key, value in keys.items():
+            OmegaConf.update(config, key, value)
+        return replace(self, config=config)
+
+    def renamed(self, name: str) -> Method:
+        """The same method under another name."""
+        return replace(self, name=name)
 
     @property
     def reads_texts(self) -> bool:
@@ -115,6 +127,11 @@ def recipe_panels() -> list[Panel]:
     """Plots of all recipes' own metrics, in the order of the recipes' names."""
     classes = (hydra.utils.get_class(OmegaConf.load(file).rollout_policy._target_) for file in recipes().values())
     return [panel for policy in classes for panel in policy.panels]
+
+
+def _leaves(tree: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in tree.items():
+        yield from (f"{name}.{leaf}" for leaf in _leaves(value)) if isinstance(value, Mapping) else (name,)
 
 
 def _own_config(recipe: str) -> DictConfig | None:

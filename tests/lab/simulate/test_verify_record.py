@@ -99,6 +99,8 @@ def test_a_run_that_was_killed_and_resumed_is_one_record(path, text):
     with path.open("a") as file:
         file.write('{"event": "waves", "wav')  # the kill
     recorded.start(state)
+    assert path.read_text().startswith('{"event": "run", "version": 1, ')
+    assert '"wav\n{"event": "run", ' in path.read_text()  # the line that was cut off spoils no other
     recorded.steps(3, STEPS)
     verified = verify(path)
     assert (verified.steps, verified.batches) == (STEPS + 1, STEPS + 1)

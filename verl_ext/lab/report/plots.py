@@ -16,7 +16,7 @@ from verl_ext.lab.report.runs import Run, RunGroup
 from verl_ext.lab.report.summary import DECIDING, accuracy_against, deciding_share, destinations
 
 UNITS = (("rollouts", "rollouts sampled"), ("tokens", "tokens sampled"), ("step", "step"), ("seconds", "wall clock"))
-TRAINED, OVERHEAD = "What was trained on", "Off-policy delay and overhead"
+TRAINED, OVERHEAD = "The trained batches", "Off-policy delay and overhead"
 SIGNAL = (
     ("reward_mean", TRAINED, "Reward", "Mean over the groups trained, each with the same weight.",
      "reward", "groups/reward_mean", 1),
@@ -97,7 +97,7 @@ def _difficulty(methods: Sequence[RunGroup]) -> Iterator[Plot]:
             draw = plot.stacks if panel.stacked else plot.families
             colors = plot.ordered_colors(sorted(_keys(found), key=plot.hard_first))
             figure = draw(found, panel.unit, colors)
-            yield Plot(panel.name, "What methods decide by difficulty", panel.title, panel.caption, figure)
+            yield Plot(panel.name, "Decisions by difficulty", panel.title, panel.caption, figure)
 
 
 def _of_methods(methods: Sequence[RunGroup], of_run: Callable[[Run], Series]) -> list[Curve | None]:

@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from verl_ext.lab.comparison import compare, cost_table, waste_table
 from verl_ext.lab.report.runs import find_runs, read_run
 from verl_ext.lab.simulate import LearningModel, Method, SimulatedRun, World, simulate
-from verl_ext.lab.simulate.comparison import compare, cost_table, waste_table
 from verl_ext.lab.simulate.engine import PrefixEffect
 from verl_ext.lab.simulate.engine_speed import EngineSpeed, LengthModel
 from verl_ext.lab.simulate.learning import fit_shared
@@ -51,12 +51,15 @@ def main(
             "file with success_rate, or successes and trials, of each prompt."
         ),
     ] = "polaris_8b",
-    prompts: Annotated[int | None, typer.Option(min=1, help="Prompts in the data (10,000, or the whole file).")] = None,
+    prompts: Annotated[
+        int | None, typer.Option(min=1, help="Prompts in the data. Default: 10,000, or all of the file.")
+    ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 200,
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts per step, unless a method sets it.")] = 128,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each method, with different seeds.")] = 3,
     target: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Accuracy to reach (the best one reached by every run).")
+        float | None,
+        typer.Option(min=0, max=1, help="Accuracy to reach. Default: the best accuracy that every run reached."),
     ] = None,
     stop_at_target: Annotated[bool, typer.Option(help="End a run when it reaches --target.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for the logs, <method>_<seed>.jsonl.")] = Path("outputs/simulation"),
@@ -84,7 +87,9 @@ def main(
         float, option("Standard deviation of log(response length).", "Response lengths", min=0)
     ] = 0.8,
     max_tokens: Annotated[int, option("Length at which a response is cut off.", "Response lengths", min=1)] = 4096,
-    wrong_factor: Annotated[float, option("Median length of wrong over correct ones.", "Response lengths")] = 1.5,
+    wrong_factor: Annotated[
+        float, option("Median length of wrong responses / of correct responses.", "Response lengths")
+    ] = 1.5,
     engines: Annotated[int, option("Number of inference engines.", "Speed", min=1)] = 8,
     slots: Annotated[int, option("Responses generated at a time by one engine.", "Speed", min=1)] = 128,
     token_seconds: Annotated[float, option("Seconds per token of one response.", "Speed")] = 0.02,
@@ -96,7 +101,9 @@ def main(
 ) -> None:
     """Simulate methods on a population of prompts, and compare their cost of reaching the same accuracy."""
     console = open_console()
-    logging.getLogger("recipe").setLevel(logging.ERROR)  # recipes warn at each short step; groups/in_batch logs it too
+    logging.getLogger("recipe").setLevel(
+        logging.ERROR
+    )  # recipes warn at each short step, and groups/in_batch logs its size
     if stop_at_target and target is None:
         raise typer.BadParameter("--stop-at-target needs --target")
     try:

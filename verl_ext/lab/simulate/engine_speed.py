@@ -16,8 +16,8 @@ POLL = 0.05  # seconds
 class LengthModel:
     """Tokens of a response: LogNormal(ln median, spread^2), times ``wrong_factor`` if wrong, at most ``maximum``.
 
-    A wrong response of ``maximum`` tokens counts as truncated; a correct one just fitted. Lengths do not
-    change during training.
+    A wrong response of ``maximum`` tokens counts as truncated; a correct response of this length does not. Lengths do
+    not change during training.
 
     Args:
         median: tokens of a correct response.

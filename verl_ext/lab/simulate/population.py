@@ -22,8 +22,8 @@ PRESETS = {
     # Knapsack-RL §3, "Late Training" (Qwen2.5-Math-7B, DAPO-Math-17K, 8 rollouts): 20 % all wrong, 40 % all correct.
     "dapo_math_7b_late": "1:0.3080:0.1978",
     # Pilot-Commit §4.1 and Table 3 (Qwen2.5-Math-1.5B, DeepMath-103K): no distribution is stated. The mean of 0.45 is
-    # assumed. The concentration is such that, without eviction, about a third of the steps need a second round of
-    # pilots, as in Table 3; see docs/simulation.md.
+    # assumed. The concentration is such that, without eviction, about a third of the steps needed a second round of
+    # pilots, as in Table 3, when a round had only the pilots expected to be missing; docs/simulation_results.md.
     "deepmath_1_5b": "1:0.3:0.36",
     # Pilot-Commit §4.1 (Qwen3, Polaris-53K): only "harder" is stated. Assumed: a mean of 0.3, the same concentration.
     "polaris_8b": "1:0.2:0.46",

@@ -14,9 +14,8 @@ import numpy as np
 from verl_ext import checks
 from verl_ext.controller import RolloutController
 from verl_ext.errors import CannotFillBatch
+from verl_ext.lab.comparison import LabRun
 from verl_ext.lab.method import Method
-from verl_ext.lab.report.runs import Run
-from verl_ext.lab.report.summary import ROLLOUTS
 from verl_ext.lab.simulate.engine import PrefixEffect, SimulatedEngine
 from verl_ext.lab.simulate.engine_speed import EngineSpeed, LengthModel
 from verl_ext.lab.simulate.learning import Ability, LearningModel
@@ -36,8 +35,8 @@ class World:
         population: see :func:`~verl_ext.lab.simulate.population.draw_logits`.
         prompts: rows of the data; None: the population's default.
         steps: training steps.
-        mode: ``sync``: an update waits until all rollouts have finished; ``colocate_async``: it interrupts them;
-            ``separate_async``: generation goes on during it, beginning with the requests of the next step.
+        mode: ``sync``: an update waits until all rollouts have finished; ``colocate_async``: an update interrupts them;
+            ``separate_async``: generation goes on during an update, beginning with the requests of the next step.
         test_freq: steps between validations. The run also validates before the first step and after the last.
         embedding_correlation: correlation of prompt embeddings with difficulty, for estimators over texts, in [0, 1].
         until: accuracy at which a run ends early; None: never.
@@ -68,22 +67,8 @@ class World:
             checks.number("until", self.until, 0, 1)
 
 
-@dataclass(frozen=True)
-class SimulatedRun(Run):
-    """A simulated run; its metrics have their names in training, and step 0 is the validation before training.
-
-    Attributes:
-        duration: seconds of the simulation itself.
-        ended: error behind an early end; None if the run reached its last step or ``until``.
-    """
-
-    duration: float = 0.0
-    ended: str | None = None
-
-    @property
-    def rollouts(self) -> int:
-        """Rollouts sampled in the whole run."""
-        return int(self.last(ROLLOUTS) or 0)
+class SimulatedRun(LabRun):
+    """A simulated run; it may end early, at the accuracy ``until``."""
 
 
 def simulate(
@@ -107,11 +92,11 @@ def simulate(
     logits = draw_logits(world.population, world.prompts, np.random.default_rng(DATA_SEED))
     if logits.size < method.train_batch_size:
         raise ValueError(f"prompts={logits.size}: a training step needs {method.train_batch_size} different prompts.")
-    policy = _start_policy(method, logits, world, seed)
+    policy = start_policy(method, logits, seed, world.embedding_correlation, world.steps)
     ability = Ability(logits)
     rng = np.random.default_rng([seed, 1])
     engine = SimulatedEngine(ability, world.lengths, world.speed, world.prefixes, rng, policy.reads_trajectories)
-    run = RolloutController(policy, _epochs(logits.size, seed), logits.size, engine)
+    run = RolloutController(policy, epochs(logits.size, seed), logits.size, engine)
     records: dict[int, dict[str, float]] = {}
 
     def note(step: int, record: dict[str, float]) -> None:
@@ -134,24 +119,35 @@ def simulate(
     return SimulatedRun(f"{method.name}_{seed}", records, duration=time.perf_counter() - started, ended=ended)
 
 
-def _start_policy(method: Method, logits: np.ndarray, world: World, seed: int) -> RolloutPolicy:
-    """Make the method's policy and start its run."""
+def start_policy(
+    method: Method, logits: np.ndarray, seed: int, embedding_correlation: float, steps: int | None
+) -> RolloutPolicy:
+    """Make the method's policy and start its run; estimators over texts get stand-ins for embeddings.
+
+    Args:
+        method: the method to run.
+        logits: (Q,) of success before training.
+        seed: of the run.
+        embedding_correlation: of the stand-ins with the logits.
+        steps: of the whole run; None: not known.
+    """
     with tempfile.TemporaryDirectory() as folder:
         features = None
         if method.reads_texts:
             features = Path(folder) / "features.npy"
             rng = np.random.default_rng([seed, 2])
-            np.save(features, stand_in_features(logits, world.embedding_correlation, rng))
+            np.save(features, stand_in_features(logits, embedding_correlation, rng))
         policy = method.policy(seed, features)
-        policy.start_run(world.steps, [""] * logits.size)
+        policy.start_run(steps, [""] * logits.size)
     return policy
 
 
-def _epochs(prompts: int, seed: int) -> Iterator[Prompt]:
-    """Endless epochs, each in a new random order."""
+def epochs(prompts: int, seed: int, seen: int = 0) -> Iterator[Prompt]:
+    """Endless epochs, each in a new random order, from row ``seen`` of this order on."""
     rows = [Prompt(f"p{row}", row) for row in range(prompts)]
-    for epoch in itertools.count():
-        for row in np.random.default_rng([seed, 3, epoch]).permutation(prompts).tolist():
+    for epoch in itertools.count(seen // prompts):
+        order = np.random.default_rng([seed, 3, epoch]).permutation(prompts).tolist()
+        for row in order[seen % prompts if epoch == seen // prompts else 0 :]:
             yield rows[row]
 
 

@@ -2,7 +2,7 @@
 
 verl-ext waste outputs/rollouts --metrics outputs/grpo.jsonl --out outputs/waste
 
-The folder is what verl wrote under ``trainer.rollout_data_dir``.
+verl has written this folder under ``trainer.rollout_data_dir``.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ import typer
 
 from verl_ext import checks
 from verl_ext.lab.waste.log import RolloutLog
-from verl_ext.prompts import prompt_id_of_group
+from verl_ext.prompts import RowKey, prompt_id_of_group
 
 KEYS = ("input", "output", "gts", "score", "step")
 PADDING = re.compile(r"pad[0-9a-f]{32}")
@@ -160,7 +160,7 @@ class _Columns:
         self.merged = 0
         self._groups: dict[tuple[int, str | int], int] = {}
         self._prompts: dict[str | bytes, int] = {}
-        self._last: tuple[int, str, str] | None = None
+        self._last: tuple[int, str, int] | None = None
 
     def add(self, row: Any) -> int:
         """Add a line and return its step; raises _Unusable before anything is added."""
@@ -181,11 +181,12 @@ class _Columns:
             raise _Unusable(f"{'output' if type(text) is str else 'input'} is not a text")
 
         uid = row.get("uid")
-        name, rollout, _ = uid.rsplit("_", 2) if type(uid) is str and uid.count("_") > 1 else ("", "", "")
+        name, rollout, _ = RowKey.parse(uid) if type(uid) is str else RowKey("")
+        name = name if rollout >= 0 else ""
         if name.startswith("pad") and PADDING.fullmatch(name):
             raise _Unusable("verl's padding of a batch")
         this = (step, name, rollout)
-        further = bool(rollout) and this == self._last
+        further = rollout >= 0 and this == self._last
         self._last = this
         verdict = row.get("acc")
         verdict = int(verdict) if type(verdict) in (bool, int, float) and verdict in (0, 1) else -1

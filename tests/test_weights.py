@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from verl.trainer.ppo.core_algos import agg_loss
 
-from verl_ext.driver.weights import (
+from verl_ext.weights import (
     AGGREGATIONS,
     SEQUENCE_MEANS,
     advantage_factors,

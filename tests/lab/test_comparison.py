@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from verl_ext.lab.simulate.comparison import compare, cost_table, spread, waste_table
+from verl_ext.lab.comparison import compare, cost_table, spread, waste_table
 from verl_ext.lab.simulate.run import ACCURACY, SimulatedRun
 
 

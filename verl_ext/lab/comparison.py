@@ -1,4 +1,4 @@
-"""Cost and accuracy of simulated methods, over seeds."""
+"""Cost and accuracy of the methods that a command of the lab has run, over seeds."""
 
 from __future__ import annotations
 
@@ -7,11 +7,29 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from verl_ext.lab.report.summary import accuracy_against, common_target, destinations, first_at
-from verl_ext.lab.simulate.run import SimulatedRun
+from verl_ext.lab.report.runs import Run
+from verl_ext.lab.report.summary import ROLLOUTS, accuracy_against, common_target, destinations, first_at
 from verl_ext.lab.table import NOTHING, Table, number, times_fewer
 
 Values = list[float | None]
+
+
+@dataclass(frozen=True)
+class LabRun(Run):
+    """A run of the lab; its metrics have their names in training, and step 0 is the validation before training.
+
+    Attributes:
+        duration: seconds that the run took.
+        ended: error behind an early end; None if the run reached its end.
+    """
+
+    duration: float = 0.0
+    ended: str | None = None
+
+    @property
+    def rollouts(self) -> int:
+        """Rollouts sampled in the whole run."""
+        return int(self.last(ROLLOUTS) or 0)
 
 
 @dataclass(frozen=True)
@@ -19,7 +37,7 @@ class MethodCost:
     """One method's runs, one per seed. Lists have an entry per seed, None if the run lacks the number."""
 
     name: str
-    runs: Sequence[SimulatedRun]
+    runs: Sequence[LabRun]
     target: float
 
     def to_target(self, unit: str) -> Values:
@@ -50,7 +68,7 @@ class MethodCost:
         return list(dict.fromkeys(run.ended for run in self.runs if run.ended is not None))
 
 
-def compare(runs: Mapping[str, Sequence[SimulatedRun]], target: float | None = None) -> tuple[float, list[MethodCost]]:
+def compare(runs: Mapping[str, Sequence[LabRun]], target: float | None = None) -> tuple[float, list[MethodCost]]:
     """The target accuracy, and each method's cost of reaching it.
 
     Args:

@@ -1,0 +1,86 @@
+"""A model of the quickstart's kind, untrained, with its data."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from support.learner import files
+
+FOLDER = Path(__file__).parents[3] / "examples" / "quickstart"
+sys.path.insert(0, str(FOLDER))  # as for a script
+
+import warm_start  # noqa: E402
+
+from verl_ext.data import reasoning_gym  # noqa: E402
+from verl_ext.lab.learn.hugging_face import FolderSource  # noqa: E402
+from verl_ext.lab.learn.run import LearningRun, Length, learn  # noqa: E402
+from verl_ext.lab.learn.sampler import Start, log_probs, sample, success_rates  # noqa: E402
+from verl_ext.lab.learn.update import KEYS  # noqa: E402
+from verl_ext.lab.method import Method  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> FolderSource:
+    folder = tmp_path_factory.mktemp("quickstart")
+    levels = [
+        reasoning_gym.Level("spell_backward", letters, {"min_word_len": letters, "max_word_len": letters})
+        for letters in (3, 5)
+    ]
+    splits = reasoning_gym.splits(levels, {"train": 12, "validation": 4}, 0)
+    reasoning_gym.write_splits(splits, folder)
+    questions = [row["prompt"][0]["content"] for row in splits["train"]]
+    tokenizer = warm_start.make_tokenizer(questions)
+    torch.manual_seed(0)
+    model = warm_start.make_model(tokenizer, 32, 1)
+    warm_start.save(model, tokenizer, {}, folder / "model")
+    return FolderSource(folder / "model", folder)
+
+
+def test_the_data_is_read_as_the_quickstart_reads_it(source):
+    world, model = source.load(), source.load().make_model()
+    assert (len(world.train), len(world.held_out)) == (12, 4)
+    frame = pd.read_parquet(source.data / "train.parquet")
+    pairs = [(row.prompt[0]["content"], row.reward_model["ground_truth"]) for row in frame.itertuples()]
+    tokenizer = warm_start.make_tokenizer([question for question, _ in pairs])
+    encoded = warm_start.encode(tokenizer, pairs)
+    for problem, (prompt, tokens) in zip(world.train, encoded, strict=True):
+        assert [*problem.prompt] == tokens[:prompt] and problem.reference.tokens.tolist() == tokens[prompt:]
+    theirs = warm_start.success_rates(model.module, *warm_start.to_batch(encoded, tokenizer.pad_token_id))
+    np.testing.assert_allclose(success_rates(model, world.task, world.train, 1.0), theirs.numpy(), rtol=1e-4)
+    assert {problem.level for problem in world.train} == {3, 5}
+
+
+def test_log_probs_of_samples_are_those_of_teacher_forcing(source):
+    world, model = source.load(), source.load().make_model()
+    problems = world.train[:5]
+    generator = torch.Generator().manual_seed(0)
+    starts = [Start(problem) for problem in problems]
+    starts[1] = Start(problems[1], problems[1].reference.prefix(0.5))
+    responses = sample(
+        model, world.task, starts, [6] * 5, limit=9, temperature=0.8, generator=generator
+    )  # fmt: skip
+    prompts = [problem.prompt for problem in problems for _ in range(6)]
+    with torch.no_grad():
+        scores = log_probs(model, prompts, [each.tokens for each in responses], 0.8, world.task.pad).numpy()
+    for response, row in zip(responses, scores, strict=True):
+        np.testing.assert_allclose(response.log_probs, row[: len(response.tokens)] * response.by_policy, atol=1e-4)
+
+
+def test_it_trains(source, tmp_path):
+    run = LearningRun(Method.parse("grpo n=4", 4, KEYS), source.load(), Length(rollouts=32, test_every=16), 0)
+    before = [parameter.clone() for parameter in run.model.parameters()]
+    learn(run, files(tmp_path))
+    assert files(tmp_path).read().rollouts == 32
+    assert any(not one.equal(other) for one, other in zip(before, run.model.parameters(), strict=True))
+
+
+def test_more_prompts_than_there_are_is_refused(source):
+    assert len(replace(source, prompts=5).load().train) == 5
+    with pytest.raises(ValueError, match="prompts=13: .* holds 12"):
+        replace(source, prompts=13).load()

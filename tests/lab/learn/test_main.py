@@ -1,0 +1,102 @@
+"""The command, end to end."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from support.commands import flat, invoke
+from support.learner import SmallSource
+
+from verl_ext.lab.learn import __main__ as command
+from verl_ext.lab.learn.run import Length
+from verl_ext.lab.learn.sweep import Job, check, run_all, variants
+from verl_ext.lab.report.__main__ import main as report
+
+
+def jobs(out, texts, lrs=(), ns=(), sizes=(8,), seeds=1, rollouts=100):
+    methods = [method for text in texts for method in variants(text, lrs, ns, sizes)]
+    length = Length(rollouts=rollouts, test_every=50)
+    return [Job(method, SmallSource(), length, seed, out) for method in methods for seed in range(seeds)]
+
+
+def test_a_sweep_names_its_runs_and_skips_those_that_have_finished(tmp_path):
+    sweep = jobs(tmp_path, ["grpo", "pilot_commit s=2"], lrs=[1e-3, 3e-3], ns=[4, 6], seeds=1)
+    names = ["grpo-lr=0.001-n=4_0", "grpo-lr=0.001-n=6_0", "grpo-lr=0.003-n=4_0", "grpo-lr=0.003-n=6_0"]
+    assert [job.files.name for job in sweep[:4]] == names
+    assert sweep[4].files.name == "pilot_commit-s=2-lr=0.001-n=4_0"
+    policy = sweep[5].method.policy(0)
+    assert (policy.n_pilot + policy.n_commit, policy.train_batch_size) == (6, 8)
+    check(sweep[:2])
+    heard = []
+    runs = run_all(sweep[:2], 1, lambda name, rollouts: heard.append((name, rollouts)))
+    assert [run.name for run in runs] == names[:2] and all(run.rollouts >= 100 for run in runs)
+    assert heard[-1][0] == names[1] and heard[-1][1] >= 100
+    heard.clear()
+    assert [run.records for run in run_all(sweep[:2], 1, lambda *_: heard.append(_))] == [run.records for run in runs]
+    assert not heard
+
+
+def test_processes_give_the_same_runs(tmp_path):
+    alone, beside = (jobs(tmp_path / name, ["grpo n=4"], seeds=2, rollouts=64) for name in ("alone", "beside"))
+    run_all(alone, 1, lambda *_: None)
+    run_all(beside, 2, lambda *_: None)
+    for one, other in zip(alone, beside, strict=True):
+        for step, record in one.files.read().records.items():
+            same = other.files.read().records[step]
+            assert {k: v for k, v in record.items() if "second" not in k and "timing" not in k} == {
+                k: v for k, v in same.items() if "second" not in k and "timing" not in k
+            }
+
+
+@pytest.mark.parametrize(
+    ("texts", "settings", "message"),
+    [
+        (["grpo n=4"], {"ns": [4]}, "sets rollout_policy.n, and so does an option of the sweep"),
+        (["grpo data.train_batch_size=4"], {}, "sets data.train_batch_size, and --batch-size too"),
+        (["grpo", "grpo"], {}, "two of them are named grpo; write one as name:recipe"),
+        (["grpo n=1"], {}, "rollout_policy.n=1 is not valid"),
+    ],
+)
+def test_sweeps_that_cannot_run_are_refused(tmp_path, texts, settings, message):
+    with pytest.raises(ValueError) as error:
+        check(jobs(tmp_path, texts, **settings))
+    assert message in str(error.value)
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """The command in the small world."""
+    monkeypatch.setattr(command, "_source", lambda *_: SmallSource())
+
+
+def test_the_command_compares_methods_and_the_report_draws_their_logs(tmp_path, small):
+    out = tmp_path / "logs"
+    arguments = ["grpo n=4", "pilot_commit n_pilot=2 n_commit=2", "--rollouts", 100, "--seeds", 2, "--out", out]
+    result = invoke(command.main, *arguments, "--test-every", 20)
+    assert result.exit_code == 0, result.output
+    assert "mean ± standard deviation of 2 seeds" in flat(result) and "rollouts in" in flat(result)
+    assert len(list(out.glob("*.jsonl"))) == 4
+    reported = invoke(report, out, "--out", tmp_path / "page")
+    assert reported.exit_code == 0, reported.output
+    summary = json.loads((tmp_path / "page" / "report.json").read_text())
+    assert [method["name"] for method in summary["methods"]] == ["grpo-n=4", "pilot_commit-n_pilot=2-n_commit=2"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["ppo"], "begins with one of dynamic_sampling, grpo"),
+        (["grpo", "--world", "easy"], "world=easy is not valid: use one of long_tailed, mostly_solved"),
+        (["grpo", "--task", "chess"], "task=chess is not valid: use one of words, sums, tool"),
+        (["grpo", "--lr", "1e-3,x"], "--lr=1e-3,x is not valid: use different numbers above 0"),
+        (["grpo", "--n", "4,4"], "--n=4,4 is not valid: use different integers of at least 1"),
+        (["grpo", "--model", "m"], "--model and --data belong together"),
+        (["grpo", "--model", "m", "--data", "d"], "--model m: config.json is missing"),
+        (["grpo trainer.nnodes=2"], "trainer.nnodes has no effect here"),
+    ],
+)
+def test_bad_input_is_refused(tmp_path, arguments, message):
+    result = invoke(command.main, *arguments, "--out", tmp_path)
+    assert result.exit_code == 2 and message in flat(result)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,127 @@
+"""Runs: every recipe, resumption, and the files."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from support.learner import files, prepare
+
+from verl_ext.lab.learn.run import Length, learn
+from verl_ext.lab.learn.tasks import START, generated
+from verl_ext.lab.report.runs import find_runs, read_run
+from verl_ext.lab.report.summary import summarize
+
+METHODS = [
+    "grpo n=4",
+    "dynamic_sampling n=4",
+    "pilot_commit n_pilot=2 n_commit=4 p_solve=null",
+    "hora G=4 G0=2",
+    "vip n=4",
+    "knapsack n=4",
+    "prefix_sampling n=4",
+]
+UNREACHABLE = generated([START] * 5)
+CLOCKS = ("timing_s/", "allocation/seconds")
+
+
+def records(log):
+    """The log without the metrics that clocks decide."""
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    return [
+        (line["step"], {name: value for name, value in line["data"].items() if not name.startswith(CLOCKS)})
+        for line in lines
+    ]
+
+
+@pytest.mark.parametrize("text", METHODS)
+@pytest.mark.parametrize("task", ["words", "tool"])
+def test_every_recipe_trains_and_its_books_balance(tmp_path, text, task):
+    run = prepare(text, task, Length(rollouts=250, test_every=100))
+    learn(run, files(tmp_path))
+    log = records(files(tmp_path).log)
+    last = log[-1][1]
+    gone = last["rollouts/trained_total"] + last["rollouts/discarded_total"] + last["rollouts/failed_total"]
+    assert last["rollouts/sampled_total"] == gone + last["rollouts/buffered"] >= 250
+    assert [step for step, _ in log] == list(range(len(log)))
+    accuracy = f"val-core/{task}/acc/mean@1"
+    assert accuracy in log[0][1] and accuracy in last and 2 < sum(accuracy in data for _, data in log)
+    assert last["generation/waves_total"] >= len(log) - 1
+    assert {path.name for path in tmp_path.iterdir()} == {"run_0.jsonl", "run_0.json"}
+
+
+@pytest.mark.parametrize(
+    "text", ["pilot_commit n_pilot=2 n_commit=4 p_solve=null", "prefix_sampling n=4", "knapsack n=4"]
+)
+def test_an_interrupted_run_goes_on_bit_by_bit(tmp_path, text):
+    length = Length(rollouts=700, test_every=150)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    uninterrupted = prepare(text, length=length)
+    learn(uninterrupted, files(whole))
+
+    class Killed(Exception):
+        pass
+
+    def kill_at(rollouts):
+        def on_step(sampled, metrics):
+            if sampled >= rollouts:
+                raise Killed
+
+        return on_step
+
+    for rollouts in (100, 300, 500):
+        with pytest.raises(Killed):
+            learn(prepare(text, length=length), files(parts), kill_at(rollouts))
+    last = prepare(text, length=length)
+    learn(last, files(parts))
+    assert records(files(whole).log) == records(files(parts).log)
+    for one, other in zip(uninterrupted.model.parameters(), last.model.parameters(), strict=True):
+        assert one.equal(other)
+
+
+def test_a_run_is_its_seed(tmp_path):
+    length = Length(rollouts=100)
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        learn(prepare("grpo n=4", length=length, seed=seed), files(tmp_path, name))
+    one, same, other = (records(files(tmp_path, name).log) for name in "abc")
+    assert one == same and one[0] == other[0] and one[-1] != other[-1]
+
+
+def test_a_good_setting_learns_and_the_report_reads_the_log(tmp_path):
+    learn(prepare("grpo n=8", length=Length(rollouts=1500)), files(tmp_path, "grpo_0"))
+    run = read_run(*find_runs([str(tmp_path)]))
+    row = summarize([run])["runs"][0]
+    assert row["final_accuracy"] > row["first_accuracy"] + 0.1
+    assert row["rollouts"] >= 1500 and row["tokens"] > 1500
+
+
+def test_a_finished_run_is_left_alone_and_another_is_refused(tmp_path):
+    learn(prepare("grpo n=4", length=Length(rollouts=50)), files(tmp_path))
+    before = files(tmp_path).log.read_bytes()
+    learn(prepare("grpo n=4", length=Length(rollouts=50)), files(tmp_path))
+    assert files(tmp_path).log.read_bytes() == before
+    other = files(tmp_path).__class__(tmp_path, "run_0", {"name": "other"})
+    with pytest.raises(ValueError, match="run_0.json is of a run with another name; choose another --out"):
+        other.check()
+
+
+def test_a_run_that_cannot_go_on_says_why(tmp_path):
+    run = prepare("dynamic_sampling n=4 max_rounds=1", length=Length(rollouts=10**6))
+    run.engine.problems = [replace(problem, reference=UNREACHABLE) for problem in run.engine.problems]
+    learn(run, files(tmp_path))
+    found = files(tmp_path).read()
+    assert "two different rewards" in found.ended
+    assert found.records[run.controller.step]["val-core/words/acc/mean@1"] >= 0
+
+
+def test_too_few_prompts_are_refused():
+    with pytest.raises(ValueError, match="prompts=48: a training step of grpo-n=4 needs 64 different prompts"):
+        prepare("grpo n=4", batch=64)
+
+
+def test_the_learner_does_not_import_verl():
+    code = "import sys, verl_ext.lab.learn.__main__, verl_ext.lab.learn.hugging_face; print('verl' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"

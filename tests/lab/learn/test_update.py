@@ -1,0 +1,205 @@
+"""Advantages, loss and optimizer step, compared with verl's own functions and with brute force."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+from support.learner import draw, trained_model
+from verl.trainer.ppo.core_algos import (
+    agg_loss,
+    compute_grpo_outcome_advantage,
+    compute_policy_loss_vanilla,
+    compute_rloo_outcome_advantage,
+)
+from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
+from verl.workers.config import ActorConfig
+
+from verl_ext.checks import InvalidValue
+from verl_ext.lab.learn.sampler import Start, log_probs, sample
+from verl_ext.lab.learn.tasks import PAD, TASKS
+from verl_ext.lab.learn.update import KEYS, Learner, Training, group_advantages, policy_loss, rows_of
+from verl_ext.lab.method import Method
+from verl_ext.policy import Group, Prompt, Rollout
+from verl_ext.weights import AGGREGATIONS
+
+
+def training(text: str = "grpo", batch: int = 4, **changes) -> Training:
+    return replace(Training.of(Method.parse(text, batch, KEYS).config), **changes)
+
+
+def make_batch(sizes, seed=0, limit=8):
+    """Groups of these sizes with sampled responses and random rewards."""
+    problems = draw("words", len(sizes), seed)
+    generator = torch.Generator().manual_seed(seed)
+    starts = [Start(problem) for problem in problems]
+    settings = {"limit": limit, "temperature": 1.0, "generator": generator}
+    responses = iter(sample(trained_model("words"), TASKS["words"], starts, sizes, **settings))
+    rng = np.random.default_rng(seed)
+    batch = []
+    for place, (problem, size) in enumerate(zip(problems, sizes, strict=True)):
+        members = [next(responses) for _ in range(size)]
+        rewards = rng.integers(0, 2, size).astype(float)
+        rollouts = [Rollout(reward, None, len(each.tokens), 0) for reward, each in zip(rewards, members, strict=True)]
+        batch.append((Group(f"g{place}", Prompt(f"p{place}", place), rollouts), problem, members))
+    return batch
+
+
+def moved_model(seed=3):
+    """Weights other than those that sampled."""
+    model = trained_model("words")
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.02 * torch.randn_like(parameter)
+    return model
+
+
+@pytest.mark.parametrize(("estimator", "by_std"), [("grpo", True), ("grpo", False), ("rloo", True)])
+def test_advantages_are_verls(estimator, by_std):
+    rewards = [np.array([1.0, 0, 0, 1, 0.5]), np.array([0.0, 0, 0]), np.array([1.0, 0])]
+    index = np.repeat([0, 1, 2], [5, 3, 2])
+    scores = torch.tensor(np.concatenate(rewards))[:, None]
+    theirs = (
+        compute_rloo_outcome_advantage(scores, torch.ones(10, 1), index)[0]
+        if estimator == "rloo"
+        else compute_grpo_outcome_advantage(scores, torch.ones(10, 1), index, norm_adv_by_std_in_grpo=by_std)[0]
+    )
+    ours = np.concatenate([group_advantages(each, estimator, by_std) for each in rewards])
+    np.testing.assert_allclose(ours, theirs[:, 0].numpy(), atol=1e-6)
+
+
+def test_the_clipped_loss_is_verls():
+    rng = torch.Generator().manual_seed(0)
+    old, new = (torch.randn(40, 7, generator=rng) for _ in range(2))
+    advantages, correction = torch.randn(40, 1, generator=rng), torch.rand(40, 7, generator=rng)
+    own = training(clip_ratio_high=0.28, clip_ratio_c=1.5)
+    loss, active = policy_loss(new, old, advantages, correction, own)
+    clips = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28, "clip_ratio_c": 1.5}
+    config = ActorConfig(strategy="fsdp2", use_dynamic_bsz=True, rollout_n=1, **clips)
+    mask = torch.ones(40, 7)
+    theirs, metrics = compute_policy_loss_vanilla(
+        old, new, advantages.expand(40, 7), mask, "token-mean", config, rollout_is_weights=correction
+    )
+    assert float(loss.mean()) == pytest.approx(float(theirs), rel=1e-6)
+    assert float(active.float().mean()) == pytest.approx(metrics["actor/pg_clipfrac"])
+    assert 0.1 < float(active.float().mean()) < 0.9
+
+
+@pytest.mark.parametrize("mode", AGGREGATIONS)
+@pytest.mark.parametrize("prompt_weight", ["equal", "rollouts"])
+@pytest.mark.parametrize("rollout_is", [None, "token", "sequence"])
+def test_the_gradient_is_that_of_verls_loss(mode, prompt_weight, rollout_is):
+    """Brute force: verl's functions on all rows, one mini-batch, at weights that moved since the rollouts."""
+    batch = make_batch([4, 6, 2, 1])
+    own = training(loss_agg_mode=mode, rollout_is=rollout_is, clip_grad=1e9, loss_scale_factor=10.0, mini_batches=1)
+    model = moved_model()
+    rows = rows_of(batch, own, prompt_weight)
+    learner = Learner(model, own, PAD)
+    norm = learner.update(rows)["actor/grad_norm"]
+    ours = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+    reference = moved_model()
+    prompts = [problem.prompt for _, problem, members in batch for _ in members]
+    responses = [response for _, _, members in batch for response in members]
+    new = log_probs(reference, prompts, [each.tokens for each in responses], 1.0, PAD)
+    mask = torch.zeros_like(new)
+    sampled = torch.zeros_like(new)
+    for place, response in enumerate(responses):
+        mask[place, : len(response.tokens)] = 1
+        sampled[place, : len(response.tokens)] = torch.from_numpy(response.log_probs)
+    index = np.array([group.id for group, _, members in batch for _ in members])
+    sizes = {group.id: len(members) for group, _, members in batch}
+    rewards = torch.tensor(np.concatenate([group.rewards for group, _, _ in batch]))
+    advantages = compute_grpo_outcome_advantage(rewards[:, None], mask, index)[0]
+    share = {  # of one rollout; all shares sum to 1
+        name: 1 / (len(sizes) * size) if prompt_weight == "equal" else 1 / len(index) for name, size in sizes.items()
+    }
+    factor = torch.tensor([0.0 if sizes[name] == 1 else share[name] * len(index) for name in index])[:, None]
+    correction = torch.ones_like(new)
+    if rollout_is:
+        correction, _ = compute_rollout_correction_weights((new - sampled).detach() * mask, mask, rollout_is, 2.0)
+    loss = -(new - new.detach()).exp() * advantages * factor * correction
+    tokens = mask.sum(1)
+    normaliser = mask.sum()
+    if mode == "token-mean":  # the mean over tokens whose weights are their rollouts' shares
+        weights = torch.tensor([share[name] * len(index) for name in index])
+        normaliser = (weights * tokens).sum()
+    total = agg_loss(loss, mask, mode, batch_num_tokens=normaliser, global_batch_size=len(index), loss_scale_factor=10)
+    total.backward()
+    theirs = torch.cat([parameter.grad.flatten() for parameter in reference.parameters()])
+    assert float(theirs.norm()) > 1e-4
+    assert norm == pytest.approx(float(theirs.norm()), rel=1e-3)
+    torch.testing.assert_close(ours, theirs.float(), rtol=1e-3, atol=1e-5 * float(theirs.abs().max()))
+
+
+def test_an_update_is_adamws_even_without_signal():
+    model, own = trained_model("words"), training(lr=0.01, weight_decay=0.1)
+    learner = Learner(model, own, PAD)
+    batch = make_batch([2, 2, 2, 2])
+    for group, _, _ in batch:
+        group.rollouts = [replace(rollout, reward=1.0) for rollout in group.rollouts]
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    metrics = learner.update(rows_of(batch, own, "equal"))
+    assert metrics["actor/grad_norm"] == 0
+    for old, new in zip(before, model.parameters(), strict=True):
+        torch.testing.assert_close(new.detach(), old * (1 - 0.01 * 0.1))
+
+
+def test_gradients_are_clipped_and_the_learning_rate_warms_up():
+    own = training(lr=0.1, lr_warmup_steps=4, clip_grad=1e-3)
+    model = trained_model("words")
+    learner = Learner(model, own, PAD)
+    rates = [learner.update(rows_of(make_batch([4, 4, 4, 4], seed), own, "equal"))["actor/lr"] for seed in range(6)]
+    assert rates == pytest.approx([0.025, 0.05, 0.075, 0.1, 0.1, 0.1])
+    norm = torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).norm()
+    assert float(norm) == pytest.approx(1e-3, rel=1e-2)
+
+
+def test_later_mini_batches_are_clipped_against_the_weights_before_the_step():
+    own = training("grpo actor_rollout_ref.actor.ppo_mini_batch_size=2 actor_rollout_ref.actor.ppo_epochs=3", lr=0.02)
+    assert own.mini_batches == 2
+    learner = Learner(trained_model("words"), own, PAD)
+    rows = rows_of(make_batch([5, 4, 4, 4]), own, "equal")
+    assert rows.tokens.size == 18 and rows.mini_batch.tolist() == [0] * 9 + [1] * 9 and rows.tokens[17] == 0
+    metrics = learner.update(rows)
+    assert learner.steps == 6 and metrics["actor/pg_clipfrac"] > 0
+
+
+def test_clipped_advantages_and_truncated_responses():
+    batch = make_batch([30, 4, 4, 4], limit=3)
+    group = batch[0][0]
+    group.rollouts = [replace(rollout, reward=float(place == 0)) for place, rollout in enumerate(group.rollouts)]
+    free = rows_of(batch, training(), "equal")
+    clipped = rows_of(batch, training(advantage_clip=2.0), "equal")
+    assert free.advantages[0] / clipped.advantages[0] == pytest.approx((29 / 30) / (1 / 30**0.5) / 2, rel=1e-3)
+    kept = rows_of(batch, training(compact_filtering=True), "equal")
+    truncated = [response.truncated for _, _, members in batch for response in members]
+    assert any(truncated) and not all(truncated)
+    assert [not tokens for tokens in kept.tokens] == truncated
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("grpo algorithm.adv_estimator=gae", "algorithm.adv_estimator=gae is not valid: use one of grpo, rloo"),
+        ("grpo actor_rollout_ref.actor.optim.lr=0", "optim.lr=0 is not valid: use a number above 0"),
+        ("grpo actor_rollout_ref.actor.ppo_mini_batch_size=3", "it must divide data.train_batch_size=4"),
+        ("grpo actor_rollout_ref.actor.loss_agg_mode=mean", "loss_agg_mode=mean is not valid: use one of token-mean"),
+        ("grpo actor_rollout_ref.actor.optim.betas=[0.9]", "betas=[0.9] is not valid: use two numbers"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(text, message):
+    with pytest.raises(InvalidValue) as error:
+        training(text)
+    assert message in str(error.value)
+
+
+def test_what_the_learner_lacks_is_refused():
+    config = Method.parse("grpo", 4, KEYS).config
+    OmegaConf.update(config, "actor_rollout_ref.actor.use_kl_loss", True)
+    with pytest.raises(InvalidValue, match="use_kl_loss=True is not valid: the lab's learner has only False"):
+        Training.of(config)

@@ -1,0 +1,173 @@
+"""Runs of several methods, settings and seeds, side by side in processes."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import multiprocessing
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass
+from functools import lru_cache
+from multiprocessing.queues import SimpleQueue
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from omegaconf import OmegaConf
+
+from verl_ext.lab.comparison import LabRun
+from verl_ext.lab.learn.run import Files, LearningRun, Length, check_prompts, learn
+from verl_ext.lab.learn.update import KEYS, Training
+from verl_ext.lab.learn.worlds import World
+from verl_ext.lab.method import Method
+from verl_ext.resolvers import register_resolvers
+
+LR = "actor_rollout_ref.actor.optim.lr"
+N = "actor_rollout_ref.rollout.n"
+LOOK = 0.2  # seconds between two looks at the processes
+OnProgress = Callable[[str, int], None]
+
+
+class Source(Protocol):
+    """Where a world comes from; small enough to be sent to a process."""
+
+    def load(self) -> World:
+        """The world; every call gives an equal one."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: a method with all settings, in a world, with a seed."""
+
+    method: Method
+    source: Source
+    length: Length
+    seed: int
+    out: Path
+
+    @property
+    def files(self) -> Files:
+        """The run's files, with the settings that tell it from another run of the same name."""
+        config = OmegaConf.to_container(self.method.config, resolve=False)
+        settings = {"method": config, "world": repr(self.source), "length": repr(self.length), "seed": self.seed}
+        return Files(self.out, f"{self.method.name}_{self.seed}", settings)
+
+    def prepare(self) -> LearningRun:
+        """The run, before its first step."""
+        return LearningRun(self.method, _world(self.source), self.length, self.seed)
+
+
+def variants(text: str, lrs: Sequence[float], ns: Sequence[int], batch_sizes: Sequence[int]) -> list[Method]:
+    """The method in every combination of learning rate, rollouts per prompt and prompts per step.
+
+    An empty list leaves the method's own value; of batch sizes there is at least one. Values become part of the name
+    where there are several. A policy divides ``n`` rollouts as its ``settings_for`` says.
+
+    Raises:
+        ValueError: no such method, it sets a swept value itself, or the policy or the learner refuses its settings.
+    """
+    found = []
+    for lr, n, size in itertools.product(lrs or [None], ns or [None], batch_sizes):
+        method = Method.parse(text, size, KEYS)
+        parts = []
+        if lr is not None:
+            method = _with(method, text, {LR: lr})
+            parts += [f"lr={lr:g}"] * (len(lrs) > 1)
+        if n is not None:
+            method = _with(method, text, _for_n(method, n))
+            parts += [f"n={n}"] * (len(ns) > 1)
+        if method.train_batch_size != size:
+            raise ValueError(f"method={text!r} sets data.train_batch_size, and --batch-size too; leave one out.")
+        Training.of(method.config)
+        method.policy(0)
+        parts += [f"batch={size}"] * (len(batch_sizes) > 1)
+        found.append(method.renamed("-".join([method.name, *parts])))
+    return found
+
+
+def _for_n(method: Method, n: int) -> dict[str, Any]:
+    """Keys with which the method has ``n`` rollouts per trained prompt on average."""
+    settings = method.policy_class.settings_for(method.train_batch_size, n, 0) or {}
+    return {N: n} | {f"rollout_policy.{key}": value for key, value in settings.items() if key != "seed"}
+
+
+def _with(method: Method, text: str, settings: dict[str, Any]) -> Method:
+    """The method with these keys, none of which its text sets."""
+    own = {word.split("=")[0] for word in text.split()}
+    for key in settings:
+        if {key, key.removeprefix("rollout_policy.")} & own:
+            raise ValueError(f"method={text!r} sets {key}, and so does an option of the sweep; leave one out.")
+    return method.with_keys(settings)
+
+
+@lru_cache(maxsize=1)
+def _world(source: Source) -> World:
+    return source.load()
+
+
+def check(jobs: Sequence[Job]) -> None:
+    """Refuse, before anything runs, jobs that cannot run.
+
+    Raises:
+        ValueError: two jobs have one name, a run of other settings has the name, or a world has too few prompts.
+    """
+    names = [job.files.name for job in jobs]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"methods: two of them are named {twice.rpartition('_')[0]}; write one as name:recipe.")
+    for job in jobs:
+        job.files.check()
+        check_prompts(job.method, _world(job.source))
+
+
+def run_all(jobs: Sequence[Job], processes: int, on_progress: OnProgress) -> list[LabRun]:
+    """Run the jobs that have not finished, ``processes`` at a time; returns all runs in the order of the jobs.
+
+    Args:
+        jobs: checked.
+        processes: 1: in this process.
+        on_progress: called with a run's name and the number of rollouts that it has sampled.
+    """
+    left = [job for job in jobs if not job.files.finished()]
+    if processes == 1 or len(left) < 2:
+        _start_process()
+        for job in left:
+            _run(job, on_progress)
+    else:
+        _run_in_processes(left, processes, on_progress)
+    return [job.files.read() for job in jobs]
+
+
+def _run_in_processes(jobs: Sequence[Job], processes: int, on_progress: OnProgress) -> None:
+    context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
+    queue = context.SimpleQueue()
+    with ProcessPoolExecutor(processes, context, _start_process, (queue,)) as pool:
+        left: set[Future[None]] = {pool.submit(_run, job) for job in jobs}
+        try:
+            while left:
+                done, left = wait(left, timeout=LOOK, return_when=FIRST_COMPLETED)
+                while not queue.empty():
+                    on_progress(*queue.get())
+                for future in done:
+                    future.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+_progress: SimpleQueue | None = None  # to the process that shows it
+
+
+def _start_process(queue: SimpleQueue | None = None) -> None:
+    global _progress
+    _progress = queue
+    torch.set_num_threads(1)
+    register_resolvers()  # the methods' configurations come from another process
+    logging.getLogger("recipe").setLevel(logging.ERROR)  # recipes warn at each short step; groups/in_batch logs it too
+
+
+def _run(job: Job, on_progress: OnProgress | None = None) -> None:
+    name = job.files.name
+    report = on_progress or (lambda *message: _progress.put(message) if _progress else None)
+    learn(job.prepare(), job.files, lambda sampled, _: report(name, sampled))
