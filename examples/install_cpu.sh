@@ -35,17 +35,14 @@ check_machine() {
   ((free_gb >= NEEDED_GB)) || refuse "installing needs about $NEEDED_GB GB of disk, and $PWD has $free_gb GB free."
 }
 
-phase() {  # phase <description> <command>...: prints one line with the command's seconds; output goes to the log
-  local start=$SECONDS what=$1
+phase() {  # phase <description> <command>...: shows the command's last line and its seconds; all output goes to the log
+  local what=$1
   shift
-  printf '%-58s' "$what"
-  if ! "$@" >>"$LOG" 2>&1; then
-    printf 'failed\n'
+  if ! "$@" 2>&1 | tee -a "$LOG" | "$VENV/bin/python" examples/quickstart/follow.py lines "$what"; then
     tail -n 15 "$LOG" >&2
     echo "error: '$what' failed; all of its output is in $LOG." >&2
     exit 1
   fi
-  printf '%4d s\n' $((SECONDS - start))
 }
 
 install_torch() {

@@ -32,8 +32,8 @@ case $MODEL in
       actor_rollout_ref.actor.optim.lr=1e-6 trainer.test_freq=2
       data.max_prompt_length=160 data.max_response_length=48 actor_rollout_ref.rollout.max_model_len=256
       actor_rollout_ref.rollout.val_kwargs.n=1 actor_rollout_ref.rollout.temperature=0.7
-      +reward.custom_reward_function.reward_kwargs.extract=number)   # it answers in sentences
-    export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2} # its matrices are large enough for two
+      +reward.custom_reward_function.reward_kwargs.extract=number)   # the model answers in sentences
+    export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2} # the matrices of this model are large enough for two threads
     ;;
   agent)
     BUDGET=${BUDGET:-5120}
@@ -56,24 +56,34 @@ OUT=$(cd "$OUT" && pwd)
 [[ $MODEL != agent ]] || TASK+=(actor_rollout_ref.rollout.multi_turn.tool_config_path="$OUT/data/tools.yaml")
 
 export PYTHONWARNINGS=${PYTHONWARNINGS:-ignore::SyntaxWarning} # of packages that are compiled on first use
+followed() {  # followed {lines,run} <name> <command>...: see follow.py; all output is in $OUT/<name>.log
+  local kind=$1 name=$2
+  shift 2
+  if ! COLUMNS=200 "$@" 2>&1 | tee "$OUT/$name.log" | python examples/quickstart/follow.py "$kind" "$name"; then
+    echo "error: $name failed; the end of $OUT/$name.log:" >&2
+    tail -n 20 "$OUT/$name.log" >&2
+    exit 1
+  fi
+}
+
 prepare() {
   local data=()
   case $MODEL in
     agent) data=(sql_tasks) ;;
-    small) data=(reasoning_gym --validation 512) ;; # once each: several samples cost verl a bootstrap
+    small) data=(reasoning_gym --validation 512) ;; # one sample each: for several, verl computes a slow bootstrap
     smollm2) data=(reasoning_gym --level chain_sum:min_terms=2,max_terms=2,min_digits=1,max_digits=1
       --train 96 --validation 32) ;;
   esac
-  [[ -f $OUT/data/validation.parquet ]] || python -m verl_ext data "${data[@]}" --out "$OUT/data"
+  [[ -f $OUT/data/validation.parquet ]] || followed lines data python -m verl_ext data "${data[@]}" --out "$OUT/data"
   [[ ! -f $OUT/model/config.json ]] || return 0
   case $MODEL in
-    agent) python examples/quickstart/warm_start_agent.py --data "$OUT/data" --out "$OUT/model" ;;
-    small) python examples/quickstart/warm_start.py --data "$OUT/data" --out "$OUT/model" ;;
-    smollm2) python examples/quickstart/smollm2.py --out "$OUT/model" ;;
+    agent) followed lines model python examples/quickstart/warm_start_agent.py --data "$OUT/data" --out "$OUT/model" ;;
+    small) followed lines model python examples/quickstart/warm_start.py --data "$OUT/data" --out "$OUT/model" ;;
+    smollm2) followed lines model python examples/quickstart/smollm2.py --out "$OUT/model" ;;
   esac
 }
 
-method_of() {  # method_of <run>: its recipe, and how it spends what every run of the model has for a prompt
+method_of() {  # method_of <run>: its recipe and overrides; all runs of a model have the same rollouts per prompt
   case $MODEL/$1 in
     small/grpo) METHOD=(grpo actor_rollout_ref.rollout.n=16) ;;
     small/pilot_commit) METHOD=(pilot_commit rollout_policy.n_pilot=4 rollout_policy.n_commit=12) ;;
@@ -90,21 +100,16 @@ train() {  # train <run>: its metrics in $OUT/<run>.jsonl, its log beside it, it
     return
   fi
   echo
-  echo "$run: starting Ray, vLLM and FSDP, which takes about a minute (log: $log)"
+  echo "$run (log: $log)"
   method_of "$run"
-  if ! VERL_FILE_LOGGER_PATH=$metrics python -m "recipe.${METHOD[0]}" hardware=cpu \
+  VERL_FILE_LOGGER_PATH=$metrics followed run "$run" python -m "recipe.${METHOD[0]}" hardware=cpu \
     data.train_files="$OUT/data/train.parquet" data.val_files="$OUT/data/validation.parquet" \
     actor_rollout_ref.model.path="$OUT/model" \
     actor_rollout_ref.rollout.val_kwargs.do_sample=true actor_rollout_ref.rollout.val_kwargs.temperature=1.0 \
     "${TASK[@]}" "${METHOD[@]:1}" \
     rollout_driver.rollout_budget="$BUDGET" trainer.total_training_steps=10000 \
     trainer.logger=[file] trainer.resume_mode=disable trainer.save_freq=-1 \
-    trainer.default_local_dir="$OUT/checkpoints/$run" 2>&1 |
-    tee "$log" | grep --line-buffered -oE 'step [0-9/]+ (\||trains on|is the last).*|^error: .*|[A-Za-z.]+Error: .*'; then
-    echo "error: training $run failed; the end of its log:" >&2
-    tail -n 20 "$log" >&2
-    exit 1
-  fi
+    trainer.default_local_dir="$OUT/checkpoints/$run"
   echo "$BUDGET" >"$OUT/$run.done"
   echo "$run: done in $((SECONDS - start)) s"
 }

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,7 @@ import pandas as pd
 import torch
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
@@ -103,9 +104,13 @@ def collect(levels: Sequence[Level], counts: Sequence[int], seed: int, exclude: 
 
 def encode(tokenizer: PreTrainedTokenizerFast, pairs: Sequence[tuple[str, str]]) -> list[tuple[int, list[int]]]:
     """For each pair the number of prompt tokens, and the tokens of prompt and response."""
-    prompts = tokenizer([f"{START}{question}\n" for question, _ in pairs], add_special_tokens=False)["input_ids"]
-    answers = tokenizer([f"{answer}{END}" for _, answer in pairs], add_special_tokens=False)["input_ids"]
-    return [(len(prompt), prompt + answer) for prompt, answer in zip(prompts, answers, strict=True)]
+    unique = list(dict.fromkeys(pairs))  # easy levels repeat their questions
+    prompts = tokenizer([f"{START}{question}\n" for question, _ in unique], add_special_tokens=False)["input_ids"]
+    answers = tokenizer([f"{answer}{END}" for _, answer in unique], add_special_tokens=False)["input_ids"]
+    encoded = {
+        pair: (len(prompt), prompt + answer) for pair, prompt, answer in zip(unique, prompts, answers, strict=True)
+    }
+    return [encoded[pair] for pair in pairs]
 
 
 def to_batches(
@@ -155,7 +160,7 @@ def train(
 ) -> None:
     """One step per batch; the learning rate rises for 50 steps, then falls linearly to a twentieth.
 
-    Ends early when ``enough``, asked after each step with the number of steps so far, says so.
+    After each step, ``enough`` gets the number of steps so far; training ends early if ``enough`` returns True.
     """
     steps = len(batches)
     optimizer = make_optimizer(model, lr)
@@ -179,7 +184,7 @@ def top_up(
     target: float,
     progress: Progress,
 ) -> torch.Tensor:
-    """Small steps until the silent share of ``prompts`` is at the target or the batches end; the success rates."""
+    """Train until the silent share of ``prompts`` is at the target or the batches end; returns their success rates."""
     optimizer = make_optimizer(model, 1e-4)
     task = progress.add_task("top-up", total=len(batches), value="")
     for place in range(len(batches) + 1):
@@ -242,10 +247,22 @@ def is_done(out: Path, record: dict[str, Any]) -> bool:
     raise typer.BadParameter(f"--out: {out} holds something else; remove it or choose another folder.")
 
 
+class Steps(Progress):
+    """A line per task, with its latest value. Without a terminal, where no line can move: a line every two seconds."""
+
+    printed = 0.0
+
+    def update(self, task_id: TaskID, **fields: Any) -> None:
+        super().update(task_id, **fields)
+        task = self.tasks[task_id]
+        if not self.console.is_terminal and time.monotonic() - self.printed > 2:
+            self.printed = time.monotonic()
+            print(f"{task.description} {task.completed:.0f}/{task.total:.0f} {task.fields['value']}", flush=True)
+
+
 def progress_bar(console: Console) -> Progress:
-    """A line per task, with its latest value."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[value]}"))
-    return Progress(*columns, TimeRemainingColumn(), console=console)
+    return Steps(*columns, TimeRemainingColumn(), console=console)
 
 
 def main(

@@ -51,7 +51,7 @@ CALL, CALLED = '<tool_call>\n{"name": "sql", "arguments": {"query": "', '"}}\n</
 ANSWER, ANSWERED = "<tool_response>\n", "\n</tool_response>\n"
 STATEMENT = "UPDATE r SET a=a", " RETURNING a"
 PHRASES = [CALL + STATEMENT[0], STATEMENT[1] + CALLED, ANSWER, ANSWERED, RANDOM_OPERAND]
-"""What every turn says alike: a token each, so that a turn has six."""
+"""Phrases that all turns share. Each phrase is one token, so a turn has six tokens."""
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{% if message['role'] == 'user' %}<|im_start|>{{ message['content'] + '\n' }}"
@@ -64,7 +64,7 @@ CHAT_TEMPLATE = (
     "{% endif %}{% endfor %}"
 )
 """Neither system messages nor the tools' schemas, which would be hundreds of tokens of bytes."""
-PROMPTS, STEPS_PER_LOOK = 128, 25  # how many training prompts say how good the model is, and how often
+PROMPTS, STEPS_PER_LOOK = 128, 25  # training prompts that test the model, and steps between two tests
 Example = tuple[list[int], list[bool]]
 """Tokens, and for each whether the model generates it."""
 
@@ -92,7 +92,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def demonstrate(task: Task) -> Demonstration:
-    """The task done right, one real call per operation: executed as in the tool, but not in another process."""
+    """The correct dialogue of a task, with one real call per operation, executed in this process."""
     with closing(Session(task.script, LIMITS)) as session:
         observations = [session.observe(statement) for statement in task.statements]
     calls = [CALL + statement + CALLED for statement in task.statements]
@@ -117,7 +117,7 @@ def collect(levels: Sequence[Level], counts: Sequence[int], seed: int, share: fl
 def shuffled(
     levels: Sequence[Level], counts: Sequence[int], seed: int, share: float, exclude: set[str]
 ) -> list[Demonstration]:
-    """Demonstrations of each level, ``counts`` of them; beyond 4096 of a level they repeat, executing takes time."""
+    """``counts`` demonstrations of each level. Beyond 4096 they repeat, because executing the calls takes time."""
     executed = [min(count, 4096) for count in counts]
     ready = map(demonstrate, collect(levels, executed, seed, share, exclude))
     chosen: list[Demonstration] = []

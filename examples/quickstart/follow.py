@@ -1,0 +1,87 @@
+"""Shows a command's output as one line that moves: what runs, for how long, and what is starting now.
+
+    COMMAND 2>&1 | tee LOG | python examples/quickstart/follow.py {lines,run} TITLE
+
+``lines`` shows the last line of the output. ``run`` shows the part of a training run that is starting, and prints the
+lines of its steps and errors. Where standard output is no terminal, the moving line is printed when it has changed, and
+every four seconds. Needs the standard library only, because it shows the installation too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from selectors import EVENT_READ, DefaultSelector
+from shutil import get_terminal_size
+
+EVERY = 4.0  # seconds between two lines where standard output is no terminal
+KEPT = re.compile(r"step [0-9/]+ (\||trains on|is the last).*|^error: .*|[A-Za-z.]+Error: .*")  # of a run
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+STAGES = (  # text in the log of a run, and the part that starts there
+    ("Platform override", "checks of the configuration"),
+    ("ray init kwargs", "Ray"),
+    ("Started a local Ray instance", "driver and TransferQueue"),
+    ("dataloader initialized", "actor (FSDP)"),
+    ("model engine initialized", "rollout engine (vLLM)"),
+    ("all initialize finished", "agent loops and first rollouts"),
+    ("Passing raw prompts", "rollouts"),
+)
+
+
+def stage(line: str) -> str | None:
+    """The part of a run that starts with this line of the log."""
+    return next((name for text, name in STAGES if text in line), None)
+
+
+class MovingLine:
+    """One line: title, seconds so far, and ``text``."""
+
+    def __init__(self, title: str):
+        self.title, self.text, self.shown = title, "", None
+        self.start, self.printed = time.monotonic(), -EVERY
+        self.on_terminal = sys.stdout.isatty()
+
+    def show(self) -> None:
+        now = time.monotonic()
+        line = f"{self.title:<50} {now - self.start:4.0f} s  {self.text}"
+        if self.on_terminal:
+            print("\r" + line[: get_terminal_size().columns - 1] + "\x1b[K", end="", flush=True)
+        elif now - self.printed >= (1.0 if self.text != self.shown else EVERY):
+            print(line, flush=True)
+            self.shown, self.printed = self.text, now
+
+    def keep(self, text: str) -> None:
+        """Print ``text`` above the line, for good."""
+        print(("\r\x1b[K" if self.on_terminal else "") + text, flush=True)
+        self.printed = time.monotonic()
+
+
+def follow(of_run: bool, title: str) -> None:
+    """Show standard input until it ends."""
+    moving, rest, content = MovingLine(title), b"", b" "
+    selector = DefaultSelector()
+    selector.register(sys.stdin, EVENT_READ)
+    while content:
+        moving.show()
+        if not selector.select(1.0):
+            continue
+        content = os.read(sys.stdin.fileno(), 1 << 16)
+        *lines, rest = (rest + content).replace(b"\r", b"\n").split(b"\n")
+        for line in (COLOURS.sub("", line.decode(errors="replace")).strip() for line in lines):
+            if not of_run:
+                moving.text = line if re.search(r"\w", line) else moving.text
+            elif kept := KEPT.search(line):
+                moving.keep(kept[0])
+                moving.text = ""
+            else:
+                moving.text = stage(line) or moving.text
+    moving.printed = -EVERY  # the last line stays
+    moving.show()
+    print(end="\n" if moving.on_terminal else "")
+
+
+if __name__ == "__main__":
+    kind, title = sys.argv[1:]
+    follow(kind == "run", title)
