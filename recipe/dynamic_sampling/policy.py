@@ -75,7 +75,7 @@ class DynamicSampling(RolloutPolicy):
                 "rewards; use data that is neither too easy nor too hard for the model, or raise "
                 "rollout_policy.max_rounds or actor_rollout_ref.rollout.n"
             )
-        batch, self._ready = self._ready, []
+        batch, self._ready, self._closed = self._ready, [], False
         return batch
 
     def _sample_round(self) -> list[Action]:

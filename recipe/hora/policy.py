@@ -87,8 +87,7 @@ class Hora(RolloutPolicy):
         checks.integer_from(2).check("G", G)
         checks.require(G0 < G, "G0", G0, f"it must be less than G={G}, or nothing is left to allocate")
         for key, value in (("alpha0", alpha0), ("beta0", beta0)):
-            checks.positive_number(key, value)
-            checks.number(key, value, 0, hit_utility.MOST)
+            checks.positive_number(key, value, hit_utility.MOST)
         checks.COUNT.check("shards", shards)
         checks.require(
             shards <= train_batch_size, "shards", shards, f"it must not exceed train_batch_size={train_batch_size}"
@@ -108,7 +107,7 @@ class Hora(RolloutPolicy):
             checks.require(not estimator_options, "estimator_options", estimator_options, valid)
         self.warm_up = WarmUp(warm_up_component, warm_up_threshold, warm_up_cycles)
         self.prompt_weight = prompt_weight
-        for prompts in (2, 3):  # two sizes, to refuse options of a fixed length as well
+        for prompts in (2, 3):  # with two sizes, options of a fixed length are refused too
             self._divide(np.full(prompts, 0.5), np.full(prompts, 0.5 * self.G0), np.zeros(prompts))
         self._start_batch()
 
@@ -160,7 +159,7 @@ class Hora(RolloutPolicy):
     def _phase_b(self, groups: list[Group]) -> list[Action]:
         """Divide the remaining budget of a shard. Groups whose pre-rollouts all failed get no further rollouts."""
         actions: list[Action] = []
-        groups = sorted(groups, key=lambda group: self._place[group.prompt.id])  # they come as they finish
+        groups = sorted(groups, key=lambda group: self._place[group.prompt.id])  # groups arrive as they finish
         usable = [group for group in groups if group.usable]
         actions += [action for group in groups if not group.usable for action in self._finish(group)]
         if not usable:
@@ -234,7 +233,7 @@ class Hora(RolloutPolicy):
     def metrics(self) -> dict[str, float]:
         """Shares of prompts and of phase B by the number c of pre-rollout successes (HORA §4.1, Figure 3).
 
-        Every c from 0 to G0 is there, so that means over steps are right; steps of the warm-up have no shares.
+        Every c from 0 to G0 has an entry, so that means over steps are right. Steps of the warm-up have no shares.
         """
         values = {"hora/warm_up": float(not self.warm_up.over)}
         for kind in ("prompts", "rollouts") if self._share else ():

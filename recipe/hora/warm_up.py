@@ -31,7 +31,7 @@ class WarmUp:
         self._in_a_row = 0
 
     def see(self, rollouts: list[Rollout]) -> None:
-        """Count the rollouts of a step.
+        """Compare the component's mean over the rollouts of a step with the threshold.
 
         Raises:
             ValueError: the reward function does not report the component.

@@ -17,7 +17,7 @@ STATUSES = ("extremely_hard", "hard", "medium", "easy", "extremely_easy")
 class Knapsack(OneWave):
     """Exploration budgets as a knapsack: rollouts are the weight of a prompt, P(non-zero gradient)·InfoGain its value.
 
-    A prompt's success rate is that of its last 16 rollouts in earlier epochs. Prompts with fewer than 8 recorded
+    A prompt's success rate is the mean of its last 16 rollouts in earlier epochs. Prompts with fewer than 8 recorded
     rollouts get ``n``, so the first epoch is uniform; in later epochs they also share, with the unsolved prompts, the
     rollouts that the fallback divides. Both rules are those of the authors' release.
 
@@ -89,7 +89,8 @@ class Knapsack(OneWave):
     def _divide(self, predicted: np.ndarray, strength: np.ndarray | float, known: np.ndarray) -> np.ndarray:
         if self.allocator != "knapsack" or not self.allocator_options.get("fallback", True):
             return super()._divide(predicted, strength, known)
-        # Unsolved, with at least n rollouts: without value, and among the prompts of the fallback.
+        # A prompt without a known rate gets at least n rollouts. It counts as unsolved: its rollouts have no value, and
+        # it shares in the fallback.
         rates, lower = np.where(known, predicted, 0.0), np.where(known, self.lower, self.n)
         budget = self.n * rates.size
         return knapsack.allocate(rates, budget, lower=lower, upper=self.upper, **self.allocator_options)

@@ -118,21 +118,21 @@ class PilotCommit(RolloutPolicy):
         self._ready: list[Group] = []
         self._rounds = 0
         self._closed = False  # no further group joins this step's batch
+        self._due = False  # start_step was called, and take_batch has not returned its batch yet
         self._warned = False  # of rewards that are not verdicts
         self._outcomes: Counter[str] = Counter()  # of the prompts judged in this step
         self._counts: Counter[str] = Counter()  # further counts of this step, by metric
 
     def check_trainer_mode(self, trainer_mode: str) -> None:
         least = 1 + self.bind
-        ahead = (
-            f"in trainer.v1.trainer_mode={trainer_mode} a step begins one version early, and bound pilots one before"
-        )
+        ahead = f"with trainer.v1.trainer_mode={trainer_mode} rollouts are one version old when trained"
         accepted = trainer_mode != "separate_async" or self.max_delay >= least
-        checks.require(accepted, "max_delay", self.max_delay, f"{ahead}, use at least {least}")
+        valid = f"{ahead}, and bound pilots two, use at least {least}"
+        checks.require(accepted, "max_delay", self.max_delay, valid)
 
     def start_step(self, step: int, draw: Draw) -> list[Action]:
         self._step, self._draw = step, draw
-        self._round, self._rounds, self._closed = set(), 0, False
+        self._round, self._rounds, self._closed, self._due = set(), 0, False, True
         self._outcomes, self._counts = Counter(), Counter()
         actions: list[Action] = [Discard(group, "stale") for group in self.buffer.expire(step, self.max_delay)]
         self._counts["expired"] = len(actions)
@@ -153,7 +153,7 @@ class PilotCommit(RolloutPolicy):
         return [*self._judge(group), *self._advance()]
 
     def take_batch(self) -> list[Group]:
-        if not self._closed or self._committing:
+        if not self._due or not self._closed or self._committing:
             return []
         if not self._ready:
             raise CannotFillBatch(
@@ -162,7 +162,7 @@ class PilotCommit(RolloutPolicy):
                 f"rollout_policy.p_lower/p_upper ({self._bounds}), raise n_pilot, set p_solve=null, or use data whose "
                 "success rates lie between the bounds"
             )
-        batch, self._ready = self._ready, []
+        batch, self._ready, self._due = self._ready, [], False
         return batch
 
     @property
@@ -232,7 +232,7 @@ class PilotCommit(RolloutPolicy):
         return [Request(prompt, self.n_pilot) for prompt in prompts]
 
     def _pilot_round(self, count: int) -> list[Action]:
-        """Request pilots that this step waits for."""
+        """Request ``count`` pilots that this step waits for."""
         self._rounds += 1
         prompts = self._draw(count)
         self._round.update(prompt.id for prompt in prompts)

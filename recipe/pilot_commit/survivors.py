@@ -44,11 +44,11 @@ class PilotFilter:
     def __init__(self, n_pilot: int, p_lower: float, p_upper: float, p_solve: float | None, var_lower: float):
         checks.COUNT.check("n_pilot", n_pilot)
         for key, value in (("p_lower", p_lower), ("p_upper", p_upper)):
-            checks.require(_is_rate(value), key, value, "it must be a success rate in [0, 1]")
+            checks.require(checks.RATE.accepts(value), key, value, "it must be a success rate in [0, 1]")
         checks.require(p_lower <= p_upper, "p_lower", p_lower, f"it must not be above p_upper={p_upper}")
-        solve = p_solve is None or (_is_rate(p_solve) and p_solve > 0)
+        solve = p_solve is None or checks.SHARE.accepts(p_solve)
         checks.require(solve, "p_solve", p_solve, "it must be a success rate in (0, 1], or null to evict nothing")
-        variance = checks.is_number(var_lower) and var_lower >= 0
+        variance = checks.NOT_NEGATIVE.accepts(var_lower)
         checks.require(variance, "var_lower", var_lower, "it must be a reward variance of at least 0")
         self.p_lower, self.p_upper = _exact(p_lower), _exact(p_upper)
         self.p_solve = None if p_solve is None else _exact(p_solve)
@@ -129,10 +129,6 @@ class SurvivorBuffer:
     def load_state_dict(self, state: Mapping) -> None:
         self.groups = [Group.from_state_dict(group) for group in state["groups"]]
         self.rng.bit_generator.state = state["rng"]
-
-
-def _is_rate(value: object) -> bool:
-    return checks.is_number(value) and 0 <= value <= 1
 
 
 def _exact(rate: float) -> Fraction:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from recipe.prefix_sampling.prefix_control import PrefixControl
+from recipe.prefix_sampling.prefix_control import TARGET, PrefixControl
 from recipe.prefix_sampling.prefix_store import PrefixStore, SavedPrefix, trajectory_for_prefix
 from recipe.prefix_sampling.transitions import Transitions
 from verl_ext import checks
@@ -84,9 +84,7 @@ class PrefixSampling(RolloutPolicy):
         checks.COUNT.check("max_rounds", max_rounds)
         checks.choice("sides", sides, SIDES)
         checks.flag("use_prefixes", use_prefixes)
-        checks.require(
-            checks.is_number(target) and 0 < target < 1, "target", target, "it must be a pass rate in (0, 1)"
-        )
+        TARGET.check("target", target)
         pair = isinstance(band, Sequence) and len(band) == 2 and all(map(checks.is_number, band))
         around = pair and 0 < band[0] <= target <= band[1] < 1
         checks.require(around, "band", band, f"use two pass rates between 0 and 1 around target={target}")
@@ -114,6 +112,7 @@ class PrefixSampling(RolloutPolicy):
         self.transitions = Transitions(n, (*hard, *easy), self.band)
         self.store = PrefixStore()
         self._awaited = self._rounds = 0
+        self._due = False  # start_step was called, and take_batch has not returned its batch yet
         self._parent_bucket: dict[str, int] = {}  # prompt id of a re-rollout -> pass count of its parent group
         self._finished: list[Group] = []
         self._ready: list[Group] = []
@@ -122,7 +121,7 @@ class PrefixSampling(RolloutPolicy):
     # ---- the step ----
 
     def start_step(self, step: int, draw: Draw) -> list[Action]:
-        self._step, self._draw, self._rounds = step, draw, 0
+        self._step, self._draw, self._rounds, self._due = step, draw, 0, True
         self._finished, self._ready, self._parent_bucket, self._counts = [], [], {}, Counter()
         # After a resume with a smaller batch, more prefixes can wait than a step has groups.
         saved = self.store.take(self.train_batch_size)
@@ -155,15 +154,16 @@ class PrefixSampling(RolloutPolicy):
         return actions
 
     def take_batch(self) -> list[Group]:
-        if self._awaited:
+        if self._awaited or not self._due:
             return []
         if not self._ready:
             raise CannotFillBatch(
-                f"step {self._step}: all {len(self._finished)} groups of {self._rounds} rounds fail or pass whole; "
-                "use data that is neither too easy nor too hard for the model, or raise rollout_policy.max_rounds"
+                f"step {self._step}: each of {len(self._finished)} groups in {self._rounds} rounds has only failing or "
+                "only passing rollouts; use data that is neither too easy nor too hard for the model, or raise "
+                "rollout_policy.max_rounds"
             )
         self._learn()
-        batch, self._ready = self._ready, []
+        batch, self._ready, self._due = self._ready, [], False
         return batch
 
     def pass_count(self, group: Group) -> int:

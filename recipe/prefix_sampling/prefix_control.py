@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from verl_ext import checks
 from verl_ext.policy import check_state_version
 
+TARGET = checks.Kind(lambda value: checks.is_number(value) and 0 < value < 1, "it must be a pass rate in (0, 1)")
+
 
 class PrefixControl:
     """The adaptive prefix controller (§2.2, eq. 2, Table 9): a ratio rho_k for each bucket k, the parents' pass count.
@@ -26,7 +28,7 @@ class PrefixControl:
 
     Only the cooldown survived in our text of the paper; the other constants are ours. The memory in Table 3 implies the
     upper bound, and the lower bound mirrors it. ``benchmarks/prefix_control.py`` chose the rest; the initial ratio is
-    small because Appendix F.2 reports that it was too small for every bucket.
+    small because Appendix F.2 reports an initial ratio that was too small for every bucket.
 
     Args:
         n: rollouts of a group.
@@ -60,9 +62,7 @@ class PrefixControl:
         adaptive: bool = True,
     ):
         checks.integer_from(2).check("n", n)
-        checks.require(
-            checks.is_number(target) and 0 < target < 1, "target", target, "it must be a pass rate in (0, 1)"
-        )
+        TARGET.check("target", target)
         self.n, self.target = n, target
         self.buckets = self._controllable(buckets)
         self.lower, self.upper = _bounds(ratio_bounds)
@@ -70,21 +70,13 @@ class PrefixControl:
         checks.require(
             within, "initial_ratio", initial_ratio, f"it must be within ratio_bounds=({self.lower}, {self.upper})"
         )
-        checks.require(
-            checks.is_number(ema_alpha) and 0 < ema_alpha <= 1, "ema_alpha", ema_alpha, "it must be in (0, 1]"
-        )
+        checks.SHARE.check("ema_alpha", ema_alpha)
         room = min(target, 1 - target)
         reachable = checks.is_number(dead_zone) and 0 <= dead_zone < room
         checks.require(
             reachable, "dead_zone", dead_zone, f"it must be in [0, {room:g}), or pass rates could not leave it"
         )
-        width = self.upper - self.lower
-        checks.require(
-            checks.is_number(step) and 0 < step <= width,
-            "step",
-            step,
-            f"it must be in (0, {width:g}], within the bounds",
-        )
+        checks.positive_number("step", step, self.upper - self.lower)
         checks.integer_from(0).check("cooldown", cooldown)
         checks.flag("adaptive", adaptive)
         self.ema_alpha, self.dead_zone, self.step = ema_alpha, dead_zone, step
@@ -143,7 +135,7 @@ class PrefixControl:
         same = state["n"] == self.n and tuple(state["buckets"]) == self.buckets
         saved = f"the run that is resumed has {state['buckets']} of n={state['n']}"
         checks.require(same, "buckets", list(self.buckets), saved)
-        # Bounds may have been narrowed since.
+        # The bounds may be narrower than those of the saved run.
         ratios = (min(max(float(ratio), self.lower), self.upper) for ratio in state["ratio"])
         self._ratio = dict(zip(self.buckets, ratios, strict=True))
         self._ema = dict(zip(self.buckets, map(float, state["ema"]), strict=True))

@@ -74,11 +74,6 @@ def test_dynamic_sampling_refills_and_is_bounded(caplog):
     assert "trains on" in caplog.text
 
 
-def test_before_the_first_step_there_is_no_batch():
-    assert Uniform(train_batch_size=2, n=4).take_batch() == []
-    assert DynamicSampling(train_batch_size=2, n=4).take_batch() == []
-
-
 def test_dynamic_sampling_without_any_signal_says_what_to_change(caplog):
     run = controller(DynamicSampling(train_batch_size=2, n=4, max_rounds=2), [0.0, 1.0] * 20)
     with pytest.raises(CannotFillBatch, match="max_rounds"):
