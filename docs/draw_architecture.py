@@ -39,7 +39,7 @@ FLOORS = [
     ],
     [Room("evaluation", ("verl_ext.evaluation*",), "samples, pass@k", 470)],
     [
-        Room("lab", ("verl_ext.lab*",), "simulate, waste, report", 110),
+        Room("lab", ("verl_ext.lab*",), "learn, simulate, waste, report", 110),
         Room("hardware", ("verl_ext.hardware*",), "memory of a model", 790),
     ],
     [
@@ -59,7 +59,13 @@ FLOORS = [
         Room("recipe", ("recipe*", "verl_ext.one_wave"), "one policy per method", 230),
         Room(
             "controller",
-            ("verl_ext.controller", "verl_ext.record", "verl_ext.ledger", "verl_ext.prompts"),
+            (
+                "verl_ext.controller",
+                "verl_ext.record",
+                "verl_ext.ledger",
+                "verl_ext.prompts",
+                "verl_ext.weights",
+            ),
             "executes what a policy asks for",
             580,
         ),

@@ -1,0 +1,92 @@
+"""Files, tests, options of commands and configuration keys that the pages name exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from functools import cache
+from itertools import chain
+from pathlib import Path
+
+import pytest
+import typer
+from omegaconf import DictConfig, OmegaConf
+from support.configs import RECIPES, compose
+
+from verl_ext import cli
+
+ROOT = Path(__file__).parents[2]
+PATTERNS = ("README.md", "CONTRIBUTING.md", "AGENTS.md", "docs/*.md", "recipe/*/README.md")  # CHANGELOG names old files
+PAGES = [str(path.relative_to(ROOT)) for pattern in PATTERNS for path in sorted(ROOT.glob(pattern))]
+FOLDERS = ("benchmarks/", "docker/", "docs/", "driver/", "examples/", "recipe/", "requirements/", "tests/", "verl_ext/")
+SECTIONS = "actor_rollout_ref|algorithm|data|reward|rollout_driver|rollout_policy|trainer"
+KEY = re.compile(rf"((?:{SECTIONS})[\w.]*)\.(\w+)(=.*)?")
+FILES = ("json", "pt")  # rollout_policy.json is no key
+
+
+def spans(page: str) -> Iterator[str]:
+    """The code within sentences and tables; ``a/{b,c}`` gives ``a/b`` and ``a/c``."""
+    text = re.sub(r"^```.*?^```", "", (ROOT / page).read_text(), flags=re.M | re.S)
+    for span in re.findall(r"`([^`\n]+)`", text):
+        head, braces, tail = re.fullmatch(r"([^{]*)(?:\{([^{}]*,[^{}]*)\})?(.*)", span).groups()
+        yield from (head + part + tail for part in (braces or "").split(","))
+
+
+def commands(page: str) -> Iterator[list[str]]:
+    """The words of each command of the bash blocks, and of each command within a sentence, from its program on."""
+    blocks = re.findall(r"^```bash\n(.*?)^```", (ROOT / page).read_text(), re.M | re.S)
+    lines = chain.from_iterable(block.replace("\\\n", " ").splitlines() for block in blocks)
+    for line in chain(lines, spans(page)):
+        for command in re.findall(r"\b(?:verl-ext|python|bash) [^;|&<]+", line.partition("  #")[0]):
+            yield shlex.split(command.replace("'", "").replace('"', ""), comments=True)
+
+
+@cache
+def configs() -> list[DictConfig]:
+    return [compose(recipe, "hardware=h200") for recipe in RECIPES]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files_and_tests_exist(page):
+    for span in spans(page):
+        file, _, test = span.partition("::")
+        if file.startswith(FOLDERS) and not re.search(r"[\s<*$…]", file):
+            found = [path for path in (ROOT / file, ROOT / "verl_ext" / file) if path.exists()]
+            assert found, f"{span} does not exist"
+            assert not test or f"def {test}(" in found[0].read_text(), f"{file} has no {test}"
+
+
+def parse(name: str, arguments: list[str]) -> None:
+    """Raises if ``verl-ext <name>`` does not exist, or lacks an option or as many arguments; nothing runs."""
+    command = cli.COMMANDS[name]
+    if name == "data" and arguments and arguments[0] in cli.GENERATED:
+        command, arguments = cli.GENERATED[arguments[0]], arguments[1:]
+    app = target = cli._loaded(command)
+    if not isinstance(app, typer.Typer):
+        app = typer.Typer(add_completion=False)
+        app.command()(target)
+    parser = typer.main.get_command(app)
+    if hasattr(parser, "commands"):
+        parser, arguments = parser.commands[arguments[0]] if arguments else parser, arguments[1:]
+    try:
+        parser.make_context(name, arguments)
+    except Exception as error:  # values may be missing, for instance of a file that the page calls FILE
+        if type(error).__name__ == "NoSuchOption" or "unexpected extra argument" in str(error):
+            raise
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_have_their_options_and_scripts(page):
+    for program, *words in commands(page):
+        if program == "verl-ext" and words[0] in cli.COMMANDS and words[0] != "train":
+            parse(words[0], words[1:])
+        elif words and re.fullmatch(r"(benchmarks|docs|examples|tests)/[\w/]+\.(py|sh)", words[0]):
+            assert (ROOT / words[0]).is_file(), f"{words[0]} does not exist"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_keys_of_the_configuration_exist(page):
+    for span in spans(page):
+        if (key := KEY.fullmatch(span)) and key[2] not in FILES:
+            assert any(key[2] in (OmegaConf.select(config, key[1]) or ()) for config in configs()), f"no key {span}"
