@@ -6,7 +6,8 @@
 
 The sample is drawn with a seed. Each module has a file of verdicts in ``--out``, so a second run goes on where the
 first one ended; a mutant that survived runs again, since a new test may notice it. ``equivalent_mutants.yaml`` lists
-mutants that nothing can notice. No module is written to: each mutant lives in a forked process. Hours; not part of CI.
+mutants that nothing can notice. No module is written to: each mutant lives in a forked process, so a test that starts
+another program cannot notice it. Hours; not part of CI.
 """
 
 from __future__ import annotations
@@ -82,9 +83,8 @@ GUARDS = {  # module: its fast tests, the quickest first
     "verl_ext/record.py": ["tests/lab/simulate/test_verify_record.py"],
     "verl_ext/trajectory.py": ["tests/test_trajectory.py", "tests/test_policy.py"],
     "verl_ext/driver/checkpoint.py": ["tests/driver/test_checkpoint.py"],
-    "verl_ext/driver/weights.py": ["tests/driver/test_weights.py"],
+    "verl_ext/weights.py": ["tests/test_weights.py"],
     "verl_ext/driver/step_line.py": ["tests/driver/test_step_line.py"],
-    "verl_ext/driver/stop.py": ["tests/driver/test_stop.py"],
     "verl_ext/driver/prompt_data.py": ["tests/driver/test_prompt_data.py"],
     "verl_ext/driver/replay_buffer.py": ["tests/driver/test_replay_buffer.py"],
     "verl_ext/driver/trainer.py": ["tests/driver/test_step_on_queue.py", "tests/driver/test_trainer.py"],

@@ -28,8 +28,8 @@ import numpy as np
 import typer
 from rich.progress import track
 
+from verl_ext.lab.comparison import MethodCost, compare, spread
 from verl_ext.lab.simulate import LearningModel, Method, SimulatedRun, World, simulate
-from verl_ext.lab.simulate.comparison import MethodCost, compare, spread
 from verl_ext.lab.simulate.engine_speed import EngineSpeed, LengthModel
 from verl_ext.lab.simulate.run import ACCURACY, MODES
 from verl_ext.lab.table import Table, open_console

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from functools import partial
 
 import pytest
 
-from verl_ext.files import check_folder, write_text, written_whole
+from verl_ext.files import check_folder, obstacle_to_writing, write_text, written_whole
 
 
 def test_a_failure_keeps_the_old_file_and_leaves_nothing_behind(tmp_path):
@@ -31,6 +33,14 @@ def test_content_and_rename_reach_the_disk(tmp_path, monkeypatch):
         unfinished.mkdir()
         (unfinished / "weights").touch()
     assert synced == [f"{unfinished}/weights", str(unfinished), str(tmp_path)]
+
+
+def test_the_room_of_a_disk_is_tried_for_real_whatever_the_size_of_a_buffer(tmp_path, monkeypatch):
+    sizes, sync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: (sizes.append(os.fstat(file).st_size), sync(file)))
+    # Network file systems have buffers of a mebibyte.
+    monkeypatch.setattr(tempfile, "TemporaryFile", partial(tempfile.TemporaryFile, buffering=1 << 20))
+    assert obstacle_to_writing(tmp_path) is None and sizes == [1 << 16]
 
 
 def test_a_folder_appears_with_all_its_files(tmp_path):

@@ -14,7 +14,7 @@ from recipe.vip.policy import Vip
 from verl_ext.allocation import gradient_variance, knapsack
 from verl_ext.allocation.by_name import RULES
 from verl_ext.estimation.by_name import BY_ID, BY_TEXT
-from verl_ext.one_wave import prediction_metrics
+from verl_ext.one_wave import OneWave, prediction_metrics
 from verl_ext.policy import Prompt
 
 RATES = [0.0, 0.1, 0.4, 0.7, 1.0] * 12
@@ -127,6 +127,23 @@ def test_dynamic_sampling_trains_only_on_groups_with_signal():
         batch = run_step(run, step)
         assert len(batch) == 6 and all(len(set(group.rewards)) == 2 for group in batch)
         assert run.metrics()["knapsack/rounds"] > 1
+
+
+def test_a_short_batch_of_dynamic_sampling_is_warned_about(caplog):
+    short = "trains on 1 of 2 prompts"
+    run = controller(Knapsack(train_batch_size=2, n=16, dynamic_sampling=True, max_rounds=2), [0.5, 0.0, 0.0])
+    assert len(run_step(run, 1)) == 1 and short in caplog.text
+    caplog.clear()
+    run = controller(Knapsack(train_batch_size=2, n=16, dynamic_sampling=True), [0.5, 0.5, 0.5])
+    assert len(run_step(run, 1)) == 2 and not caplog.text
+    run = controller(Knapsack(train_batch_size=8, n=2), [0.5] * 8, failure_rate=0.8)
+    assert len(run_step(run, 1)) < 8 and not caplog.text  # the ledger counts the groups without a rollout
+
+
+def test_by_default_a_step_has_one_round():
+    policy = OneWave(train_batch_size=2, n=4, lower=2, upper=8, estimator="history", allocator="uniform")
+    run = controller(policy, [0.0, 1.0] * 4)
+    assert len(run_step(run, 1)) == 2 and run.metrics()["one_wave/rounds"] == 1
 
 
 @pytest.mark.parametrize("make", [Vip, Knapsack])

@@ -121,11 +121,10 @@ def number(key: str, value: object, low: float = -np.inf, high: float = np.inf) 
     raise InvalidValue(key, value, _interval(low, high))
 
 
-def positive_number(key: str, value: object) -> float:
-    """``value`` as a finite float above 0; raises InvalidValue otherwise."""
-    if is_number(value) and value > 0:
-        return float(value)
-    raise InvalidValue(key, value, POSITIVE.valid)
+def positive_number(key: str, value: object, most: float = np.inf) -> float:
+    """``value`` as a finite float above 0 and at most ``most``; raises InvalidValue otherwise."""
+    require(is_number(value) and 0 < value <= most, key, value, _positive(most))
+    return float(value)  # type: ignore[arg-type]
 
 
 def flag(key: str, value: object) -> bool:
@@ -138,6 +137,12 @@ def choice(key: str, value: object, choices: Sequence[str]) -> str:
     """``value`` if it is one of ``choices``; raises InvalidValue otherwise."""
     one_of(*choices).check(key, value)
     return str(value)
+
+
+def names(key: str, given: Mapping[str, object], known: Sequence[str]) -> None:
+    """Raise InvalidValue for the first name in ``given`` that is not among ``known``."""
+    for name, value in given.items():
+        require(name in known, f"{key}.{name}", value, f"there is no such key, use {', '.join(known)}")
 
 
 def options(key: str, value: object) -> dict[str, Any]:
@@ -192,9 +197,9 @@ def within(key: str, array: np.ndarray, low: float, high: float) -> np.ndarray:
     return _each(key, array, (array >= low) & (array <= high), _interval(low, high))
 
 
-def positive(key: str, array: np.ndarray) -> np.ndarray:
-    """``array`` if every entry is above 0; raises InvalidValue naming the first other entry."""
-    return _each(key, array, array > 0, POSITIVE.valid)
+def positive(key: str, array: np.ndarray, most: float = np.inf) -> np.ndarray:
+    """``array`` if every entry is above 0 and at most ``most``; raises InvalidValue naming the first other entry."""
+    return _each(key, array, (array > 0) & (array <= most), _positive(most))
 
 
 def integers(key: str, values: ArrayLike, size: int, least: int = 0) -> np.ndarray:
@@ -213,6 +218,10 @@ def _each(key: str, array: np.ndarray, accepted: np.ndarray, valid: str) -> np.n
         row = int(np.argmin(accepted))
         raise InvalidValue(f"{key}[{row}]", array[row], valid)
     return array
+
+
+def _positive(most: float) -> str:
+    return POSITIVE.valid if np.isinf(most) else f"{POSITIVE.valid} and at most {most:g}"
 
 
 def _interval(low: float, high: float) -> str:

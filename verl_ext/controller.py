@@ -121,6 +121,8 @@ class RolloutController:
 
     def check_progress(self) -> None:
         """Raise CannotFillBatch if no rollout is outstanding, since a policy without a batch would wait for ever."""
+        if self.step == 0:
+            raise RuntimeError("no step has begun: begin_step comes before fill_batch")
         if self.outstanding == 0:
             raise CannotFillBatch(
                 f"step {self.step}: {self.policy_name} has no batch to train on and asks for no more rollouts "

@@ -13,7 +13,7 @@ class RunError(Exception):
 
 
 class BadConfig(RunError, ValueError):
-    """A configuration that would fail, hang, or silently do something else than it says.
+    """A configuration that would fail, hang, or silently act in another way than written.
 
     Args:
         sentences: one per fault; each names a key, its value and a valid value.

@@ -57,8 +57,20 @@ def check_folder(out: Path) -> Path:
     return out
 
 
+def check_file(out: Path) -> Path:
+    """``out``, if a file can be made there; called as :func:`check_folder` is.
+
+    Raises:
+        ValueError: ``out`` is a folder, or its folder cannot be written to.
+    """
+    if out.is_dir():
+        raise ValueError(f"--out {out}: it is a folder; name a file.")
+    check_folder(out.parent)
+    return out
+
+
 def obstacle_to_writing(folder: str | Path) -> str | None:
-    """Why no file can be made in ``folder``, as the end of a refusal; None if a file can.
+    """The reason why no file can be made in ``folder``, as a clause of an error message; None without such a reason.
 
     A missing folder is not made: its nearest parent must be a folder with room for a file of 64 KiB, which is written
     and removed.

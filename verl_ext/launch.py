@@ -115,7 +115,7 @@ def experiment_hardware(recipe: str, arguments: Sequence[str]) -> str | None:
 
 
 def implied(arguments: Sequence[str], of_experiment: str | None = None) -> list[str]:
-    """Overrides that follow from others.
+    """Overrides that follow from the user's.
 
     A GPU profile sets the keys that verl's ``model_engine`` does not reach. Other profiles have no model sizes, so the
     size that an experiment chooses is dropped.

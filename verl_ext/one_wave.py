@@ -92,9 +92,10 @@ class OneWave(RolloutPolicy):
         if self.continuous:
             self._require_for_continuous(estimator, estimator_options)
         self.estimator = PromptEstimator(estimator, estimator_options, variances=self.continuous)
-        for prompts in (2, 3):  # two sizes, to refuse options of a fixed length as well
+        for prompts in (2, 3):  # with two sizes, options of a fixed length are refused too
             self._allocate(np.full(prompts, 0.5), 2.0)
         self._awaited = self._rounds = 0
+        self._due = False  # start_step was called, and take_batch has not returned its batch yet
         self._ready: list[Group] = []
         self._finished: list[Group] = []
         self._predicted: dict[str, float] = {}
@@ -116,7 +117,7 @@ class OneWave(RolloutPolicy):
 
     def start_step(self, step: int, draw: Draw) -> list[Action]:
         self._step, self._draw = step, draw
-        self._ready, self._finished, self._rounds, self._predicted = [], [], 0, {}
+        self._ready, self._finished, self._rounds, self._predicted, self._due = [], [], 0, {}, True
         return self._sample_round()
 
     def _sample_round(self) -> list[Action]:
@@ -171,7 +172,7 @@ class OneWave(RolloutPolicy):
         return actions
 
     def take_batch(self) -> list[Group]:
-        if self._awaited:
+        if self._awaited or not self._due:
             return []
         if not self._ready:
             raise CannotFillBatch(
@@ -181,7 +182,7 @@ class OneWave(RolloutPolicy):
         if self.dynamic_sampling and len(self._ready) < self.train_batch_size:
             logger.warning("step %d trains on %d of %d prompts", self._step, len(self._ready), self.train_batch_size)
         self.learn(self._finished)
-        batch, self._ready = self._ready, []
+        batch, self._ready, self._due = self._ready, [], False
         return batch
 
     def learn(self, groups: list[Group]) -> None:

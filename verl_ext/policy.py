@@ -290,7 +290,7 @@ class RolloutPolicy:
         raise NotImplementedError
 
     def take_batch(self) -> list[Group]:
-        """The groups to train on now, which leave the policy; [] while the batch is not complete.
+        """The groups to train on now, which leave the policy; [] while the batch is not complete, and between steps.
 
         Raises:
             CannotFillBatch: the step has no group to train on, and none will come.

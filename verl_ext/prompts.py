@@ -1,4 +1,4 @@
-"""Prompts: their identity, and drawing them in the data's order without evicted prompts and prompts in work."""
+"""Prompts: their identity, and the stream that draws them in the data's order, without evicted and live prompts."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from verl_ext.policy import Prompt, check_state_version
 
-GROUP = re.compile(r"([0-9a-f]{16})-\d+(?:_\d+_\d+)?")
+GROUP = re.compile(r"([0-9a-f]{16})-\d+")
 
 
 def prompt_id(data_source: str | None, messages: Iterable[Mapping[str, Any]], ground_truth: Any) -> str:
@@ -37,15 +37,35 @@ def prompt_text(messages: Iterable[Mapping[str, Any]]) -> str:
     return "\n".join(str(message["content"]) for message in messages)
 
 
-def prompt_id_of_group(uid: str) -> str | None:
-    """The prompt id in a group's id, or in the ``uid`` of a line of verl's rollout log (``trainer.rollout_data_dir``).
+class RowKey(NamedTuple):
+    """verl's key of a row in TransferQueue, and the ``uid`` of a line in verl's logs of rollouts and of validations.
 
-    Under our driver, a group's id is ``<prompt id>-<number>``, and ``uid`` is ``<group id>_<session>_<output>``.
+    ``<group>_<session>_<output>`` is a trajectory, ``<group>`` a prompt, with -1 for ``session`` and ``output``. A
+    session is a rollout of the group; an agent loop may return several outputs for a session.
+    """
+
+    group: str
+    session: int = -1
+    output: int = -1
+
+    @classmethod
+    def parse(cls, key: str) -> RowKey:
+        """Any other text is the group."""
+        parts = key.rsplit("_", 2)
+        if len(parts) == 3 and parts[1].isdecimal() and parts[2].isdecimal():
+            return cls(parts[0], int(parts[1]), int(parts[2]))
+        return cls(key)
+
+
+def prompt_id_of_group(uid: str) -> str | None:
+    """The prompt id in a group's id, or in the key of one of its rows (:class:`RowKey`).
+
+    Under our driver, a group's id is ``<prompt id>-<number>``.
 
     Returns:
         None for any other ``uid``, such as the UUIDs of verl's own driver.
     """
-    found = GROUP.fullmatch(uid)
+    found = GROUP.fullmatch(RowKey.parse(uid).group)
     return found[1] if found else None
 
 
@@ -85,7 +105,7 @@ class PromptStream:
         """The next ``count`` prompts, each at most once and none with an id in ``but``; fewer if there is no other."""
         prompts: dict[str, Prompt] = {}
         without_success = 0
-        # In a shuffled order up to two epochs can pass between two visits of the one prompt that is left.
+        # In a shuffled order up to two epochs can pass between two visits of the last prompt left.
         while len(prompts) < count and without_success < 2 * self.rows_per_epoch:
             prompt = next(self.rows)
             self.seen_total += 1

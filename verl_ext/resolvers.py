@@ -49,7 +49,7 @@ def register_resolvers() -> None:
     """Register every function of this module that a configuration can call; safe to repeat."""
     from omegaconf import OmegaConf
 
-    for function in (add, data_file, named, recipe, recipe_folder):
+    for function in (add, data_file, named, per_node, recipe, recipe_folder):
         OmegaConf.register_new_resolver(function.__name__, function, replace=True)
 
 
@@ -68,6 +68,18 @@ def data_file(name: str) -> str:
 def named(value: Any, names: Mapping[Any, str]) -> Any:
     """``${named:value,{value:name}}``: the table's name for the value, or the value itself if the table lacks it."""
     return names.get(value, value)
+
+
+def per_node(count: int, least: int = 1, *, _root_: DictConfig) -> int:
+    """``${per_node:count,least}``: workers of a run, ``count`` for each of its nodes, and at least ``least``.
+
+    Nodes are those of the training, and those of a separate pool of engines. A number of nodes that is not valid is
+    refused under its own name; the workers are then those of one node.
+    """
+    from verl_ext.checks import is_integer
+
+    nodes = _root_.trainer.nnodes, _root_.actor_rollout_ref.rollout.nnodes
+    return max(least, count * (sum(nodes) if all(map(is_integer, nodes)) else 1))
 
 
 def recipe(*, _root_: DictConfig) -> str:

@@ -32,7 +32,12 @@ REFUSED = [
     (hit_utility.allocate, ([1, 2], 8, 4), {"prior": (0.0, 1.0)}, "prior[0]"),
     (hit_utility.allocate, ([1, 2], 8, 4), {"prior": (1.0, -1.0)}, "prior[1]"),
     (hit_utility.allocate, ([1, 2], 8, 4), {"prior": (1.0, nan)}, "prior[1]"),
-    (hit_utility.allocate, ([1, 2], 8, 4), {"prior": (3e305, 1.0)}, "prior[0][0]=3e+305 is not valid: use a number in"),
+    (
+        hit_utility.allocate,
+        ([1, 2], 8, 4),
+        {"prior": (3e305, 1.0)},
+        "prior[0][0]=3e+305 is not valid: use a number above 0 and at most 1e+12",
+    ),
     (hit_utility.allocate, ([1, 2], 8, 4), {"prior": (1.0, [1.0, 1e13])}, "prior[1][1]"),
     (hit_utility.allocate, ([1, 2], [8, 1e13], 4), {}, "trials[1]"),
     (hit_utility.allocate, ([1, 2], 8, 2**40 + 1), {}, "budget=1099511627777 is not valid: use at most"),

@@ -54,3 +54,5 @@ def test_random_dispatch_deals_evenly_and_repeats_itself():
     assert np.ptp(np.bincount(owner)) <= 1
     assert (owner == balance.random_dispatch(100, 8, seed=3)).all()
     assert (owner != balance.random_dispatch(100, 8, seed=4)).any()
+    assert balance.random_dispatch(3, 1, seed=0).tolist() == [0, 0, 0]
+    assert balance.random_dispatch(1, 1, seed=0).tolist() == [0]

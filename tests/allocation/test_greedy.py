@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from support.allocation import one_at_a_time
 
 from verl_ext.allocation import greedy
+from verl_ext.checks import InvalidValue
 
 
 def geometric(scale, ratio):
@@ -136,3 +137,11 @@ def test_costs_on_many_prompts_leave_no_rollout_that_fits():
     left = 8 * 1000 * n - counts @ costs
     assert left >= 0
     assert not ((costs <= left) & (counts < upper)).any()
+
+
+@pytest.mark.parametrize("budget", [3, 11])
+def test_a_budget_outside_of_the_bounds_is_refused(budget):
+    with pytest.raises(InvalidValue, match="^budget=.* lower needs at least 4 and upper allows at most 10$"):
+        solve([1.0, 0.5], [0.5, 0.5], budget, [1, 3], [4, 6])
+    assert solve([1.0, 0.5], [0.5, 0.5], 4, [1, 3], [4, 6]).tolist() == [1, 3]
+    assert solve([1.0, 0.5], [0.5, 0.5], 10, [1, 3], [4, 6]).tolist() == [4, 6]

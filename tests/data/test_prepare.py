@@ -330,10 +330,10 @@ def test_a_check_names_every_fault(tmp_path):
     result = run("--check", tmp_path / "faulty.parquet", "--check", tmp_path / "out" / "polaris_53k.parquet")
     assert result.exit_code == 1
     assert "a prompt that another row has, in 1 rows" in result.output
-    assert "no reward_model.ground_truth, in 1 rows" in result.output
+    assert "ground_truth: it must be a value, in 1 rows" in result.output
     assert "an empty prompt, in 1 rows" in result.output
     assert "assistant, tool, function, in 1 rows" in result.output
-    assert "no data_source, in 1 rows" in result.output
+    assert "data_source: it must be the name of a data set, in 1 rows" in result.output
     assert "polaris_53k.parquet: no fault" in result.output
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 
 import pytest
 import reasoning_gym
@@ -129,6 +130,13 @@ def test_a_pool_that_has_broken_is_replaced():
     assert judge(misbehave, "return", 1)["score"] == 1.0
     assert limited._pool(misbehave, None) is not broken
     broken.stop()
+
+
+@pytest.mark.parametrize(("cores", "processes"), [(1, 2), (47, 2), (48, 3), (128, 8), (224, 14)])
+def test_a_caller_has_a_process_for_every_16_cores(cores, processes, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
+    pool = limited._pool.__wrapped__(misbehave, None)  # not started before its first call
+    assert pool._context.workers == processes
 
 
 @pytest.mark.filterwarnings("ignore:loadtxt")

@@ -38,6 +38,12 @@ def run_of_an_hour() -> None:
     time.sleep(3600)
 
 
+def test_an_error_of_a_run_without_ray_starts_no_ray():
+    assert not ray.is_initialized()
+    Watch().explain(ValueError("Ray could not start"))
+    assert not ray.is_initialized()
+
+
 def test_only_nodes_of_the_run_matter_and_losing_one_ends_the_wait_for_it(cluster, monkeypatch):
     monkeypatch.setattr(liveness, "INTERVAL", 0.2)
     ours = cluster.add_node(num_cpus=1, resources={"ours": 1}, node_name="ours")

@@ -23,3 +23,31 @@ def test_a_prompt_of_the_driver_and_its_row_in_the_file_have_the_same_id(tmp_pat
         prompt_id(row["data_source"], row["prompt"], row["reward_model"]["ground_truth"]) for row in rows
     ]
     assert len({prompts[row].id for row in range(4)}) == 4
+
+
+def rows(count: int) -> list[dict]:
+    texts = [f"What is {row} + 1?" for row in range(count)]
+    return [{"data_source": "sums", "raw_prompt": [{"role": "user", "content": text}]} for text in texts]
+
+
+def test_prompts_come_one_at_a_time_epoch_after_epoch_and_from_the_saved_position():
+    from verl_ext.driver.prompt_data import PromptDataset, endless_rows, prompt_loader
+
+    prompts = PromptDataset(rows(3))
+    loader = prompt_loader(prompts, [2, 0, 1])
+    stream = endless_rows(loader)
+    assert [next(stream).row for _ in range(7)] == [2, 0, 1, 2, 0, 1, 2]
+    restored = prompt_loader(prompts, [2, 0, 1])
+    restored.load_state_dict(loader.state_dict())
+    stream = endless_rows(restored)
+    assert [next(stream).row for _ in range(4)] == [0, 1, 2, 0]
+
+
+def test_a_prompt_knows_its_data_source_and_its_text():
+    from verl_ext.driver.prompt_data import PromptDataset, PromptTexts
+
+    known, unnamed = rows(2)
+    del unnamed["data_source"]
+    prompts, texts = PromptDataset([known, unnamed]), PromptTexts([known, unnamed])
+    assert [prompts[row].metadata for row in range(2)] == [{"data_source": "sums"}, {"data_source": "unknown"}]
+    assert len(texts) == 2 and texts[1] == "What is 1 + 1?"

@@ -12,7 +12,7 @@ from support.update import LENGTH, PROMPT, VOCABULARY, gradient, log_probabiliti
 from transformers import Qwen2ForCausalLM
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
-from verl_ext.driver.weights import advantage_factors
+from verl_ext.weights import advantage_factors
 
 
 @pytest.fixture(scope="module")

@@ -95,9 +95,9 @@ def test_a_line_that_is_no_sample_is_refused_with_its_place(tmp_path, line, said
 
 
 def test_files_without_samples_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="must be a .jsonl file, or a folder with such files"):
+    with pytest.raises(ValueError, match="the folder holds no .jsonl file"):
         read([tmp_path])
-    with pytest.raises(ValueError, match="none.jsonl must be a .jsonl file"):
+    with pytest.raises(ValueError, match="none.jsonl: there is no such file or folder"):
         read([tmp_path / "none.jsonl"])
     (tmp_path / "0.jsonl").write_text("")
     with pytest.raises(ValueError, match="0.jsonl holds no samples"):
@@ -130,11 +130,11 @@ def test_a_whole_text_is_an_answer_if_asked_for():
             [{"prompt": [{"role": "user", "content": "one"}], "data_source": "b"}],
             r"lacks the columns \['reward_model",
         ),
-        ([row("one"), row("two", prompt=[])], "row 1: a prompt that is no list of messages"),
-        ([row("one", prompt="one")], "row 0: a prompt that is no list"),
-        ([row("one", prompt=[{"content": "one"}])], "row 0: a prompt that is no list"),
-        ([row("one", source="")], "row 0: no data_source"),
-        ([row("one", reward_model={"style": "rule"})], "row 0: no reward_model.ground_truth"),
+        ([row("one"), row("two", prompt=[])], "row 1: prompt: it must be a list of messages"),
+        ([row("one", prompt="one")], "row 0: prompt: it must be a list"),
+        ([row("one", prompt=[{"content": "one"}])], "row 0: prompt: it must be a list"),
+        ([row("one", source="")], "row 0: data_source: it must be the name of a data set"),
+        ([row("one", reward_model={"style": "rule"})], "row 0: reward_model: it must hold ground_truth"),
     ],
 )
 def test_bad_data_is_refused(tmp_path, rows, said):

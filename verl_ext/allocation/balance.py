@@ -56,7 +56,7 @@ def random_dispatch(items: int, workers: int, *, seed: int) -> np.ndarray:
 
 def _merge(one: list, other: list, workers: int) -> list:
     """Merge two partitions: the fullest loads of ``one`` join the emptiest loads of ``other``."""
-    paired = max(len(one) + len(other) - workers, 0)  # the rest meets an empty worker
+    paired = max(len(one) + len(other) - workers, 0)  # the other loads meet empty workers
     kept = len(one) - paired
     merged = one[:kept] + other[: len(other) - paired]
     merged += [

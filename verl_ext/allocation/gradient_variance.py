@@ -93,7 +93,7 @@ def allocate_rounded(
 ) -> np.ndarray:
     """(n,) int64 counts as the paper rounds them: floor, then the largest decrease first (VIP Algorithm 2).
 
-    Kept to show what exactness gains; :func:`allocate` is never worse.
+    Kept to show the gain of the exact optimum: :func:`allocate` is never worse.
 
     Raises:
         ValueError: as :func:`allocate`.

@@ -21,14 +21,14 @@ def hard_first(
 ) -> np.ndarray:
     """(n,) int64 additional rollouts, all to prompts without a success so far, evenly (HORA §4.2, ablation).
 
-    Where there is no such prompt, or ``upper`` leaves something over, the rest is spread evenly over the others, so
-    that the budget is spent.
+    If no prompt is without a success, or ``upper`` stops these prompts, the remaining rollouts go evenly to the other
+    prompts, so that the budget is spent.
 
     Args:
         successes: (n,) correct rollouts so far.
         budget: additional rollouts in all.
-        lower: scalar or (n,), at least.
-        upper: scalar or (n,), at most; None: no limit.
+        lower: scalar or (n,), fewest additional rollouts.
+        upper: scalar or (n,), most additional rollouts; None: no limit.
 
     Raises:
         ValueError: the argument named in the message is not finite, out of range, of the wrong shape or infeasible.
@@ -73,7 +73,7 @@ def inverse_variance(
 ) -> np.ndarray:
     """(n,) int64 counts in proportion to 1 / (variance + epsilon), within bounds (VIP Appendix C.1).
 
-    The variance is ``reward_variance``, or p (1 - p) where that is None.
+    The variance is ``reward_variance``, or p (1 - p) without ``reward_variance``.
 
     Raises:
         ValueError: the argument named in the message is not finite, out of range, of the wrong shape or infeasible.

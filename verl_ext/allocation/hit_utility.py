@@ -69,7 +69,7 @@ def posterior(successes: ArrayLike, trials: ArrayLike, *, prior: Prior = (1.0, 1
     if not isinstance(prior, (tuple, list)) or len(prior) != 2:
         raise ValueError(f"prior={prior!r} must be a pair (alpha, beta) of numbers or (n,) arrays.")
     alpha, beta = (
-        checks.within(name, checks.positive(name, checks.vector(name, entry, successes.size)), 0, MOST)
+        checks.positive(name, checks.vector(name, entry, successes.size), MOST)
         for name, entry in zip(("prior[0]", "prior[1]"), prior, strict=True)
     )
     return alpha + successes, beta + trials - successes

@@ -26,7 +26,7 @@ Seed = Annotated[int, typer.Option(help="The same seed gives the same rows.")]
 def distinct(draws: Iterable[Any], question: Callable[[Any], str], exclude: Collection[str]) -> Iterator[Any]:
     """The draws in their order, each question once, without the questions in ``exclude``.
 
-    The iterator ends after 20,000 draws in a row without a new question: the level has hardly any other.
+    The iterator ends after 20,000 draws in a row without a new question: the level has hardly any more.
     """
     seen, in_vain = set(exclude), 0
     for draw in draws:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import resource
 import signal
 from collections.abc import Callable
@@ -13,7 +14,8 @@ from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
 
-WORKERS = 2  # processes per caller; a caller is, for instance, a reward worker of verl
+CORES = 16  # cores of the machine for each process of a caller: verl's 8 reward workers of a node use half of its cores
+FEWEST = 2  # processes of a caller
 TIMEOUT = 15.0  # seconds per answer
 MEMORY = 2 << 30  # bytes that a process may allocate after its start
 
@@ -69,11 +71,16 @@ def _scheduled(pool: ProcessPool, verifier: Callable[..., bool], arguments: tupl
         return "timed_out"
 
 
+def workers() -> int:
+    """Processes of a caller, for instance of a reward worker of verl, on this machine."""
+    return max(FEWEST, len(os.sched_getaffinity(0)) // CORES)
+
+
 @cache
 def _pool(verifier: Callable[..., bool], warm_up: tuple[Any, ...] | None) -> ProcessPool:
     # Spawned, not forked: the caller, a reward worker, runs threads.
     context = multiprocessing.get_context("spawn")
-    return ProcessPool(max_workers=WORKERS, context=context, initializer=_start, initargs=(verifier, warm_up))
+    return ProcessPool(max_workers=workers(), context=context, initializer=_start, initargs=(verifier, warm_up))
 
 
 def _start(verifier: Callable[..., bool], warm_up: tuple[Any, ...] | None) -> None:

@@ -17,6 +17,7 @@ layout of an image, its setup fails, and so does every rollout in it.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl_ext.data.catalog import DataSet, Question, Row, text
@@ -62,11 +63,20 @@ def issue(problem_statement: str) -> str:
     return (inside if opened and closed else problem_statement).strip()
 
 
+def first_empty(row: Row, columns: Sequence[str]) -> str | None:
+    """``no <column>`` for the first of the columns that holds no text; None if all hold one."""
+    return next((f"no {column}" for column in columns if not text(row[column])), None)
+
+
+def shell_and_submit(sandbox: Mapping[str, Any], tests: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of the tools ``bash`` and ``submit``: the same sandbox; only ``submit`` gets the tests."""
+    return {"bash": sandbox, "submit": {**sandbox, **tests}}
+
+
 def unwanted(question: Question, row: Row) -> str | None:
     """The reason why no agent can work on a row: an empty column, or no expected outcomes."""
-    for column in ("repo_name", "docker_image", "commit_hash", "problem_statement"):
-        if not text(row[column]):
-            return f"no {column}"
+    if reason := first_empty(row, ("repo_name", "docker_image", "commit_hash", "problem_statement")):
+        return reason
     try:
         expected_statuses(text(row["expected_output_json"]))
     except ValueError:
@@ -78,9 +88,8 @@ def extra(row: Row) -> dict[str, Any]:
     """The repository, also as part of the data source, and the sandbox of the tools."""
     repository, expected = text(row["repo_name"]), expected_statuses(text(row["expected_output_json"]))
     sandbox = {"image": text(row["docker_image"]), "setup": SETUP, "shell_setup": SHELL_SETUP}
-    submit = {**sandbox, "test_command": TEST_COMMAND, "test_timeout": TEST_TIMEOUT}
-    submit |= {"grader": "r2e_gym", "expected": json.dumps(expected)}
-    tools = {"bash": sandbox, "submit": submit}
+    tests = {"test_command": TEST_COMMAND, "test_timeout": TEST_TIMEOUT, "grader": "r2e_gym"}
+    tools = shell_and_submit(sandbox, {**tests, "expected": json.dumps(expected)})
     return {"data_source": f"r2e_gym/{repository}", "repo_name": repository, "tools": tools}
 
 

@@ -215,7 +215,8 @@ def compute_score(
 def is_correct(task: str, parameters: str, solution: str, entry: str, extract: str = "text") -> bool:
     """Whether the task's verifier gives full marks; ``parameters`` and ``entry`` are JSON, as in the rows of the data.
 
-    Some verifiers evaluate the answer as Python. They get an answer only if :func:`is_harmless` or the entry's own.
+    Some verifiers evaluate the answer as Python. Such a verifier gets an answer only if the
+    answer is harmless (:func:`is_harmless`) or the entry's own.
 
     Raises:
         Exception: some verifiers raise for some wrong answers.

@@ -15,6 +15,7 @@ from verl_ext.prompts import prompt_id
 
 COLUMNS = ("data_source", "prompt", "ability", "reward_model", "extra_info")
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+TEMPLATE = "actor_rollout_ref.model.custom_chat_template"
 JUDGED_BY_MATH_VERIFY = ("math", "science")
 
 
@@ -128,38 +129,56 @@ def row_id(row: Mapping[str, Any]) -> str:
     """``Prompt.id`` of a row with the columns data_source, prompt and reward_model.
 
     Raises:
-        ValueError: a column holds something else; the message is the first fault.
+        ValueError: a column does not hold what verl reads; the message is the first fault.
     """
-    if fault := next(_prompt_faults(row), None):
-        raise ValueError(fault)
+    for column, _, valid in prompt_faults(row):
+        raise ValueError(f"{column}: {valid}")
     try:
         return prompt_id(row["data_source"], row["prompt"], row["reward_model"]["ground_truth"])
     except TypeError as error:
         raise ValueError(str(error)) from error
 
 
-def _prompt_faults(row: Mapping[str, Any]) -> Iterator[str]:
-    prompt, judged = row["prompt"], row["reward_model"]
-    if not isinstance(row["data_source"], str) or not row["data_source"]:
-        yield "no data_source"
-    messages = prompt if isinstance(prompt, list) and all(isinstance(message, dict) for message in prompt) else []
-    if not messages or not all(message.get("role") in ROLES for message in messages):
-        yield f"a prompt that is no list of messages with one of the roles {', '.join(ROLES)}"
-    elif not any(str(message.get("content") or "").strip() for message in messages):
-        yield "an empty prompt"
-    if not isinstance(judged, dict) or judged.get("ground_truth") is None:
-        yield "no reward_model.ground_truth"
+def prompt_faults(
+    row: Mapping[str, Any], prompt_key: str = "prompt", any_role: bool = False
+) -> Iterator[tuple[str, object, str]]:
+    """(column, value, valid values) for each column that no run can read.
+
+    Args:
+        row: with the columns data_source, ``prompt_key`` and reward_model.
+        prompt_key: column of the messages.
+        any_role: whether the user's chat template may have roles other than ``ROLES``.
+    """
+    messages, judged = row[prompt_key], row["reward_model"]
+    if row["data_source"] in (None, ""):
+        yield "data_source", row["data_source"], "it must be the name of a data set"
+    if not (isinstance(messages, list) and messages and all(_is_message(message) for message in messages)):
+        yield prompt_key, messages, "it must be a list of messages, each with role and content"
+    elif not any_role and (strange := [message["role"] for message in messages if message["role"] not in ROLES]):
+        yield "role", strange[0], f"without {TEMPLATE} it must be one of {', '.join(ROLES)}"
+    if not isinstance(judged, Mapping) or "ground_truth" not in judged:
+        yield "reward_model", judged, "it must hold ground_truth"
+    elif judged["ground_truth"] is None:
+        yield "ground_truth", None, "it must be a value, '' for a reward that needs none"
+
+
+def _is_message(message: object) -> bool:
+    return isinstance(message, Mapping) and bool(message.get("role")) and isinstance(message.get("content"), str | list)
 
 
 def _row_faults(row: Mapping[str, Any]) -> Iterator[str]:
-    found = list(_prompt_faults(row))
+    found = [f"{column}: {valid}" for column, _, valid in prompt_faults(row)]
     yield from found
     if not isinstance(row["extra_info"], dict) or not isinstance(row["extra_info"].get("index"), int):
-        yield "no extra_info.index"
-    if found or row["ability"] not in JUDGED_BY_MATH_VERIFY:
+        yield "extra_info.index: it must be an integer"
+    if found:
+        return
+    if not any(str(message["content"]).strip() for message in row["prompt"]):
+        yield "an empty prompt"
+    if row["ability"] not in JUDGED_BY_MATH_VERIFY:
         return
     answer = str(row["reward_model"]["ground_truth"])
     if not answer.strip():
-        yield "no reward_model.ground_truth"
+        yield "ground_truth: it must be a value"
     elif not is_readable(answer):
         yield "a ground truth that math-verify cannot read"

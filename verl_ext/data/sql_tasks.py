@@ -221,7 +221,7 @@ def compute_score(
         if not extra_info or "length" not in extra_info:
             raise ValueError("extra_info: the row has no 'length'; write it with verl-ext data sql_tasks.")
         right = last_observation(solution_str, extra_info["length"], extra_info.get("num_turns"))
-    is_number = answer is not None and answer.removeprefix("-").isdecimal()  # an error message is not
+    is_number = answer is not None and answer.removeprefix("-").isdecimal()  # an error message is no number
     correct = float(is_number and answer == right)
     return {"score": correct, "acc": correct}
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verl_ext.data.catalog import DataSet, Question, Row, text
-from verl_ext.data.r2e_gym import INSTRUCTION
+from verl_ext.data.r2e_gym import INSTRUCTION, first_empty, shell_and_submit
 from verl_ext.extras import require
 
 if TYPE_CHECKING:
@@ -58,9 +58,8 @@ def read(row: Row, seed: int) -> Question:
 def unwanted(question: Question, row: Row) -> str | None:
     """The reason why no agent can work on a row: an empty column, no tests, or a version that swebench cannot run."""
     require("agents", "swebench")
-    for column in (*TEXTS, "base_commit", "problem_statement", "test_patch"):
-        if not text(row[column]):
-            return f"no {column}"
+    if reason := first_empty(row, (*TEXTS, "base_commit", "problem_statement", "test_patch")):
+        return reason
     try:
         tests = expected_tests(_expected(row))
     except ValueError:
@@ -75,9 +74,8 @@ def extra(row: Row) -> dict[str, Any]:
     expected = _expected(row)
     spec = _spec(expected_tests(expected), _script(row))
     sandbox = {"image": spec.instance_image_key, "setup": SETUP, "shell_setup": SHELL_SETUP}
-    submit = {**sandbox, "test_command": spec.eval_script, "test_timeout": TEST_TIMEOUT}
-    submit |= {"grader": "swebench", "expected": expected}
-    return {"repo_name": text(row["repo"]), "tools": {"bash": sandbox, "submit": submit}}
+    tests = {"test_command": spec.eval_script, "test_timeout": TEST_TIMEOUT, "grader": "swebench", "expected": expected}
+    return {"repo_name": text(row["repo"]), "tools": shell_and_submit(sandbox, tests)}
 
 
 def expected_tests(expected: str) -> dict[str, Any]:
@@ -113,7 +111,7 @@ def is_resolved(log: str, expected: str) -> bool:
 
     tests = expected_tests(expected)
     prediction = {"instance_id": tests["instance_id"], "model_patch": ""}  # None would mean: nothing was submitted
-    descriptor = os.memfd_create("log")  # a file that ends with its process, which may be killed
+    descriptor = os.memfd_create("log")  # no file is left if this process is killed
     try:
         path = Path(f"/proc/self/fd/{descriptor}")
         path.write_text(log, errors="replace")

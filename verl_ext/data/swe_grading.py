@@ -1,4 +1,4 @@
-"""Who judges a submission: a row of data names its grader, and what the grader expects.
+"""The graders of submissions. A row of the data names its grader, and the outcome that the grader expects.
 
 | ``grader`` | the tests have passed if | ``expected`` |
 |---|---|---|

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from verl_ext.errors import RunError
@@ -13,6 +14,7 @@ from verl_ext.files import write_text
 FILE_NAME = "rollout_policy.json"
 TRACKER = "latest_checkpointed_iteration.txt"  # verl's: the step of the last complete checkpoint
 WEIGHTS = "actor"  # verl's trainer.max_actor_ckpt_to_keep removes only this folder of older checkpoints
+QUEUE = "transfer_queue"  # verl's snapshot of TransferQueue
 LAST_OF_VERL = "data.pt"  # verl writes this file last, after the weights
 STEP_FOLDER = "global_step_"
 VERSION = 1
@@ -87,8 +89,7 @@ def folder_to_resume(run: str | Path) -> Path | None:
 
 def newest_whole(run: Path, but: Path | None = None) -> Path | None:
     """The run's newest checkpoint with weights and an undamaged policy state, except ``but``; None if there is none."""
-    found = [folder for folder in run.glob(f"{STEP_FOLDER}*") if folder.name.removeprefix(STEP_FOLDER).isdigit()]
-    for folder in sorted(found, key=lambda folder: int(folder.name.removeprefix(STEP_FOLDER)), reverse=True):
+    for folder in sorted(_folders(run), key=lambda folder: int(folder.name.removeprefix(STEP_FOLDER)), reverse=True):
         weights = folder / WEIGHTS
         if folder != but and (folder / LAST_OF_VERL).is_file() and weights.is_dir() and any(weights.iterdir()):
             try:
@@ -97,6 +98,20 @@ def newest_whole(run: Path, but: Path | None = None) -> Path | None:
                 continue
             return folder
     return None
+
+
+def storage_units(folder: Path) -> int | None:
+    """Storage units of TransferQueue in the checkpoint's snapshot; None without a snapshot.
+
+    TransferQueue restores a snapshot only into as many storage units.
+    """
+    file = folder / QUEUE / "simple_storage" / "storage_unit_info.json"
+    return len(json.loads(file.read_text())) if file.is_file() else None
+
+
+def _folders(run: Path) -> Iterator[Path]:
+    """The run's checkpoints, in no order."""
+    return (folder for folder in run.glob(f"{STEP_FOLDER}*") if folder.name.removeprefix(STEP_FOLDER).isdigit())
 
 
 def _remedy(bad: Path) -> str:

@@ -1,4 +1,6 @@
-"""Finds lost nodes and workers of a run. verl needs every node and worker, and may wait for a lost one forever."""
+"""Finds lost nodes and workers of a run. verl needs every node and worker, and may wait forever for a
+lost node or worker.
+"""
 
 from __future__ import annotations
 
@@ -154,6 +156,8 @@ class Watch:
     def explain(self, error: Exception) -> None:
         """Raise NodeLost from ``error`` if a lost node caused ``error``."""
         self._left.set()  # from now on, lost workers are expected: the run stops them
+        if not ray.is_initialized():
+            return  # Ray has not started, and a question would start it
         patient = isinstance(error, (ray.exceptions.RayActorError, WorkerLost))
         if (lost := await_lost_node(NOTICE if patient else 0, threading.Event())) is not None:
             raise lost from error

@@ -112,7 +112,7 @@ def _recorded(tokens: list[int]) -> TokenOutput:
 
 
 def mask_prefix(output: AgentLoopOutput, playback: PrefixPlayback, version: int) -> None:
-    """Mask the prefix in the loss; mask the whole response if the policy was never to generate.
+    """Mask the prefix in the loss; mask the whole response if the rollout ended within the prefix.
 
     Args:
         output: the agent loop's output; changed in place.

@@ -8,7 +8,6 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 import transfer_queue as tq
@@ -19,29 +18,13 @@ from verl_ext.controller import RolloutController
 from verl_ext.driver.agent_loop import DIVERGED, GENERATED, REPLAYED, TRUNCATED
 from verl_ext.errors import EveryRolloutFailed, RunError
 from verl_ext.policy import Group, Rollout
+from verl_ext.prompts import RowKey
 from verl_ext.trajectory import Trajectory
 
 logger = logging.getLogger(__name__)
 
 PARTITION = "train"
 POLL_SHARE = 4  # shortest sleep, in multiples of the time to read the queue: reading stays cheap
-
-
-class RowKey(NamedTuple):
-    """verl's key of a row in TransferQueue: ``<group>_<session>_<output>`` for a trajectory, ``<group>`` for a prompt.
-
-    A session is a rollout of the group; an agent loop may return several outputs for a session. ``session`` and
-    ``output`` are -1 for a prompt.
-    """
-
-    group: str
-    session: int = -1
-    output: int = -1
-
-    @classmethod
-    def parse(cls, key: str) -> RowKey:
-        group, *numbers = key.split("_")
-        return cls(group, *map(int, numbers))
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 class StoppableTrainer(PPOTrainer):
     """Saves a checkpoint and ends when asked to, at any ``save_freq`` and ``total_training_steps`` of verl.
 
-    Like any other, this checkpoint holds buffered and unfinished rollouts: the policy does not know about the end.
+    This checkpoint too holds buffered and unfinished rollouts: the policy does not know about the end.
     """
 
     stopped_after: int | None = None  # the last step done, once the run is stopped

@@ -33,10 +33,10 @@ from verl_ext.driver.step_line import step_line
 from verl_ext.driver.stop import stop_requested
 from verl_ext.driver.stoppable import StoppableTrainer
 from verl_ext.driver.weight_sync import WeightTurns
-from verl_ext.driver.weights import advantage_factors, are_of_one_size, mini_batch_of_rows
 from verl_ext.errors import BadConfig, CannotFillBatch
 from verl_ext.policy import MODES, Group, Prompt, RolloutPolicy
 from verl_ext.record import RecordingController
+from verl_ext.weights import advantage_factors, are_of_one_size, mini_batch_of_rows
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """Estimators: predictors of each prompt's success rate. Pure numpy: no verl, torch or ray.
 
 :mod:`verl_ext.estimation.embeddings` (sentence-transformers) and :mod:`verl_ext.estimation.probe` (torch) need more
-than numpy and are imported by themselves.
+than numpy, so callers import these modules themselves.
 """
 
 from verl_ext.estimation.beta_posterior import BetaPosterior

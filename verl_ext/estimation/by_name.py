@@ -46,13 +46,13 @@ def _read_state(file: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         state = json.loads(Path(file).expanduser().read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
-        raise ValueError(f"{OPTIONS}.state={file} is not valid: it is not JSON ({error}).") from error
+        raise checks.InvalidValue(f"{OPTIONS}.state", str(file), f"it is not JSON ({error})") from error
     checks.require(isinstance(state, dict), f"{OPTIONS}.state", str(file), "use the JSON of an estimator's state_dict")
     return state
 
 
 class PromptEstimator:
-    """An estimator chosen by name, which is given prompts instead of ids or rows.
+    """An estimator chosen by name. Callers pass prompts; the estimator itself gets ids or rows.
 
     Args:
         name: a key of :data:`BY_ID` or :data:`BY_TEXT`.
@@ -60,7 +60,8 @@ class PromptEstimator:
             model: folder, package, or name on the hub if it is in the hub's cache; default all-MiniLM-L6-v2) and
             ``cache`` (folder of embeddings), or ``features`` (an .npy file of shape (rows of the data, d), for instance
             hidden states). All estimators take ``state``, a JSON file with a first ``state_dict``, for instance of a
-            probe fitted on logged rollouts (``verl-ext fit_probe``). A probe that does not learn online needs it.
+            probe fitted on logged rollouts (``verl-ext fit_probe``). A probe that does not learn online needs
+            this file.
         variances: reward variances are predicted, and not success rates.
 
     Raises:
@@ -71,22 +72,20 @@ class PromptEstimator:
     def __init__(self, name: str, options: Mapping[str, Any] | None = None, *, variances: bool = False):
         self.name = checks.choice("rollout_policy.estimator", name, (*BY_ID, *BY_TEXT))
         self._options = dict(options or {})
-        if self._options.get("link") == "softplus" and not variances:
-            raise ValueError(
-                f"{OPTIONS}.link=softplus is not valid: it predicts reward variances, for rewards=continuous; success "
-                "rates need link=sigmoid, the default"
-            )
+        valid = "it predicts reward variances, for rewards=continuous; success rates need link=sigmoid, the default"
+        softplus = self._options.get("link") == "softplus"
+        checks.require(variances or not softplus, f"{OPTIONS}.link", "softplus", valid)
         self._features, self._model = self._options.pop("features", None), self._options.pop("model", None)
         self._state_file = state = self._options.pop("state", None)
         cache = self._options.pop("cache", CACHE)
-        if not isinstance(cache, str | os.PathLike) or not cache:
-            raise ValueError(f"{OPTIONS}.cache={cache!r} is not valid: it must be a folder.")
+        folder = isinstance(cache, str | os.PathLike) and bool(cache)
+        checks.require(folder, f"{OPTIONS}.cache", cache, "it must be a folder")
         self._cache = Path(cache).expanduser()
         for key, file in (("features", self._features), ("state", state)):
-            if file is not None and not (isinstance(file, str | os.PathLike) and Path(file).expanduser().is_file()):
-                raise ValueError(f"{OPTIONS}.{key}={file} is not valid: there is no such file.")
-        if "ids" in self._options:
-            raise ValueError(f"{OPTIONS}.ids={self._options['ids']} is not valid: the run names its prompts itself.")
+            found = file is None or (isinstance(file, str | os.PathLike) and Path(file).expanduser().is_file())
+            checks.require(found, f"{OPTIONS}.{key}", str(file), "there is no such file")
+        valid = "the run names its prompts itself"
+        checks.require("ids" not in self._options, f"{OPTIONS}.ids", self._options.get("ids"), valid)
         # Everything that can be refused without the data is refused now, not once a cluster is up.
         self._state = None if state is None else _read_state(state)
         if name == "probe" and self._state is None and self._options.get("online") is False:
@@ -138,7 +137,7 @@ class PromptEstimator:
             matrix = np.load(Path(self._features).expanduser(), allow_pickle=False)
             return Features("features", matrix, None).matrix
         except (ValueError, OSError, EOFError) as error:
-            raise ValueError(f"{OPTIONS}.features={self._features} is not valid: {error}") from error
+            raise checks.InvalidValue(f"{OPTIONS}.features", str(self._features), str(error)) from error
 
     def _load(self) -> None:
         """Continue from the state of the options, if there is one."""
@@ -165,7 +164,7 @@ class PromptEstimator:
         return self._estimator.predict(self._names(prompts))
 
     def strength(self, prompts: Sequence[Prompt]) -> np.ndarray | float:
-        """Strength of the predictions as priors, in rollouts (HORA eq. 14); 2 if the estimator has no own value."""
+        """Strength of the predictions as priors, in rollouts (HORA eq. 14); 2 for estimators without strengths."""
         if hasattr(self._estimator, "predict_prior"):
             return self._estimator.predict_prior(self._names(prompts))[1]
         if isinstance(self._estimator, BetaPosterior):

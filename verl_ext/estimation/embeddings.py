@@ -30,7 +30,7 @@ def find_model(model: str | os.PathLike[str] | None = None) -> Path:
 
     Raises:
         ValueError: the folder, the cached model, the package or sentence-transformers is missing; the message says how
-            to get it.
+            to install it.
     """
     folder = Path(model or PACKAGE).expanduser()
     if not folder.is_dir() and HUB_NAME.fullmatch(str(model)):
@@ -101,7 +101,8 @@ def embed(
     ).astype(np.float32)
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_suffix(f".{os.getpid()}.part")
-    with open(part, "wb") as stream:  # a name of its own, then a rename: no reader sees half a file
+    # Two runs may embed the same texts at once, so each writes a file of its own. No reader sees half a file.
+    with open(part, "wb") as stream:
         np.save(stream, vectors, allow_pickle=False)
     part.replace(file)
     return vectors

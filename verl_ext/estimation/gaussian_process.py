@@ -39,7 +39,7 @@ class GaussianProcess:
         bandwidth: h, greater than 0; None: the median distance between prompts (of 2,048 of them where there are more).
         prior_mean: of g, so sigmoid(prior_mean) is predicted before any observation. HORA's ablation uses -1.
         clip: rates are observed no closer than this to 0 and 1; in (0, 0.5).
-        noise: variance of an observation of g, at least 0; the paper's 0.
+        noise: variance of an observation of g, at least 0; 0 in the paper.
         link: "sigmoid" to predict success rates; "softplus" to predict reward variances (VIP Appendix E.2), which can
             exceed 1: ``PromptEstimator`` refuses "softplus" where success rates are needed.
         jitter: greater than 0.

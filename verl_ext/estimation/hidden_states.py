@@ -17,6 +17,8 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
+from verl_ext.files import check_file
+
 
 def hidden_states(
     prompts: Sequence[Sequence[dict[str, Any]]],
@@ -80,8 +82,7 @@ def main(
     """Write one row of features per row of the data."""
     try:
         _require_model(model)
-        if out.is_dir():
-            raise ValueError(f"--out {out}: it is a folder; name a file.")
+        check_file(out).parent.mkdir(parents=True, exist_ok=True)
         rows = pd.read_parquet(data)
         if prompt_key not in rows:
             raise ValueError(f"--prompt-key {prompt_key}: {data} has {', '.join(rows.columns)}.")

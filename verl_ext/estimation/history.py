@@ -19,9 +19,9 @@ class History:
     ``size`` outcomes, this part counts with the group's rate.
 
     Args:
-        size: outcomes kept per prompt; the paper's 16.
+        size: outcomes kept per prompt; 16 in the paper.
         initial: prediction for a prompt never observed.
-        least: outcomes from which on a prompt is known. None: 8, as in the authors' release
+        least: number of outcomes from which on a prompt is known. None: 8, as in the authors' release
             (``data.min_buffer_length``), or ``size`` if that is smaller.
 
     Raises:

@@ -14,10 +14,10 @@ from verl_ext.estimation.estimator import Prompts, observed, require_state
 
 
 class MovingAverage:
-    """Mean of the last ``window`` observed success rates, whichever prompts they were of.
+    """Mean of the last ``window`` observed success rates of any prompts.
 
     Args:
-        window: samples kept; a sample is one observation of one prompt. The paper's 1024.
+        window: samples kept; a sample is one observation of one prompt. 1,024 in the paper.
         initial: prediction before the first observation.
 
     Raises:

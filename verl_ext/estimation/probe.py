@@ -31,15 +31,15 @@ class LinearProbe:
 
     ``online``: each :meth:`observe` is one cycle. The probe keeps the last ``cycles`` cycles and takes ``steps`` Adam
     steps on them; the cycle t cycles ago has weight ``decay``^t. Predictions use a moving average of the weights, which
-    starts from the fitted weights, or from those after the first cycle if the probe was not fitted. If not online, only
-    :meth:`fit` changes the weights.
+    starts from the fitted weights, or from the weights after the first cycle if the probe was not fitted. If not
+    online, only :meth:`fit` changes the weights.
 
     Args:
         features: (Q, d) embeddings or hidden states.
         ids: Q distinct prompt ids; None: prompts are named by row.
         online: learn from observations.
         dual: two heads.
-        cycles: observations replayed.
+        cycles: latest cycles that each Adam step uses.
         steps: Adam steps per observation.
         learning_rate: of Adam.
         weight_decay: of Adam.
@@ -88,7 +88,7 @@ class LinearProbe:
         self._averaged = torch.optim.swa_utils.AveragedModel(
             self._model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(self.average)
         )
-        self._replay: deque[tuple[list[int], list[float], list[int]]] = deque(maxlen=self.cycles)
+        self._cycles: deque[tuple[list[int], list[float], list[int]]] = deque(maxlen=self.cycles)
 
     def predict(self, prompts: Prompts) -> np.ndarray:
         """(B,) success rates in (0, 1)."""
@@ -112,9 +112,9 @@ class LinearProbe:
         rates, trials = observed(success_rates, trials, rows.size)
         if not self.online or not rows.size:
             return
-        self._replay.append((rows.tolist(), rates.tolist(), trials.tolist()))
+        self._cycles.append((rows.tolist(), rates.tolist(), trials.tolist()))
         for _ in range(self.steps):
-            self._step(list(self._replay))
+            self._step(list(self._cycles))
         self._averaged.update_parameters(self._model)
 
     def fit(
@@ -145,15 +145,15 @@ class LinearProbe:
             return rate, torch.full_like(rate, STRENGTH)
         return rate, torch.nn.functional.softplus(output[:, 1]).clamp(LEAST_STRENGTH, MOST_STRENGTH)
 
-    def _step(self, replay: list[tuple[list[int], list[float], list[int]]]) -> None:
+    def _step(self, cycles: list[tuple[list[int], list[float], list[int]]]) -> None:
         import torch
 
-        newest = len(replay) - 1
+        newest = len(cycles) - 1
         weight = torch.tensor(
-            [self.decay ** (newest - cycle) for cycle, (rows, _, _) in enumerate(replay) for _ in rows]
+            [self.decay ** (newest - cycle) for cycle, (rows, _, _) in enumerate(cycles) for _ in rows]
         )
         rows, rates, trials = (
-            torch.tensor([entry for cycle in replay for entry in cycle[column]]) for column in range(3)
+            torch.tensor([entry for cycle in cycles for entry in cycle[column]]) for column in range(3)
         )
         rate, strength = self._outputs(self._model, rows)
         hits = rates * trials
@@ -168,7 +168,7 @@ class LinearProbe:
         self._optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights, optimizer and replayed cycles; tensors as base64 text."""
+        """Weights, optimizer and the kept cycles; tensors as base64 text."""
         tensors = {
             "model": self._model.state_dict(),
             "averaged": self._averaged.state_dict(),
@@ -178,7 +178,7 @@ class LinearProbe:
             "width": self._inputs.shape[1],
             "dual": self.dual,
             "tensors": _to_text(tensors),
-            "replay": [list(cycle) for cycle in self._replay],
+            "replay": [list(cycle) for cycle in self._cycles],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -197,7 +197,7 @@ class LinearProbe:
             raise ValueError(f"the state's tensors are not those of a probe: {error}.") from error
         for group in self._optimizer.param_groups:
             group.update(self._adam)
-        self._replay = deque((tuple(cycle) for cycle in state["replay"]), maxlen=self.cycles)
+        self._cycles = deque((tuple(cycle) for cycle in state["replay"]), maxlen=self.cycles)
 
 
 def _log_beta(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

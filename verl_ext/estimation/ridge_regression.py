@@ -19,7 +19,7 @@ class RidgeRegression:
     Args:
         features: (Q, d), for instance embeddings.
         ids: Q distinct prompt ids; None: prompts are named by row.
-        window: samples kept; the paper's 1024.
+        window: samples kept; 1,024 in the paper.
         penalty: greater than 0. The intercept is not penalised.
         initial: prediction before the first observation.
 

@@ -4,7 +4,6 @@
 more than numpy: see :mod:`verl_ext.evaluation.command`.
 """
 
-from verl_ext.evaluation.estimators import pass_at_k
-from verl_ext.evaluation.majority import majority_at_k
+from verl_ext.evaluation.measures import majority_at_k, pass_at_k
 
 __all__ = ["majority_at_k", "pass_at_k"]

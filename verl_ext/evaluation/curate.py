@@ -13,10 +13,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from verl_ext import checks
 from verl_ext.data.schema import sha256, write_rows
-from verl_ext.evaluation.samples import files_of, read, row_ids
-from verl_ext.files import check_folder
+from verl_ext.evaluation.samples import read, row_ids
+from verl_ext.files import check_file
+from verl_ext.lab.waste.reader import find_files
 
 
 def main(
@@ -28,8 +28,7 @@ def main(
 ) -> None:
     """Write the problems with a pass rate below a limit, from a parquet file and samples of a model."""
     try:
-        checks.require(not out.is_dir(), "out", str(out), "it is a folder, name a file that ends in .parquet")
-        check_folder(out.parent)
+        check_file(out)
         total, kept = _curate(data, samples, out, below, rollouts)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
@@ -63,7 +62,7 @@ def _curate(data: Path, samples: Path, out: Path, below: float, rollouts: int) -
     left_out = len(problems) - len(rows)
     account = {
         "read": {"file": data.name, "rows": len(problems), "sha256": sha256(data)},
-        "samples": {"files": {file.name: sha256(file) for file in files_of([samples])}, "rollouts": rollouts},
+        "samples": {"files": {file.name: sha256(file) for file in find_files([samples])}, "rollouts": rollouts},
         "left_out": {f"pass rate of at least {below:g}": left_out} if left_out else {},
     }
     write_rows(out, rows, account)

@@ -1,7 +1,7 @@
 """Sampling with verl itself: runs with ``trainer.val_only=true``, each with a share of every problem's samples.
 
-verl writes the samples of a run when all of them are there. An evaluation is therefore cut into several runs, whose
-files appear whole in the folder of the evaluation; a restarted evaluation continues behind the last of these files.
+verl writes the samples of a run at its end. An evaluation is therefore cut into several runs, whose
+files appear whole in the folder of the evaluation; a restarted evaluation continues after the last of these files.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def _bind(settings: dict[str, object], out: Path) -> None:
     if count_samples(out):
         noted = json.loads(path.read_text()) if path.is_file() else {}
         for key, value in settings.items():
-            earlier = f"the samples in {out} were made with {noted.get(key)!r}, use it again or another --out"
+            earlier = f"the samples in {out} were made with {noted.get(key)!r}, use this value again, or another --out"
             checks.require(noted.get(key) == value, key, value, earlier)
     write_text(path, json.dumps(settings, indent=2) + "\n")
 

@@ -19,6 +19,8 @@ from verl_ext import checks
 from verl_ext.data.limited import tagged_answer
 from verl_ext.data.schema import row_id
 from verl_ext.data.sources import rows
+from verl_ext.lab.waste.reader import find_files
+from verl_ext.prompts import RowKey
 
 ANSWERS = ("marked", "text")
 KEYS = ("input", "output", "gts", "score")
@@ -81,9 +83,10 @@ def read(paths: Sequence[Path], step: int | None = None, answers: str = "marked"
     """
     checks.choice("answers", answers, ANSWERS)
     steps: dict[int, dict[tuple, tuple[tuple[str, str], Sample]]] = defaultdict(dict)
-    for file in files_of(paths):
+    for file in find_files(paths):
         for number, line in enumerate(_lines(file)):
-            row, session, _ = line["uid"].rsplit("_", 2) if line.get("uid", "").count("_") > 1 else (None, number, 0)
+            row, session, _ = RowKey.parse(line.get("uid", ""))
+            row, session = (None, number) if session < 0 else (row, session)
             rollouts = steps[line.get("step", 0)]
             # A rollout of an agent has a line for each output: the first holds the prompt, the last the answer.
             problem, _ = rollouts.get((file, row, session), (_problem(line), None))
@@ -162,17 +165,6 @@ def _sample(line: Mapping[str, Any], answers: str) -> Sample:
     predicted = line.get("pred")
     answer = answer_of(line["output"], answers) if predicted is None else str(predicted).strip()
     return Sample(float(accuracy), answer)
-
-
-def files_of(paths: Sequence[Path]) -> list[Path]:
-    """Files as they are, and each ``*.jsonl`` of a folder; raises ValueError for a path without any."""
-    files: list[Path] = []
-    for path in paths:
-        found = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
-        if not found or not all(file.is_file() for file in found):
-            raise ValueError(f"{path} must be a .jsonl file, or a folder with such files.")
-        files += found
-    return files
 
 
 def _lines(file: Path) -> Iterator[dict[str, Any]]:

@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.progress import track
 
 from verl_ext import checks
-from verl_ext.evaluation.estimators import pass_at_k
-from verl_ext.evaluation.majority import majority_at_k
+from verl_ext.evaluation.measures import majority_at_k, pass_at_k
 from verl_ext.evaluation.samples import Problem
 from verl_ext.lab.table import Table, percent
 

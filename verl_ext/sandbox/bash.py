@@ -1,7 +1,7 @@
 """One bash in a place, and its commands: each answer belongs to its command, byte for byte.
 
 ``shell_loop.sh`` runs in the place, starts the bash, and describes the frames of requests and answers. Each command has
-a fresh nonce that the bash never sees, so that no output, and no answer that comes late, can pass for an answer.
+a fresh nonce that the bash never sees, so that neither an output nor a late answer can pass for the answer.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Bash:
             timeout: seconds until the command is interrupted.
 
         Raises:
-            ShellEnded: see there; also if no answer has come ``GRACE`` seconds after the time-out.
+            ShellEnded: the shell has ended, or no valid answer has come ``GRACE`` seconds after the time-out.
             PlaceFailure: as of the stream.
         """
         try:
@@ -92,7 +92,7 @@ class Bash:
         header = b" ".join([nonce, *_alignments(nonce), f"{timeout:f} {self._most} {len(command)}\n".encode()])
         await self._stream.write(header + command)
         blocks = BLOCKS.fullmatch(await self._line(_longest(self._most)))
-        end = BLOCKS and END.fullmatch(await self._line(100))
+        end = END.fullmatch(await self._line(100))
         if not blocks or not end or {blocks[1], end[1]} != {nonce} or end[2].decode() not in STATES:
             raise ShellEnded("the answer does not belong to the command")
         head, tail, left_out = _ends(_decoded(blocks[3]), _decoded(blocks[4]), int(blocks[2]), nonce, self._most)
@@ -113,7 +113,7 @@ class Bash:
 
 
 def text_of(head: bytes, tail: bytes, left_out: int) -> str:
-    """An output as text: bytes that are not UTF-8 are replaced, and the number of bytes left out is said."""
+    """An output as text: bytes that are not UTF-8 are replaced, and a line names the number of bytes left out."""
     between = LEFT_OUT.format(left_out) if left_out else ""
     return head.decode(errors="replace") + between + tail.decode(errors="replace")
 

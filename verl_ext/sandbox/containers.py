@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Limits:
-    """What a container gets.
+    """The resources and rights of a container.
 
     Args:
         runtime: ``docker`` or ``podman``.
@@ -53,7 +53,7 @@ class Limits:
         pids: processes and threads at a time.
         largest_file: bytes of a file.
         open_files: files that a process may have open.
-        disk: bytes that the container may write; None means without a bound.
+        disk: bytes that the container may write; None: no bound.
         pull: ``missing``, ``always`` or ``never``.
         pull_timeout: seconds to fetch an image.
         startup_timeout: seconds until the container runs, without the pull.
@@ -97,10 +97,10 @@ class Container:
 
     def __init__(self, image: str, limits: Limits, lifetime: float):
         self.name = f"verl-ext-{uuid4().hex}"
-        self._image, self._limits, self._lifetime = image, limits, lifetime
+        self.limits, self._image, self._lifetime = limits, image, lifetime
         self._user, self._folder = "0", "/"
         self._ends = float("inf")
-        self._over_disk = False
+        self.over_disk = False  # the reason why the watch ends this container
 
     async def start(self) -> None:
         """Fetch the image if needed, start the container, and run a first program.
@@ -108,18 +108,18 @@ class Container:
         Raises:
             PlaceFailure: with the runtime's own words.
         """
-        if shutil.which(self._limits.runtime) is None:
-            raise PlaceFailure(f"{self._limits.runtime} is not on the PATH")
+        if shutil.which(self.limits.runtime) is None:
+            raise PlaceFailure(f"{self.limits.runtime} is not on the PATH")
         await self._read_image()
-        started = await self._runtime("run", *self._start_arguments(), timeout=self._limits.startup_timeout)
+        started = await self._runtime("run", *self._start_arguments(), timeout=self.limits.startup_timeout)
         words = _words(started)
         self._ends = time.monotonic() + self._lifetime
         try:
             if started.exit_code != 0:
-                raise PlaceFailure(f"{self._limits.runtime} run of {self._image} {_ending(started)}: {words}")
+                raise PlaceFailure(f"{self.limits.runtime} run of {self._image} {_ending(started)}: {words}")
             if "limitation discarded" in words.lower():
-                raise PlaceFailure(f"{self._limits.runtime} cannot set every limit on this machine: {words}")
-            first = await self.run(["true"], self._limits.startup_timeout, ANSWER)
+                raise PlaceFailure(f"{self.limits.runtime} cannot set every limit on this machine: {words}")
+            first = await self.run(["true"], self.limits.startup_timeout, ANSWER)
             if first.exit_code != 0:
                 raise PlaceFailure(
                     f"a container of {self._image} runs no program: true {_ending(first)}: {_words(first)}"
@@ -127,7 +127,7 @@ class Container:
         except PlaceFailure:
             await self.stop()
             raise
-        if self._limits.disk is not None:
+        if self.limits.disk is not None:
             _WATCH.add(self)
 
     async def open(self, program: Sequence[str]) -> Stream:
@@ -154,8 +154,8 @@ class Container:
         """Whether the container still runs.
 
         Raises:
-            PlaceFailure: the runtime does not answer, or the container has reached its lifetime: neither is the doing
-                of a program in the container.
+            PlaceFailure: the runtime does not answer, or the container has reached its lifetime: no program in
+                the container has caused this.
         """
         if time.monotonic() >= self._ends:
             raise PlaceFailure(f"the container has reached its lifetime of {self._lifetime:g} s")
@@ -164,21 +164,19 @@ class Container:
             return b"<true>" in seen.output
         if b"no such" in seen.output.lower():
             return False
-        raise PlaceFailure(f"{self._limits.runtime} inspect {_ending(seen)}: {_words(seen)}")
+        raise PlaceFailure(f"{self.limits.runtime} inspect {_ending(seen)}: {_words(seen)}")
 
     async def stop(self) -> None:
         """End the container with everything in it."""
         _WATCH.remove(self)
         with suppress(PlaceFailure):
             if (await self._runtime("kill", self.name, timeout=KILL_TIMEOUT)).exit_code != 0:
-                # Not running: never started, or ended by itself. If it is half made, `rm` removes it.
+                # Not running: never started, or ended by itself. `rm` removes a container that is half made.
                 await self._runtime("rm", "--force", self.name, timeout=KILL_TIMEOUT)
 
     def gone(self) -> str:
-        """Why the container is gone, as far as known."""
-        return (
-            f"the container wrote more than {self._limits.disk} bytes" if self._over_disk else "the container is gone"
-        )
+        """The reason why the container is gone, as far as known."""
+        return f"the container wrote more than {self.limits.disk} bytes" if self.over_disk else "the container is gone"
 
     async def end_programs(self) -> None:
         """End every process of the container but its keeper; if that cannot be done, the container."""
@@ -194,44 +192,30 @@ class Container:
         """The image's user and folder, after fetching the image."""
         form = "<{{.Config.User}}|{{.Config.WorkingDir}}>"
         ask = ("image", "inspect", "--format", form, self._image)
-        seen = await self._runtime(*ask) if self._limits.pull != "always" else None
-        if (seen is None or seen.exit_code != 0) and self._limits.pull != "never":
-            pulled = await self._runtime("pull", "--quiet", self._image, timeout=self._limits.pull_timeout)
+        seen = await self._runtime(*ask) if self.limits.pull != "always" else None
+        if (seen is None or seen.exit_code != 0) and self.limits.pull != "never":
+            pulled = await self._runtime("pull", "--quiet", self._image, timeout=self.limits.pull_timeout)
             if pulled.exit_code != 0:
-                raise PlaceFailure(f"{self._limits.runtime} pull {self._image} {_ending(pulled)}: {_words(pulled)}")
+                raise PlaceFailure(f"{self.limits.runtime} pull {self._image} {_ending(pulled)}: {_words(pulled)}")
             seen = await self._runtime(*ask)
         found = re.search(r"<([^|>\n]*)\|([^>\n]*)>", seen.output.decode(errors="replace").replace("<no value>", ""))
         if seen.exit_code != 0 or found is None:
-            raise PlaceFailure(f"{self._limits.runtime} has no image {self._image}: {_words(seen)}")
+            raise PlaceFailure(f"{self.limits.runtime} has no image {self._image}: {_words(seen)}")
         self._user, self._folder = found[1] or "0", found[2] or "/"
 
     def _start_arguments(self) -> list[str]:
         keeper = ["--user", KEEPER_USER, "--workdir", "/", "--entrypoint", "bash"]
         known = ["--detach", "--rm", "--name", self.name, "--label", "verl_ext", "--hostname", "sandbox"]
         known += ["--pull", "never", "--log-driver", "none"]
-        limits = [*self._limits.run_arguments(), *self._limits.arguments]
+        limits = [*self.limits.run_arguments(), *self.limits.arguments]
         return [*known, *limits, *keeper, self._image, "-c", KEEPER, f"{self._lifetime:g}", self.name]
 
     def _exec(self, program: Sequence[str], *options: str) -> list[str]:
         place = ["--user", self._user, "--workdir", self._folder, self.name]
-        return [self._limits.runtime, "exec", *options, *place, "bash", "-c", MERGED, "bash", *program]
+        return [self.limits.runtime, "exec", *options, *place, "bash", "-c", MERGED, "bash", *program]
 
     async def _runtime(self, *arguments: str, timeout: float | None = None) -> Finished:
-        return await _call([self._limits.runtime, *arguments], timeout or ASK_TIMEOUT, ANSWER)
-
-    @property
-    def disk(self) -> int | None:
-        """Bytes that the container may write."""
-        return self._limits.disk
-
-    @property
-    def runtime(self) -> str:
-        """``docker`` or ``podman``."""
-        return self._limits.runtime
-
-    def mark_over_disk(self) -> None:
-        """Remember that the container is ended for what it wrote."""
-        self._over_disk = True
+        return await _call([self.limits.runtime, *arguments], timeout or ASK_TIMEOUT, ANSWER)
 
 
 class _Inside:
@@ -248,7 +232,7 @@ class _Inside:
 
 
 class _Watch:
-    """Ends the containers that have written more than they may, whatever the runtime's storage driver.
+    """Ends the containers that have written more than ``disk`` bytes, whatever the runtime's storage driver.
 
     A thread asks for the size of all watched containers every WATCH_PERIOD seconds.
     """
@@ -283,14 +267,14 @@ class _Watch:
                 log.warning("the disks of the sandboxes could not be watched: %s", repr(error))
 
     async def _look(self, watched: Sequence[Container]) -> None:
-        for runtime in {container.runtime for container in watched}:
-            mine = {container.name: container for container in watched if container.runtime == runtime}
+        for runtime in {container.limits.runtime for container in watched}:
+            mine = {container.name: container for container in watched if container.limits.runtime == runtime}
             ask = [runtime, "inspect", "--type", "container", "--size", "--format", "<{{.Name}} {{.SizeRw}}>", *mine]
             seen = await _call(ask, ASK_TIMEOUT, len(mine) * 256 + ANSWER)
             for name, size in re.findall(r"</?(verl-ext-[0-9a-f]+) (\d+)>", seen.output.decode(errors="replace")):
                 container = mine.get(name)
-                if container is not None and int(size) > container.disk:
-                    container.mark_over_disk()
+                if container is not None and int(size) > container.limits.disk:
+                    container.over_disk = True
                     await _call([runtime, "kill", name], KILL_TIMEOUT, ANSWER)
 
 

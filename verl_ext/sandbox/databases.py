@@ -1,4 +1,4 @@
-"""Databases for a model's SQL: each in a process of its own, with limits that hold whatever a statement calls.
+"""Databases for a model's SQL: each in a process of its own, with limits that hold for every statement.
 
 The first database starts a server of processes (:mod:`~verl_ext.sandbox.database_server`), which ends with this
 process, even if this process is killed. The answers of a process are plain text of bounded length; they are never

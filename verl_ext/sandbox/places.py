@@ -157,7 +157,7 @@ class Pipes:
             except BlockingIOError:
                 if ended:
                     return b""
-                ended = self._process.poll() is not None  # and once more: the last bytes may have come since
+                ended = self._process.poll() is not None  # read once more: the last bytes may have come since
                 if not ended:
                     await _ready(self._process.stdout.fileno(), writing=False)
             except ValueError:
@@ -218,7 +218,7 @@ class Local:
         return await finish(stream, timeout, most)
 
     async def alive(self) -> bool:
-        """This machine is there."""
+        """Always: the place is this machine."""
         return True
 
     async def stop(self) -> None:

@@ -45,7 +45,7 @@ ERRORS = {  # of swe-rex's server; an answer that names anything else is "an unk
     "builtins.MemoryError": "the server is out of memory",
     "swerex.exceptions.CommandTimeoutError": "a command of the client took too long",
 }
-# The server's side of a request. The arguments are a nonce, which comes back first, a folder, and those of the verb.
+# The server's side of a request. The arguments are a nonce, which the answer repeats first, a folder, and further ones.
 BEGIN = 'printf "%s " "$0"; folder=$1; shift\n'
 OPEN = (
     BEGIN
@@ -105,16 +105,16 @@ class Client:
         self._url, self._headers = url.rstrip("/"), {"X-API-Key": token, "Accept-Encoding": "identity"}
 
     async def is_alive(self, timeout: float = ANSWER_TIMEOUT) -> bool:
-        """Whether the server answers that it is alive."""
+        """Whether the server says that it is alive."""
         try:
             return (await self._ask("GET", "/is_alive", None, timeout)).get("is_alive") is True
         except PlaceFailure:
             return False
 
     async def bash(self, script: str, *arguments: str) -> str | None:
-        """What a short bash script prints; None if its exit code is not 0.
+        """The output of a short bash script; None if its exit code is not 0.
 
-        The script must print its ``$0`` and a blank first: a number that only this request has, and so only its answer.
+        The script must first print its ``$0``, a number of this request only, and a blank: no other answer begins so.
 
         Raises:
             PlaceFailure: the server does not answer, or not as it should.
@@ -211,7 +211,7 @@ class Server:
         """Whether the server answers.
 
         Raises:
-            PlaceFailure: a server that others use too does not answer, and nobody can say whose doing this is.
+            PlaceFailure: a server that others use too does not answer: its other users may be the cause.
         """
         for _ in range(ALIVE_TRIES):
             if await self._started().is_alive(ALIVE_TIMEOUT):
@@ -237,7 +237,7 @@ class Server:
 
 
 class _Behind:
-    """A program on a server, behind a file of what it is to read and a file of what it has written."""
+    """A program on a server, with a file for its input and a file for its output."""
 
     def __init__(self, client: Client, folder: str):
         self._client, self._folder, self._offset, self._killed = client, folder, 0, False
@@ -353,6 +353,4 @@ def _error(answer: dict[str, Any]) -> str:
     """The sentence of the fixed list; the answer's own words are never shown, and its names are never looked up."""
     named = answer.get("swerexception")
     name = named.get("class_path") if isinstance(named, dict) else None
-    return (
-        ERRORS.get(name, "an unknown error has occurred") if isinstance(name, str) else "an unknown error has occurred"
-    )
+    return ERRORS.get(str(name), "an unknown error has occurred")

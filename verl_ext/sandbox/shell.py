@@ -225,7 +225,7 @@ class Sandbox:
         return NEW_SHELL
 
     async def _loss(self, error: Exception) -> SandboxFailure | SandboxKilled:
-        """Why a place that has worked does so no longer: through the model, unless the place is there but refuses."""
+        """The failure of a place that has worked: the model's, unless the place is alive and only refuses."""
         if isinstance(error, PlaceFailure) and await self._place.alive():
             return SandboxFailure(f"the sandbox does not answer: {error}")
         self._killed = f"the sandbox has worked, and is gone: {error}"

@@ -279,6 +279,7 @@ def row(number: int = 0, **columns) -> str:
 LINES = [row(number) for number in range(300)]
 BAD_ROWS = {
     row(data_source=None): "row 300 has data_source=None, and it must be the name of a data set",
+    row(data_source=""): "row 300 has data_source='', and it must be the name of a data set",
     row(reward_model={"ground_truth": None}): "row 300 has ground_truth=None, and it must be a value, '' for a reward "
     "that needs none",
     row(prompt=[{"role": "usr", "content": "x"}]): "row 300 has role='usr', and without "

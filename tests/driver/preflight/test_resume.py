@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from support.configs import changed, compose, good_overrides
 from support.engine import controller
 
 from recipe.dynamic_sampling.policy import DynamicSampling
 from recipe.grpo.policy import Uniform
-from verl_ext.driver.checkpoint import FILE_NAME, LAST_OF_VERL, TRACKER, WEIGHTS, save_state
+from verl_ext.driver.checkpoint import FILE_NAME, LAST_OF_VERL, QUEUE, TRACKER, WEIGHTS, save_state
 from verl_ext.driver.preflight.validate import BadConfig, validate
 
 
@@ -77,6 +79,19 @@ def test_shards_of_another_number_of_devices_are_refused(config, tmp_path):
     sentence = refusal(config, f"trainer.default_local_dir={tmp_path}")
     assert sentence.startswith("trainer.n_gpus_per_node=1 is not valid: ")
     assert f"{folder} was saved by 8 devices, and this run has 1" in sentence
+
+
+def test_a_queue_of_another_number_of_storage_units_is_refused(config, tmp_path):
+    folder = checkpoint(tmp_path, 3)
+    (folder / QUEUE / "simple_storage").mkdir(parents=True)
+    units = folder / QUEUE / "simple_storage" / "storage_unit_info.json"
+    units.write_text(json.dumps([{"position": place} for place in range(16)]))
+    run, key = f"trainer.default_local_dir={tmp_path}", "transfer_queue.backend.SimpleStorage.num_data_storage_units"
+    assert refusal(config, run) == (
+        f"{key}=1 is not valid: {folder} was saved with 16, and TransferQueue restores only into as many, use 16"
+    )
+    validate(changed(config, run, f"{key}=16"))
+    validate(changed(config, run, "trainer.val_only=true"))
 
 
 def test_a_folder_whose_step_verl_cannot_read_is_refused(config, tmp_path):

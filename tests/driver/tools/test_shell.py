@@ -254,7 +254,7 @@ def test_an_environment_that_answers_differently_is_noticed(folder):
         ({"lifetime": "1h"}, "config.lifetime=1h is not valid: use a number above 0"),
         ({"max_characters": 0.5}, "config.max_characters=0.5 is not valid: use an integer of at least 1"),
         ({"max_bytes": 0}, "config.max_bytes=0 is not valid: use an integer of at least 1"),
-        ({"timeout": 5}, "config.timeout is not known; use type, deployment"),
+        ({"timeout": 5}, "config.timeout=5 is not valid: there is no such key, use type, deployment"),
         ({"replacements": [["(", ""]]}, r"config.replacements: \['\(', ''\] must be a regular expression"),
     ],
 )

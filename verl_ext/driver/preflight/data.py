@@ -13,7 +13,7 @@ import pyarrow
 import pyarrow.dataset
 from omegaconf import ListConfig
 
-from verl_ext.data.schema import ROLES
+from verl_ext.data.schema import TEMPLATE, prompt_faults
 from verl_ext.driver.preflight.faults import Faults
 from verl_ext.driver.preflight.files import obstacle_to_reading
 from verl_ext.prompts import prompt_id
@@ -22,7 +22,6 @@ COLUMNS = ("data_source", "reward_model")
 BATCH = 256  # rows read at a time
 TRAINING, VALIDATION = "data.train_files", "data.val_files"
 FEATURES = "rollout_policy.estimator_options.features"
-TEMPLATE = "actor_rollout_ref.model.custom_chat_template"
 FORMATS = {".parquet": "parquet", ".json": "json", ".jsonl": "json"}  # which verl reads
 
 
@@ -96,33 +95,13 @@ def _good_rows(faults: Faults, key: str, files: list[pyarrow.dataset.Dataset]) -
         for file in files:
             for batch in file.to_batches(columns=[prompt, *COLUMNS], batch_size=BATCH):
                 for row in batch.to_pylist():
-                    if fault := _fault(row, prompt, any_role):
-                        faults.refuse_if(True, key, f"row {number} {fault}")
+                    for column, value, valid in prompt_faults(row, prompt, any_role):
+                        faults.refuse_if(True, key, f"row {number} has {column}={value!r:.60}, and {valid}")
                         return
                     yield number, row
                     number += 1
     except (pyarrow.ArrowException, OSError) as error:
         faults.refuse_if(True, key, f"it cannot be read after row {number} ({str(error).splitlines()[0]})")
-
-
-def _fault(row: Mapping[str, Any], key: str, any_role: bool) -> str | None:
-    messages, model = row[key], row["reward_model"]
-    if not (isinstance(messages, list) and messages and all(_is_message(message) for message in messages)):
-        return f"has {key}={messages!r:.60}, and it must be a list of messages, each with role and content"
-    role = next((message["role"] for message in messages if message["role"] not in ROLES), None)
-    if role is not None and not any_role:
-        return f"has role={role!r:.60}, and without {TEMPLATE} it must be one of {', '.join(ROLES)}"
-    if not isinstance(model, Mapping) or "ground_truth" not in model:
-        return f"has reward_model={model!r:.60}, and it must hold ground_truth"
-    if model["ground_truth"] is None:
-        return "has ground_truth=None, and it must be a value, '' for a reward that needs none"
-    if row["data_source"] is None:
-        return "has data_source=None, and it must be the name of a data set"
-    return None
-
-
-def _is_message(message: object) -> bool:
-    return isinstance(message, Mapping) and bool(message.get("role")) and isinstance(message.get("content"), str | list)
 
 
 def _opened(faults: Faults, key: str) -> list[pyarrow.dataset.Dataset] | None:

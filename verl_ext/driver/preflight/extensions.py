@@ -1,4 +1,5 @@
-"""Python that users bring: reward functions, tools, agent loops, data sets, callbacks. All must be importable here.
+"""Python that users bring: reward functions, tools, agent loops, data sets, callbacks. All must be
+importable on this machine.
 
 Importing a user's module can raise anything, and can end Python.
 """
@@ -67,7 +68,7 @@ def check_classes(faults: Faults) -> None:
 
 
 def check_modules(faults: Faults) -> None:
-    """Modules that verl imports by name."""
+    """The modules that verl imports by name can be imported."""
     for key in ("actor_rollout_ref.model.external_lib", f"{ROLLOUT}.checkpoint_engine.custom_backend_module"):
         names = faults[key] or []
         for name in [names] if isinstance(names, str) else names:

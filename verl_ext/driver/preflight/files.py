@@ -129,7 +129,7 @@ def _check_file_to_write(faults: Faults, key: str) -> None:
 
 
 def check_metrics_file(faults: Faults) -> None:
-    """verl opens the files of its loggers late; their variables of the environment name them."""
+    """verl's file logger can write the file that environment variables name: verl opens this file late."""
     loggers = faults["trainer.logger"]
     loggers = [loggers] if isinstance(loggers, str) else list(loggers or [])
     file, root = os.environ.get("VERL_FILE_LOGGER_PATH"), os.environ.get("VERL_FILE_LOGGER_ROOT")
@@ -144,12 +144,12 @@ def check_metrics_file(faults: Faults) -> None:
 
 
 def obstacle_to_reading(path: str | Path) -> str | None:
-    """Why the file cannot be read, as the end of a refusal; None if it can."""
+    """The reason why the file cannot be read, as a clause of an error message; None if the file can be read."""
     return _obstacle(path, lambda: open(path, "rb").close(), "there is no such file")
 
 
 def obstacle_to_listing(path: str | Path) -> str | None:
-    """Why the folder cannot be read, as the end of a refusal; None if it can."""
+    """The reason why the folder cannot be read, as a clause of an error message; None if the folder can be read."""
     return _obstacle(path, lambda: os.listdir(path), NAME_ON_THE_HUB)
 
 
@@ -170,7 +170,7 @@ def _written_out(path: str | Path) -> str:
 
 
 def obstacle_to_making(folder: str | Path) -> str | None:
-    """Why a run cannot make files in ``folder``, as the end of a refusal; None if it can."""
+    """The reason why a run cannot make files in ``folder``, as a clause of an error message; None if it can."""
     return _written_out(folder) if str(folder).startswith("~") else obstacle_to_writing(folder)
 
 

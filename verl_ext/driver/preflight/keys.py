@@ -23,11 +23,11 @@ from verl_ext.checks import (
     one_of,
 )
 from verl_ext.driver.preflight.faults import Faults
-from verl_ext.driver.weights import AGGREGATIONS
 from verl_ext.policy import MODES
+from verl_ext.weights import AGGREGATIONS
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-GROUP_ESTIMATORS = (
+GROUP_ADVANTAGES = (
     "grpo",
     "grpo_vectorized",
     "grpo_passk",
@@ -82,8 +82,8 @@ REQUIRED: dict[str, Kind] = {
     f"{ACTOR}.strategy": one_of("fsdp", "fsdp2", "megatron", "veomni", "torchtitan", "automodel"),
     f"{ACTOR}.ppo_max_token_len_per_gpu": COUNT,
     "algorithm.adv_estimator": Kind(
-        lambda value: str(value) in GROUP_ESTIMATORS,
-        f"advantages are taken within groups, use one of {', '.join(GROUP_ESTIMATORS)}",
+        lambda value: str(value) in GROUP_ADVANTAGES,
+        f"advantages are taken within groups, use one of {', '.join(GROUP_ADVANTAGES)}",
     ),
     "critic.enable": unset("groups need no critic, use false or null"),
     "algorithm.filter_groups.enable": unset("the policy decides which groups are trained, use false"),

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_ext.checks import InvalidValue
 from verl_ext.controller import check_written_by
-from verl_ext.driver.checkpoint import WEIGHTS, BadCheckpoint, folder_to_resume, load_state
+from verl_ext.driver.checkpoint import WEIGHTS, BadCheckpoint, folder_to_resume, load_state, storage_units
 from verl_ext.driver.preflight.faults import Faults
 from verl_ext.driver.preflight.files import first_line
 from verl_ext.policy import PROMPT_WEIGHT, RolloutPolicy
@@ -57,7 +57,8 @@ def make_policy(faults: Faults, policy: type[RolloutPolicy]) -> RolloutPolicy | 
 
 
 def check_checkpoint(faults: Faults, policy: type[RolloutPolicy]) -> None:
-    """The checkpoint to resume from must be whole, of this policy, and saved by this run's number of devices.
+    """The checkpoint to resume from must be whole, of this policy, and saved by this run's numbers of devices and of
+    TransferQueue's storage units.
 
     Validation alone needs only the weights, and any recipe may have trained the weights. If the checkpoint is on
     another machine, the trainer makes this check.
@@ -84,6 +85,10 @@ def check_checkpoint(faults: Faults, policy: type[RolloutPolicy]) -> None:
         "train from the result"
     )
     faults.refuse_if(bool(saved) and devices not in saved, "trainer.n_gpus_per_node", valid)
+    key = "transfer_queue.backend.SimpleStorage.num_data_storage_units"
+    units = None if folder is None or faults["trainer.val_only"] else storage_units(folder)
+    valid = f"{folder} was saved with {units}, and TransferQueue restores only into as many, use {units}"
+    faults.refuse_if(units not in (None, faults[key]), key, valid)
 
 
 def _check_batch_size(faults: Faults, policy: RolloutPolicy) -> None:

@@ -1,4 +1,4 @@
-"""Tools of agents: their file, classes and settings, what they need of the data, and a first sandbox.
+"""Tools of agents: their file, classes and settings, their columns of the data, and a first sandbox.
 
 Without these checks, a misspelt class or a missing container runtime shows up in the first rollouts only, after Ray,
 the engines and the model have started on every node.
@@ -45,7 +45,7 @@ class Sandboxed(NamedTuple):
 def check_tools(faults: Faults) -> None:
     """The file lists tools whose classes are importable; our own tools accept their settings.
 
-    Tools of others are not made: verl's start a Ray of their own.
+    Tools of other packages are not made: verl's own tools start a Ray cluster.
     """
     for number, tool in enumerate(_listed(faults)):
         _made(faults, number, tool)
@@ -111,7 +111,7 @@ def _listed(faults: Faults) -> list[Any]:
 
 
 def _made(faults: Faults, number: int, tool: Any) -> Any:
-    """The tool, if it is one of ours; None for others, and if the file is refused for this tool."""
+    """The tool, if its class is ours; None for other classes, and if the file is refused for this tool."""
     from verl.tools.tool_registry import ToolType
     from verl.utils.import_utils import load_class_from_fqn
 
@@ -136,7 +136,8 @@ def _path(faults: Faults) -> object:
 
 
 def _sandboxed(faults: Faults) -> list[Sandboxed]:
-    """Our tools with a deployment; reads a refused file as any check does, and so ends the check."""
+    """Our tools with a deployment. If the file of tools was refused, reading its key ends the check."""
+    from verl_ext.driver.tools.shell import LIMITS
     from verl_ext.sandbox.deployments import deployment_config
 
     found = []
@@ -144,7 +145,7 @@ def _sandboxed(faults: Faults) -> list[Sandboxed]:
         made = _made(faults, number, tool)
         if made is not None and isinstance(made.config.get("deployment"), Mapping):
             config = deployment_config(made.config["deployment"])
-            found.append(Sandboxed(made.name, config, float(made.config.get("lifetime", 7200))))
+            found.append(Sandboxed(made.name, config, float(made.config.get("lifetime", LIMITS["lifetime"][0]))))
     return found
 
 

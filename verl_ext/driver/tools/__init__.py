@@ -1,1 +1,3 @@
-"""Tools for agents, on verl's interface. Each trajectory has a private shell or database; both end together."""
+"""Tools for agents, on verl's interface. Each trajectory has a private shell or database, which
+ends with the trajectory.
+"""

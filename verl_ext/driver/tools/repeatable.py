@@ -1,9 +1,10 @@
 """Settings of a shell that make its output the same on every run, so that a prefix can be replayed.
 
-Variables come first, because a program that prints the same text needs no replacement. A replacement covers dates and
-durations that no variable fixes. Each pattern names the place of the text, such as a line of ``ls -l`` or the last line
-of ``pytest``, so that dates and numbers elsewhere, for example in a file, reach the model unchanged. Random names that
-the model may use in a later command are neither fixed nor replaced, but numbered (:class:`RandomNames`).
+Environment variables come first, because a program that prints the same text needs no replacement. A replacement
+covers dates and durations that no variable fixes. Each pattern names the place of the text, such as a line of ``ls -l``
+or the last line of ``pytest``, so that dates and numbers elsewhere, for example in a file, reach the model unchanged.
+Random names that the model may use in a later command are neither fixed nor replaced, but numbered
+(:class:`RandomNames`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ ENVIRONMENT = {
     "LANG": "C.UTF-8",
     "TZ": "UTC",
     "PIP_PROGRESS_BAR": "off",
-    "PIP_DISABLE_PIP_VERSION_CHECK": "1",  # its notice depends on the day
+    "PIP_DISABLE_PIP_VERSION_CHECK": "1",  # pip's notice depends on the day
     "TQDM_DISABLE": "1",
     "PYTHONHASHSEED": "0",  # the order of sets
     # Python trusts a .pyc file of the same second and size as its source. A replay runs faster than the original.

@@ -10,7 +10,7 @@
 
 ``extra_info.tools_kwargs`` of a data row describes the sandbox and the tests: ``bash.create_kwargs`` and
 ``submit.create_kwargs`` hold the same ``image``, ``setup`` and ``shell_setup``. ``submit.create_kwargs`` also holds
-``test_command``, and optionally ``test_timeout`` (seconds; the tool's own is the longest), ``grader`` and ``expected``
+``test_command``, and optionally ``test_timeout`` (seconds, at most the tool's own), ``grader`` and ``expected``
 (:mod:`verl_ext.data.swe_grading`). Without a grader, the exit code of the tests decides.
 """
 
@@ -28,7 +28,7 @@ from weakref import WeakKeyDictionary
 from verl.tools.base_tool import BaseTool
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
-from verl_ext.checks import COUNT, POSITIVE, Kind
+from verl_ext.checks import COUNT, POSITIVE, Kind, names
 from verl_ext.data.swe_grading import EXIT_CODE, check, grade
 from verl_ext.data.swe_reward import GRADING, SANDBOX_ENDED, VERDICT
 from verl_ext.driver.tools.repeatable import ENVIRONMENT, REPLACEMENTS, RandomNames
@@ -65,10 +65,7 @@ class _SandboxTool(BaseTool):
     """
 
     def __init__(self, config: dict[str, Any], tool_schema: OpenAIFunctionToolSchema | None = None):
-        unknown = set(config) - set(LIMITS) - set(OTHER_KEYS)
-        if unknown:
-            known = ", ".join((*OTHER_KEYS, *LIMITS))
-            raise ValueError(f"config.{min(unknown)} is not known; use {known}.")
+        names("config", config, (*OTHER_KEYS, *LIMITS))
         self._limits = {name: _limit(name, config) for name in LIMITS}
         self._deployment = deployment_config(config.get("deployment"))
         self._environment = ENVIRONMENT | dict(config.get("environment") or {})

@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 from verl.tools.base_tool import BaseTool
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
+from verl_ext.checks import integer_from, names
 from verl_ext.sandbox.databases import LEAST, LIMITS, Database
 
 SCHEMA = OpenAIFunctionToolSchema.model_validate(
@@ -54,19 +55,15 @@ class SqliteTool(BaseTool):
         tool_schema: the schema to show to the model instead of ``SCHEMA``.
 
     Raises:
-        ValueError: a key is not known, or a limit is not a whole number, or too small.
+        InvalidValue: a key is not known, or a limit is not an integer or too small.
     """
 
     def __init__(self, config: dict[str, Any], tool_schema: OpenAIFunctionToolSchema | None = None):
         super().__init__(config, tool_schema or SCHEMA)
-        if unknown := set(config) - set(LIMITS) - {"type"}:
-            raise ValueError(f"config.{min(unknown)} is not known; use type, {', '.join(LIMITS)}.")
-        limits = {name: config.get(name, default) for name, default in LIMITS.items()}
-        for name, value in limits.items():
-            least = LEAST.get(name, 1)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ValueError(f"config.{name}={value!r} must be a whole number of at least {least}.")
-        self._limits = limits
+        names("config", config, ("type", *LIMITS))
+        self._limits = {name: config.get(name, default) for name, default in LIMITS.items()}
+        for name, value in self._limits.items():
+            integer_from(LEAST.get(name, 1)).check(f"config.{name}", value)
         self._scripts: dict[str, str] = {}
         self._databases: WeakKeyDictionary[Any, Database] = WeakKeyDictionary()
         # verl calls a tool from a single event loop; the lock allows threads too.

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_ext.evaluation import majority, majority_at_k, pass_at_k
+from verl_ext.evaluation import majority_at_k, measures, pass_at_k
 
 
 def exact_majority(answers, correct, k) -> Fraction:
@@ -49,9 +49,9 @@ def test_majority_at_k_equals_trying_all_subsets(samples, data):
 def test_majority_drawn_at_random_lies_within_its_standard_error(k, monkeypatch):
     answers, correct = list("aaaabbbccd") + [None, None], [1] * 4 + [0] * 8
     exact = majority_at_k(answers, correct, k)
-    monkeypatch.setattr(majority, "EXACT_OPERATIONS", 0)
+    monkeypatch.setattr(measures, "EXACT_OPERATIONS", 0)
     drawn = majority_at_k(answers, correct, k)
-    assert 0 < abs(drawn - exact) < 4 * 0.5 / np.sqrt(majority.DRAWS)
+    assert 0 < abs(drawn - exact) < 4 * 0.5 / np.sqrt(measures.DRAWS)
     assert drawn == majority_at_k(answers, correct, k)
 
 

@@ -1,4 +1,4 @@
-"""maj@k: probability that the majority answer among k of a problem's n samples is correct (self-consistency)."""
+"""pass@k and maj@k of a problem with n samples: some of k samples is correct, or their majority answer is."""
 
 from __future__ import annotations
 
@@ -11,6 +11,42 @@ from verl_ext import checks
 
 EXACT_OPERATIONS = 20_000  # array operations of some microseconds each, about 0.1 s per problem
 DRAWS = 1024  # where the exact sum would take longer; their errors average out over problems
+
+
+def pass_at_k(n: ArrayLike, c: ArrayLike, k: ArrayLike) -> np.ndarray:
+    """Probability that at least one of k samples, drawn from the n without replacement, is correct.
+
+    1 - C(n - c, k) / C(n, k), which is unbiased for 1 - (1 - p)^k at every p; 1 - (1 - c / n)^k is not (Chen et al.
+    2021, "Evaluating Large Language Models Trained on Code", §2.1, eq. 1). With a = min(c, k) and b = max(c, k) the
+    quotient is the product over i < a of 1 - b / (n - i); its logarithm is summed, so no factorial can overflow. Time
+    grows with the largest min(c, k).
+
+    Args:
+        n: samples per problem, at least 1.
+        c: correct samples among the n, in [0, n].
+        k: samples drawn, in [1, n].
+
+    Returns:
+        float64 in [0, 1] of the shape the arguments broadcast to; exactly 1 where n - c < k, exactly 0 where c = 0.
+
+    Raises:
+        ValueError: an argument is not an integer, not finite or out of range, or the shapes do not broadcast.
+    """
+    n, c, k = _whole("n", n, 1), _whole("c", c, 0), _whole("k", k, 1)
+    shapes = n.shape, c.shape, k.shape
+    try:
+        n, c, k = np.broadcast_arrays(n, c, k)
+    except ValueError as error:
+        raise ValueError(f"n, c and k have the shapes {shapes}, which do not broadcast.") from error
+    _at_most_n("c", c, n)
+    _at_most_n("k", k, n)
+    few, many = np.minimum(c, k), np.maximum(c, k)
+    certain = n - c < k
+    log_miss = np.zeros(n.shape)
+    for i in range(int(few[~certain].max(initial=0))):
+        # 0 replaces factors after the end of a problem's product, and factors whose log would be infinite
+        log_miss += np.log1p(-np.where((i < few) & ~certain, many / (n - np.minimum(i, n - 1)), 0.0))
+    return np.where(certain, 1.0, -np.expm1(log_miss))
 
 
 def majority_at_k(answers: Sequence[Hashable | None], correct: ArrayLike, k: int) -> float:
@@ -81,8 +117,8 @@ def _exact(votes: np.ndarray, credit: np.ndarray, silent: int, k: int) -> float:
     """Sum over v of P(the most votes are v, won by a correct answer), with each sample drawn at rate k / n.
 
     Every answer gets binomial(votes, k / n) draws, independently; dividing by P(k draws in all) conditions on that. All
-    terms are positive, so nothing cancels. The rows of ``state[0]`` hold, by number of answers with v votes (none has
-    more), the probability of each number of draws; ``state[1]`` the same times the summed credit of those answers.
+    terms are positive, so nothing cancels. ``state[0, t, d]`` is the probability that d samples are drawn, that t
+    answers have v votes, and that no answer has more. ``state[1]`` is the same, times their summed credit.
     """
     n = int(votes.sum()) + silent
     log_factorial = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, n + 1)))])
@@ -109,3 +145,16 @@ def _exact(votes: np.ndarray, credit: np.ndarray, silent: int, k: int) -> float:
             state = after
         total += float(np.sum(state[1, 1:, k] / np.arange(1, ties + 1)))
     return min(1.0, total / float(binomial(n)[k]))
+
+
+def _whole(name: str, values: ArrayLike, least: int) -> np.ndarray:
+    """``values`` as int64 of the same shape, each at least ``least``."""
+    flat = checks.vector(name, np.ravel(values))
+    return checks.integers(name, flat, flat.size, least).reshape(np.shape(values))
+
+
+def _at_most_n(name: str, values: np.ndarray, n: np.ndarray) -> None:
+    beyond = values > n
+    if beyond.any():
+        row = int(np.argmax(beyond))
+        raise ValueError(f"{name}={values.flat[row]} must be at most n={n.flat[row]}.")
