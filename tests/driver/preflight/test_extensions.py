@@ -121,7 +121,8 @@ def test_a_policys_module_that_ends_python_is_refused(config, module):
         ("tools: [{class_name: nosuch.Tool, config: {type: native}}]", "nosuch.Tool cannot be loaded (No module named"),
         (
             "tools: [{class_name: verl_ext.driver.tools.sqlite.SqliteTool, config: {type: native, max_steps: 0}}]",
-            "verl_ext.driver.tools.sqlite.SqliteTool cannot be loaded (config.max_steps=0 is not valid: use an integer of at least 1",
+            "verl_ext.driver.tools.sqlite.SqliteTool cannot be loaded "
+            "(config.max_steps=0 is not valid: use an integer of at least 1",
         ),
     ],
 )
