@@ -80,7 +80,7 @@ def overrides(name: str, seed: int, rollouts: int, task: Path) -> list[str]:
 
 
 def train(name: str, seed: int, rollouts: int, task: Path, out: Path) -> None:
-    """Train one method on one seed; skip a run that finished with the same command line; exit with 1 on failure."""
+    """Train a method with a seed, unless this command line has finished before; exit with 1 if training fails."""
     recipe = "prefix_sampling" if name in VARIANTS else name
     arguments = overrides(name, seed, rollouts, task)
     name = f"{name}_{seed}"

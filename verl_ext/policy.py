@@ -240,8 +240,8 @@ class Panel:
 class RolloutPolicy:
     """Decides which prompts get how many rollouts, and which groups are trained on.
 
-    In each training step the driver calls :meth:`start_step`, then :meth:`on_group` whenever all requested rollouts of
-    a group have finished, and :meth:`take_batch` after each of these calls until a batch is returned. A group that is
+    In each training step the driver calls :meth:`start_step` once, and :meth:`on_group` for each group whose requested
+    rollouts have all finished. After each call it asks :meth:`take_batch`, until a batch is returned. A group that is
     neither taken nor discarded stays buffered, across steps and restarts; buffering needs no action.
 
     Attributes:

@@ -66,7 +66,7 @@ def data_file(name: str) -> str:
 
 
 def named(value: Any, names: Mapping[Any, str]) -> Any:
-    """``${named:value,{value:name}}``: the table's name for the value, or the value itself if the table lacks it."""
+    """``${named:value,{value:name}}``: the name that the table gives to ``value``, or ``value`` where it has none."""
     return names.get(value, value)
 
 

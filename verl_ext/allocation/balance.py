@@ -14,8 +14,9 @@ from verl_ext import checks
 def partition(costs: ArrayLike, workers: int) -> np.ndarray:
     """(n,) int64 worker of each item, by the largest differencing method of Karmarkar and Karp.
 
-    Every item starts as a partition in which one worker has its cost. The method merges the two partitions with the
-    largest spread, the fullest worker of one with the emptiest worker of the other, until one partition is left.
+    At first each item is a partition of its own: one worker has the item's cost, the others have none. Each step merges
+    the two partitions of largest spread, and gives the fullest worker of the first the items of the emptiest worker of
+    the second, and so on, until one partition is left.
     O(n (log n + workers)).
 
     Args:

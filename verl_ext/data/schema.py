@@ -1,4 +1,4 @@
-"""verl's row schema: one function makes a row, one function checks rows, one function writes them."""
+"""Rows as verl reads them from parquet files: how they are made, checked and written."""
 
 from __future__ import annotations
 

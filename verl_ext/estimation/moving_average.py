@@ -17,7 +17,7 @@ class MovingAverage:
     """Mean of the last ``window`` observed success rates of any prompts.
 
     Args:
-        window: samples kept; a sample is one observation of one prompt. 1,024 in the paper.
+        window: number of observations that are kept; each is of one prompt. 1,024 in the paper.
         initial: prediction before the first observation.
 
     Raises:

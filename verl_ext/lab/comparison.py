@@ -4,14 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+import typer
+from rich.console import Console
+from rich.text import Text
 
 from verl_ext.lab.report.runs import Run
 from verl_ext.lab.report.summary import ROLLOUTS, accuracy_against, common_target, destinations, first_at
 from verl_ext.lab.table import NOTHING, Table, number, times_fewer
 
 Values = list[float | None]
+
+# The argument of a command that compares methods.
+Methods = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="METHOD",
+        help="Recipes, or .yaml files with a rollout_policy; the first is the reference of the comparison. "
+        'Overrides follow in quotes: "grpo n=16". A key without dots is a key of rollout_policy; other keys are '
+        'written in full. A name may come first: "mine:grpo n=16".',
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -78,6 +94,26 @@ def compare(runs: Mapping[str, Sequence[LabRun]], target: float | None = None) -
     if target is None:
         target = common_target([run for seeds in runs.values() for run in seeds]) or 0.0
     return target, [MethodCost(name, seeds, target) for name, seeds in runs.items()]
+
+
+def print_comparison(runs: Mapping[str, Sequence[LabRun]], target: float | None, out: Path, console: Console) -> None:
+    """Print what each method cost, where its rollouts went, which runs ended early, and how to plot the logs.
+
+    Args:
+        runs: by method, one run per seed.
+        target: see :func:`compare`.
+        out: folder with the logs of the runs.
+        console: where to print.
+    """
+    found_target, costs = compare(runs, target)
+    console.print(cost_table(found_target, costs))
+    console.print(waste_table(costs))
+    for cost in costs:
+        for reason in cost.ended():
+            console.print(Text(f"{cost.name} ended early: {reason}"))
+    everything = [run for members in runs.values() for run in members]
+    rollouts, seconds = sum(run.rollouts for run in everything), sum(run.duration for run in everything)
+    console.print(Text(f"{rollouts:,} rollouts in {seconds:.0f} s. Plots: verl-ext report {out}"))
 
 
 def mean(values: Values) -> float | None:

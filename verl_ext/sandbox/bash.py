@@ -1,4 +1,4 @@
-"""One bash in a place, and its commands: each answer belongs to its command, byte for byte.
+"""A bash that runs in a place and answers commands. Each answer belongs to its command, byte for byte.
 
 ``shell_loop.sh`` runs in the place, starts the bash, and describes the frames of requests and answers. Each command has
 a fresh nonce that the bash never sees, so that neither an output nor a late answer can pass for the answer.
@@ -84,7 +84,7 @@ class Bash:
             raise ShellEnded(f"no answer after {timeout + GRACE:g} s") from None
 
     async def close(self) -> None:
-        """End the shell, and everything that it started."""
+        """End the shell and all processes that it started."""
         await self._stream.kill()
 
     async def _exchange(self, command: bytes, timeout: float) -> Answer:

@@ -39,7 +39,7 @@ class Stream(Protocol):
         """At least one byte and at most ``most``; ``b""`` once the program has ended."""
 
     async def kill(self) -> None:
-        """End the program and everything that it started; return when they have ended."""
+        """End the program and all processes that it started, and wait for their end."""
 
 
 class Finished(NamedTuple):

@@ -97,7 +97,7 @@ class Client:
     """Requests to a swe-rex server.
 
     Args:
-        url: such as ``http://10.0.0.7:8000``.
+        url: address of the server, such as ``http://10.0.0.7:8000``.
         token: the server's ``--auth-token``.
     """
 

@@ -49,7 +49,7 @@ def make_batch(sizes, seed=0, limit=8):
 
 
 def moved_model(seed=3):
-    """Weights other than those that sampled."""
+    """A model whose weights differ from those that sampled the batch."""
     model = trained_model("words")
     torch.manual_seed(seed)
     with torch.no_grad():

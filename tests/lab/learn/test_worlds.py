@@ -41,7 +41,7 @@ def test_a_class_that_the_model_does_not_have_is_named():
 
 
 def test_a_warm_start_is_made_once(tmp_path):
-    """The real one, which takes some 20 s of one core."""
+    """This test makes a real warm start, about 20 s on one core."""
     torch.set_num_threads(1)
     source = WorldSource("few_prompts", cache=tmp_path)
     world = source.load()

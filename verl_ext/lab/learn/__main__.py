@@ -13,10 +13,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.text import Text
 
 from verl_ext.files import check_folder
-from verl_ext.lab.comparison import LabRun, compare, cost_table, waste_table
+from verl_ext.lab.comparison import LabRun, Methods, print_comparison
 from verl_ext.lab.learn.run import Length
 from verl_ext.lab.learn.sweep import Job, Source, check, run_all, variants
 from verl_ext.lab.learn.tasks import TASKS
@@ -27,15 +26,7 @@ SWEPT = "Several, separated by commas, make a sweep."
 
 
 def main(
-    methods: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="METHOD...",
-            help="Recipes, or .yaml files with a rollout_policy; the first is the reference of the comparison. "
-            'Overrides follow in quotes: "grpo n=16"; a key without dots is a key of rollout_policy, and keys of '
-            'verl that the learner has are written in full. A name may come first: "mine:grpo n=16".',
-        ),
-    ],
+    methods: Methods,
     world: Annotated[str, typer.Option(help=f"Distribution of the prompts: {', '.join(WORLDS)}.")] = "long_tailed",
     task: Annotated[str, typer.Option(help=f"What the model learns: {', '.join(TASKS)}.")] = "words",
     model: Annotated[
@@ -88,14 +79,7 @@ def main(
     by_method: dict[str, list[LabRun]] = {}
     for job, run in zip(jobs, runs, strict=True):
         by_method.setdefault(job.method.name, []).append(run)
-    found_target, costs = compare(by_method, target)
-    console.print(cost_table(found_target, costs))
-    console.print(waste_table(costs))
-    for cost in costs:
-        for reason in cost.ended():
-            console.print(Text(f"{cost.name} ended early: {reason}"))
-    spent, seconds = sum(run.rollouts for run in runs), sum(run.duration for run in runs)
-    console.print(Text(f"{spent:,} rollouts in {seconds:.0f} s of training. Plots: verl-ext report {out}"))
+    print_comparison(by_method, target, out, console)
 
 
 def _source(world: str, task: str, model: Path | None, data: Path | None, prompts: int | None) -> Source:

@@ -156,14 +156,14 @@ def _run_in_processes(jobs: Sequence[Job], processes: int, on_progress: OnProgre
             raise
 
 
-_progress: SimpleQueue | None = None  # to the process that shows it
+_progress: SimpleQueue | None = None  # to the process that shows the progress of all runs
 
 
 def _start_process(queue: SimpleQueue | None = None) -> None:
     global _progress
     _progress = queue
     torch.set_num_threads(1)
-    register_resolvers()  # the methods' configurations come from another process
+    register_resolvers()  # configurations arrive from another process, with interpolations
     logging.getLogger("recipe").setLevel(logging.ERROR)  # recipes warn at each short step; groups/in_batch logs it too
 
 

@@ -16,9 +16,8 @@ import numpy as np
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.text import Text
 
-from verl_ext.lab.comparison import compare, cost_table, waste_table
+from verl_ext.lab.comparison import Methods, print_comparison
 from verl_ext.lab.report.runs import find_runs, read_run
 from verl_ext.lab.simulate import LearningModel, Method, SimulatedRun, World, simulate
 from verl_ext.lab.simulate.engine import PrefixEffect
@@ -35,15 +34,7 @@ def option(text: str, panel: str, **bounds: float) -> typer.models.OptionInfo:
 
 
 def main(
-    methods: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="METHOD...",
-            help="Recipes, or .yaml files with a rollout_policy; the first is the reference of the comparison. "
-            'Overrides follow in quotes: "grpo n=16"; a key without dots is a key of rollout_policy. A name may come '
-            'first: "mine:grpo n=16".',
-        ),
-    ],
+    methods: Methods,
     population: Annotated[
         str,
         typer.Option(
@@ -126,15 +117,7 @@ def main(
         runs = run_all(chosen, world, seeds, out, console)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    found_target, costs = compare(runs, target)
-    console.print(cost_table(found_target, costs))
-    console.print(waste_table(costs))
-    for cost in costs:
-        for reason in cost.ended():
-            console.print(Text(f"{cost.name} ended early: {reason}"))
-    rollouts = sum(run.rollouts for members in runs.values() for run in members)
-    seconds = sum(run.duration for members in runs.values() for run in members)
-    console.print(Text(f"{rollouts:,} rollouts in {seconds:.0f} s. Plots: verl-ext report {out}"))
+    print_comparison(runs, target, out, console)
 
 
 def run_all(
