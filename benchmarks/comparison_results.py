@@ -1,0 +1,277 @@
+"""Runs of benchmarks/comparison.py: the file that keeps them, the choice of settings, and the page of results."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+from scipy import stats
+
+from verl_ext.lab.plot import styles
+from verl_ext.lab.table import NOTHING
+
+REFERENCE = "grpo"
+METHODS = (REFERENCE, "dynamic_sampling", "pilot_commit", "hora", "vip", "knapsack", "prefix_sampling")
+SHARES = (0.5, 0.8, 0.95)  # of the way from the warm start to the best accuracy of the reference
+CHOICE = 0.8  # the share by which settings are chosen
+TITLES = {
+    "n32": "n = 32, 8 prompts a step",
+    "n64": "n = 64, 8 prompts a step",
+    "step256": "256 rollouts a step",
+    "step1024": "1,024 rollouts a step",
+    "free": "nothing held fixed",
+}
+
+
+class Setting(NamedTuple):
+    """What is tuned: learning rate, rollouts per prompt and prompts per step."""
+
+    lr: float
+    n: int
+    prompts: int
+
+    def __str__(self) -> str:
+        return f"{self.lr:g}, {self.n}, {self.prompts}"
+
+
+class Cost(NamedTuple):
+    """Spent up to a target accuracy; a run that misses the target counts with its whole length."""
+
+    amount: float
+    reached: bool
+
+
+class Ratio(NamedTuple):
+    """Cost of the reference / cost of a method: geometric mean over paired seeds, with its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+class Kept:
+    """The finished runs of one question in one world: a JSON object for each, in a file that only grows.
+
+    Args:
+        file: made with the first run.
+    """
+
+    def __init__(self, file: Path):
+        self.file = file
+        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+        self.runs = {_key(run): run for run in map(json.loads, lines)}
+
+    def __contains__(self, key: tuple[str, Setting, int]) -> bool:
+        return key in self.runs
+
+    def add(self, run: dict[str, Any]) -> None:
+        """Keep a run."""
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        with self.file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(run) + "\n")
+        self.runs[_key(run)] = run
+
+    def settings(self, method: str, seeds: Sequence[int]) -> list[Setting]:
+        """The settings that have been run on all these seeds."""
+        tried = dict.fromkeys(setting for name, setting, _ in self.runs if name == method)
+        return [setting for setting in tried if all((method, setting, seed) in self for seed in seeds)]
+
+    def costs(self, method: str, setting: Setting, seeds: Sequence[int], target: float, unit: str) -> list[Cost]:
+        """Cost of the target for each seed, in ``rollouts``, ``tokens``, ``waves`` or ``steps``."""
+        return [cost_of(self.runs[method, setting, seed], target, unit) for seed in seeds]
+
+    def final(self, method: str, setting: Setting, seeds: Sequence[int]) -> list[float]:
+        """Best accuracy for each seed."""
+        return [max(self.runs[method, setting, seed]["accuracy"]) for seed in seeds]
+
+
+def _key(run: Mapping[str, Any]) -> tuple[str, Setting, int]:
+    return run["method"], Setting(run["lr"], run["n"], run["prompts"]), run["seed"]
+
+
+def cost_of(run: Mapping[str, Any], target: float, unit: str) -> Cost:
+    """Spent when the accuracy first reaches the target; between two measurements the accuracy is a straight line."""
+    spent, accuracy = np.array(run[unit], float), np.array(run["accuracy"])
+    reached = np.flatnonzero(accuracy >= target)
+    if not reached.size:
+        return Cost(float(spent[-1]), False)
+    at = int(reached[0])
+    if at == 0:
+        return Cost(float(spent[min(1, spent.size - 1)]), True)
+    share = (target - accuracy[at - 1]) / (accuracy[at] - accuracy[at - 1])
+    return Cost(float(spent[at - 1] + share * (spent[at] - spent[at - 1])), True)
+
+
+def target_of(kept: Kept, seeds: Sequence[int], share: float = CHOICE) -> float:
+    """Accuracy that is this share of the way from the warm start to the best mean accuracy of the reference.
+
+    The best is taken over the settings of the reference that were run on all these seeds.
+    """
+    settings = kept.settings(REFERENCE, seeds)
+    start = kept.runs[REFERENCE, settings[0], seeds[0]]["accuracy"][0]
+    best = max(float(np.mean(kept.final(REFERENCE, setting, seeds))) for setting in settings)
+    return start + share * (best - start)
+
+
+def ranked(kept: Kept, method: str, settings: Sequence[Setting], seeds: Sequence[int], target: float) -> list[Setting]:
+    """The settings, best first: by the number of seeds that miss the target, then by the mean of log(rollouts)."""
+
+    def badness(setting: Setting) -> tuple[int, float]:
+        costs = kept.costs(method, setting, seeds, target, "rollouts")
+        return sum(not cost.reached for cost in costs), sum(math.log(cost.amount) for cost in costs)
+
+    return sorted(settings, key=badness)
+
+
+def choose(kept: Kept, method: str, seeds: Sequence[int]) -> Setting:
+    """The method's best setting among those that were run on all the tuning seeds."""
+    return ranked(kept, method, kept.settings(method, seeds), seeds, target_of(kept, seeds))[0]
+
+
+def paired(reference: Sequence[Cost], method: Sequence[Cost]) -> Ratio:
+    """How many times less the method needs; Student's t over the logarithms of the ratios of seeds."""
+    logs = np.log([ours.amount / theirs.amount for ours, theirs in zip(reference, method, strict=True)])
+    middle, error = float(logs.mean()), float(logs.std(ddof=1)) / math.sqrt(logs.size)
+    width = float(stats.t.ppf(0.975, logs.size - 1)) * error
+    return Ratio(math.exp(middle), math.exp(middle - width), math.exp(middle + width))
+
+
+# ---- the page ----
+
+
+class Result(NamedTuple):
+    """One method on the fresh seeds of one question in one world.
+
+    Attributes:
+        method, setting: with the setting that its tuning chose.
+        rollouts: ratio at each of :data:`SHARES`.
+        missed: seeds that miss the target at each of :data:`SHARES`.
+        tokens, waves: ratios at the target by which settings are chosen.
+        needed: geometric mean of the rollouts to this target.
+        accuracy: best accuracy of each seed.
+    """
+
+    method: str
+    setting: Setting
+    rollouts: list[Ratio]
+    missed: list[int]
+    tokens: Ratio
+    waves: Ratio
+    needed: float
+    accuracy: list[float]
+
+
+def results(kept: Kept, tuning: Sequence[int], fresh: Sequence[int]) -> Iterator[Result]:
+    """The methods whose runs on fresh seeds are complete; the reference comes first."""
+    base = choose(kept, REFERENCE, tuning)
+    targets = [target_of(kept, tuning, share) for share in SHARES]
+    chosen_target = targets[SHARES.index(CHOICE)]
+    for method in dict.fromkeys((REFERENCE, *(name for name, _, _ in kept.runs))):
+        if not kept.settings(method, tuning):
+            continue
+        setting = choose(kept, method, tuning)
+        if setting not in kept.settings(method, fresh) or base not in kept.settings(REFERENCE, fresh):
+            continue
+
+        def costs(
+            target: float, unit: str, method: str = method, setting: Setting = setting
+        ) -> tuple[list[Cost], list[Cost]]:
+            return (
+                kept.costs(REFERENCE, base, fresh, target, unit),
+                kept.costs(method, setting, fresh, target, unit),
+            )
+
+        own = costs(chosen_target, "rollouts")[1]
+        yield Result(
+            method,
+            setting,
+            [paired(*costs(target, "rollouts")) for target in targets],
+            [sum(not cost.reached for cost in costs(target, "rollouts")[1]) for target in targets],
+            paired(*costs(chosen_target, "tokens")),
+            paired(*costs(chosen_target, "waves")),
+            math.exp(float(np.mean([math.log(cost.amount) for cost in own]))),
+            kept.final(method, setting, fresh),
+        )
+
+
+def _shown(ratio: Ratio, is_reference: bool) -> str:
+    return "1" if is_reference else f"{ratio.mean:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
+
+
+def table(found: Sequence[Result]) -> list[str]:
+    """Lines of one table in Markdown."""
+    header = ["method", "lr, n, prompts", "rollouts"]
+    header += [f"× at {share:.0%}" for share in SHARES] + ["tokens ×", "waves ×", "missed", "best accuracy"]
+    lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
+    for result in found:
+        first = result.method == REFERENCE
+        cells = [
+            f"`{result.method}`",
+            str(result.setting),
+            f"{result.needed:,.0f}",
+            *(_shown(ratio, first) for ratio in result.rollouts),
+            _shown(result.tokens, first),
+            _shown(result.waves, first),
+            "/".join(map(str, result.missed)) if any(result.missed) else NOTHING,
+            f"{np.mean(result.accuracy):.3f} ± {np.std(result.accuracy, ddof=1):.3f}",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def picture(found: Mapping[tuple[str, str], Sequence[Result]]) -> Figure:
+    """A panel for each world and question; each method's ratio with its interval, and a line at 1."""
+    columns = min(2, len(found))
+    rows = math.ceil(len(found) / columns)
+    figure = Figure(figsize=(5.2 * columns, 2.6 * rows), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False, sharex=True)
+    style = styles(result.method for each in found.values() for result in each)
+    place = SHARES.index(CHOICE)
+    for panel, ((world, question), each) in zip(panels.flat, found.items(), strict=False):
+        others = [result for result in each if result.method != REFERENCE][::-1]
+        for height, result in enumerate(others):
+            ratio = result.rollouts[place]
+            error = [[ratio.mean - ratio.low], [ratio.high - ratio.mean]]
+            panel.errorbar(ratio.mean, height, xerr=error, fmt="o", color=style[result.method].color, capsize=3)
+        panel.axvline(1, color="0.6", linewidth=1)
+        panel.set_yticks(range(len(others)), [result.method for result in others])
+        panel.set_ylim(-0.6, len(others) - 0.4)
+        panel.set_xscale("log")
+        panel.set_xticks([0.25, 0.5, 1, 2, 4], ["0.25", "0.5", "1", "2", "4"])
+        panel.minorticks_off()
+        panel.set_title(f"{world}: {TITLES[question]}", fontsize=10)
+    for panel in panels.flat[len(found) :]:
+        panel.set_axis_off()
+    figure.supxlabel("times fewer rollouts than GRPO, with 95 % interval (right of the line: the method needs less)")
+    return figure
+
+
+def write_page(
+    page: Path, kept: Mapping[tuple[str, ...], Kept], tuning: Sequence[int], fresh: Sequence[int]
+) -> dict[tuple[str, str], list[Result]]:
+    """Write the page and its picture; returns the results by world and question."""
+    found = {(key[0], key[1]): list(results(each, tuning, fresh)) for key, each in kept.items()}
+    found = {key: each for key, each in found.items() if len(each) > 1}
+    drawing = page.with_suffix(".png")
+    picture(found).savefig(drawing, dpi=110, metadata={"Software": None})
+    lines = [
+        "# The comparison: results",
+        "",
+        "`python benchmarks/comparison.py report` writes this page from the runs in `docs/comparison/`. The",
+        "[protocol](comparison.md) says how methods are tuned and compared. `×` is the cost of GRPO divided by the",
+        f"method's, over {len(fresh)} fresh seeds, with its 95 % interval: above 1, the method needs less. Percentages",
+        "are of the way from the warm start to GRPO's best accuracy; `rollouts`, `tokens ×` and `waves ×` are at 80 %.",
+        "`missed` counts the fresh seeds that never reach the three targets. Accuracies: mean ± standard deviation.",
+        "",
+        f"![Ratios with intervals]({drawing.name})",
+    ]
+    for (world, question), each in found.items():
+        runs = len(kept[world, question].runs)
+        lines += ["", f"## {world}: {TITLES[question]}", "", *table(each), "", f"{runs:,} runs, tuning included."]
+    page.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return found

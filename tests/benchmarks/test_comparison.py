@@ -1,0 +1,133 @@
+"""The comparison's settings, costs, targets and intervals; and a comparison of real runs."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import comparison
+import numpy as np
+import pytest
+from comparison import Experiment, extended
+from comparison_results import (
+    SHARES,
+    Kept,
+    Setting,
+    choose,
+    cost_of,
+    paired,
+    ranked,
+    results,
+    target_of,
+    write_page,
+)
+from scipy import stats
+
+from verl_ext.lab.learn.run import Length
+
+TUNING, FRESH = (100, 101), (0, 1, 2)
+LOW, HIGH = Setting(1e-4, 32, 8), Setting(1e-3, 32, 8)
+
+
+def run_of(method, setting, seed, accuracy, spent=None, **changes):
+    spent = spent or [100 * place for place in range(len(accuracy))]
+    units = {unit: [factor * each for each in spent] for unit, factor in (("tokens", 10), ("waves", 0.1), ("steps", 1))}
+    run = {"method": method, **setting._asdict(), "seed": seed, "ended": None, "rollouts": spent, "accuracy": accuracy}
+    return run | units | changes
+
+
+def kept(tmp_path, *runs):
+    made = Kept(tmp_path / "runs.jsonl")
+    for run in runs:
+        made.add(run)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("target", "amount", "reached"),
+    [(0.5, 200, True), (0.45, 150, True), (0.55, 250, True), (0.7, 400, False), (0.3, 100, True), (0.61, 400, False)],
+)
+def test_cost_is_where_the_line_between_measurements_first_crosses_the_target(target, amount, reached):
+    run = run_of("grpo", LOW, 0, [0.3, 0.4, 0.5, 0.6, 0.5])
+    cost = cost_of(run, target, "rollouts")
+    assert (cost.amount, cost.reached) == (pytest.approx(amount), reached)
+    assert cost_of(run, target, "tokens").amount == pytest.approx(10 * amount)
+
+
+def test_the_target_is_a_share_of_the_way_to_the_best_setting_of_the_reference(tmp_path):
+    runs = kept(
+        tmp_path,
+        *(run_of("grpo", LOW, seed, [0.2, 0.4, best, 0.1]) for seed, best in zip(TUNING, (0.6, 0.8), strict=True)),
+        *(run_of("grpo", HIGH, seed, [0.2, 0.5, 0.5]) for seed in TUNING),
+        run_of("grpo", Setting(1e-2, 32, 8), 100, [0.2, 0.9]),  # not run on all tuning seeds
+        *(run_of("vip", LOW, seed, [0.2, 1.0]) for seed in TUNING),
+    )
+    assert target_of(runs, TUNING, 0.5) == pytest.approx(0.2 + 0.5 * (0.7 - 0.2))
+    assert target_of(runs, TUNING) == pytest.approx(0.6)
+
+
+def test_settings_are_ranked_by_missed_seeds_and_then_by_the_mean_logarithm(tmp_path):
+    def both(setting, *costs):
+        curves = ([0.0, 0.0, 1.0] if cost else [0.0, 0.0, 0.5] for cost in costs)
+        points = ([0, cost or 1, (cost or 1) + 1] for cost in costs)
+        return [
+            run_of("grpo", setting, seed, accuracy, spent)
+            for seed, accuracy, spent in zip(TUNING, curves, points, strict=True)
+        ]
+
+    even, uneven, missed, half = (Setting(lr, 4, 4) for lr in (1.0, 2.0, 3.0, 4.0))
+    runs = kept(tmp_path, *both(even, 500, 500), *both(uneven, 100, 1000), *both(missed, 10, None))
+    runs.add(run_of("grpo", half, 100, [0.0, 1.0], [0, 5]))
+    order = ranked(runs, "grpo", [missed, even, uneven], TUNING, 0.9)
+    assert order == [uneven, even, missed]  # sqrt(100 * 1000) < 500
+    assert choose(runs, "grpo", TUNING) == uneven and choose(runs, "grpo", TUNING[:1]) == half
+
+
+def test_the_ratio_is_paired_by_seed_with_students_interval():
+    generator = np.random.default_rng(0)
+    ours, theirs = generator.uniform(100, 1000, (2, 12))
+    runs = [
+        [cost_of(run_of("grpo", LOW, 0, [0.0, 1.0], [0, each]), 1.0, "rollouts") for each in side]
+        for side in (ours, theirs)
+    ]
+    ratio = paired(*runs)
+    expected = stats.ttest_rel(np.log(ours), np.log(theirs)).confidence_interval(0.95)
+    assert ratio.mean == pytest.approx(math.exp(np.log(ours / theirs).mean()))
+    assert (ratio.low, ratio.high) == (pytest.approx(math.exp(expected.low)), pytest.approx(math.exp(expected.high)))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [([2e-4], [1e-4, 2e-4, 4e-4]), ([1e-4, 2e-4], [5e-5, 1e-4, 2e-4, 4e-4]), ([4e-4], [1e-4, 2e-4, 4e-4, 8e-4])],
+)
+def test_the_list_of_learning_rates_grows_at_an_end_that_was_chosen(chosen, expected):
+    assert list(extended([1e-4, 2e-4, 4e-4], chosen)) == pytest.approx(expected)
+
+
+def test_real_runs_are_kept_chosen_compared_and_not_repeated(tmp_path, monkeypatch):
+    """Two methods and two learning rates; the smallest learns nothing, so that tuning has to choose the other."""
+    monkeypatch.setattr(comparison, "KEPT", tmp_path / "kept")
+    monkeypatch.setattr(comparison, "TUNING", TUNING)
+    monkeypatch.setattr(comparison, "METHODS", ("grpo", "hora"))
+    experiment = Experiment("few_prompts", "n32", tmp_path / "scratch", 1)
+    experiment.length, lrs = Length(2048, 512), [1e-9, 1e-3]
+    chosen = {method: experiment.tune(method, lrs) for method in ("grpo", "hora")}
+    assert {setting.lr for setting in chosen.values()} == {1e-3}
+    for method, setting in chosen.items():
+        experiment.run(method, [setting], FRESH)
+    lines = experiment.kept.file.read_text().splitlines()
+    assert len(lines) == 2 * (2 * len(TUNING) + len(FRESH))
+    again = Experiment("few_prompts", "n32", tmp_path / "other", 1)
+    again.run("grpo", [chosen["grpo"]], FRESH)
+    assert again.kept.file.read_text().splitlines() == lines and not (tmp_path / "other").exists()
+    run = json.loads(lines[0])
+    assert run["rollouts"] == [0, 512, 1024, 1536, 2048] and run["steps"] == [0, 2, 4, 6, 8] == run["waves"]
+    assert run["tokens"][-1] > 2048 and all(len(run[unit]) == 5 for unit in ("tokens", "accuracy"))
+
+    found = write_page(tmp_path / "page.md", {("few_prompts", "n32"): again.kept}, TUNING, FRESH)
+    (reference, hora) = found["few_prompts", "n32"]
+    assert [ratio.mean for ratio in reference.rollouts] == [1.0] * len(SHARES)
+    assert list(results(again.kept, TUNING, FRESH)) == [reference, hora]
+    page = (tmp_path / "page.md").read_text()
+    assert f"| {hora.rollouts[1].mean:.2f} [{hora.rollouts[1].low:.2f}, {hora.rollouts[1].high:.2f}] |" in page
+    assert (tmp_path / "page.png").stat().st_size > 5000 and "14 runs, tuning included." in page
