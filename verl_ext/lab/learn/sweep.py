@@ -142,8 +142,8 @@ def run_all(jobs: Sequence[Job], processes: int, on_progress: OnProgress) -> lis
 def _run_in_processes(jobs: Sequence[Job], processes: int, on_progress: OnProgress) -> None:
     context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
     queue = context.SimpleQueue()
-    with ProcessPoolExecutor(processes, context, _start_process, (queue,)) as pool:
-        left: set[Future[None]] = {pool.submit(_run, job) for job in jobs}
+    with ProcessPoolExecutor(processes, context, _start_in_pool, (queue,)) as pool:
+        left: set[Future[None]] = {pool.submit(_run_in_pool, job) for job in jobs}
         try:
             while left:
                 done, left = wait(left, timeout=LOOK, return_when=FIRST_COMPLETED)
@@ -156,18 +156,24 @@ def _run_in_processes(jobs: Sequence[Job], processes: int, on_progress: OnProgre
             raise
 
 
-_progress: SimpleQueue | None = None  # to the process that shows the progress of all runs
+_messages: SimpleQueue  # of a process of the pool, to the process that shows the progress of all runs
 
 
-def _start_process(queue: SimpleQueue | None = None) -> None:
-    global _progress
-    _progress = queue
+def _start_in_pool(messages: SimpleQueue) -> None:
+    global _messages
+    _messages = messages
+    _start_process()
+
+
+def _run_in_pool(job: Job) -> None:
+    _run(job, lambda *message: _messages.put(message))
+
+
+def _start_process() -> None:
     torch.set_num_threads(1)
     register_resolvers()  # configurations arrive from another process, with interpolations
     logging.getLogger("recipe").setLevel(logging.ERROR)  # recipes warn at each short step; groups/in_batch logs it too
 
 
-def _run(job: Job, on_progress: OnProgress | None = None) -> None:
-    name = job.files.name
-    report = on_progress or (lambda *message: _progress.put(message) if _progress else None)
-    learn(job.prepare(), job.files, lambda sampled, _: report(name, sampled))
+def _run(job: Job, on_progress: OnProgress) -> None:
+    learn(job.prepare(), job.files, lambda sampled, _: on_progress(job.files.name, sampled))
