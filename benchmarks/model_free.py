@@ -14,6 +14,7 @@ import numpy as np
 import psutil
 
 from recipe.dynamic_sampling.policy import DynamicSampling
+from recipe.greso.policy import Greso
 from recipe.grpo.policy import Uniform
 from recipe.hora.policy import Hora
 from recipe.knapsack.policy import Knapsack
@@ -119,6 +120,7 @@ def policies(
     return {
         "grpo": lambda: Uniform(**size, n=rollouts),
         "dynamic_sampling": lambda: DynamicSampling(**size, n=rollouts),
+        "greso": lambda: Greso(**size, n=rollouts),
         "pilot_commit": lambda: PilotCommit(**size, n_pilot=8, n_commit=max(rollouts - 8, 8)),
         "hora": lambda: Hora(**size, G=rollouts, G0=2),
         "vip": lambda: Vip(**size, n=rollouts, estimator_options={"features": str(features)}),

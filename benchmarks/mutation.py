@@ -39,6 +39,7 @@ CORE = ["tests/test_controller.py", "tests/test_ledger.py", "tests/test_policy.p
 RULES = ["tests/allocation/test_bad_input.py", "tests/allocation/test_extreme_magnitudes.py"]
 GUARDS = {  # module: its fast tests, the quickest first
     "recipe/dynamic_sampling/policy.py": ["tests/recipe/test_baselines.py"],
+    "recipe/greso/policy.py": ["tests/recipe/test_greso.py"],
     "recipe/grpo/policy.py": ["tests/recipe/test_baselines.py"],
     "recipe/hora/policy.py": ["tests/recipe/test_hora.py"],
     "recipe/hora/warm_up.py": ["tests/recipe/test_hora.py"],

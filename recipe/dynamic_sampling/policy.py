@@ -29,6 +29,8 @@ class DynamicSampling(RolloutPolicy):
         prompt_weight: see :class:`~verl_ext.policy.RolloutPolicy`.
     """
 
+    name = "dynamic_sampling"  # prefix of the metrics' names
+
     @classmethod
     def settings_for(cls, train_batch_size: int, n: int, seed: int) -> dict[str, Any]:
         return {"n": n}
@@ -99,4 +101,4 @@ class DynamicSampling(RolloutPolicy):
         return []
 
     def metrics(self) -> dict[str, float]:
-        return {"dynamic_sampling/rounds": float(self._rounds), "dynamic_sampling/no_spread": float(self._dropped)}
+        return {f"{self.name}/rounds": float(self._rounds), f"{self.name}/no_spread": float(self._dropped)}

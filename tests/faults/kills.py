@@ -20,6 +20,7 @@ from verl_ext.driver.checkpoint import BadCheckpoint, folder_to_resume, load_sta
 RECIPES = {
     "grpo": ["actor_rollout_ref.rollout.n=4"],
     "dynamic_sampling": ["actor_rollout_ref.rollout.n=4", "rollout_policy.s=2"],
+    "greso": ["actor_rollout_ref.rollout.n=4"],
     "pilot_commit": [
         "rollout_policy.n_pilot=6",
         "rollout_policy.n_commit=2",

@@ -8,7 +8,16 @@ from verl_ext.lab.method import Method, recipes
 
 
 def test_every_recipe_is_there_and_is_what_its_own_file_says():
-    assert list(recipes()) == ["dynamic_sampling", "grpo", "hora", "knapsack", "pilot_commit", "prefix_sampling", "vip"]
+    assert list(recipes()) == [
+        "dynamic_sampling",
+        "greso",
+        "grpo",
+        "hora",
+        "knapsack",
+        "pilot_commit",
+        "prefix_sampling",
+        "vip",
+    ]
     for name in recipes():
         method = Method.parse(name, 8)
         assert (method.name, method.train_batch_size) == (name, 8)
@@ -48,7 +57,7 @@ def test_a_policy_of_ones_own_is_named_by_its_file(tmp_path):
     ("text", "message"),
     [
         ("", "begins with one of"),
-        ("ppo", "begins with one of dynamic_sampling, grpo"),
+        ("ppo", "begins with one of dynamic_sampling, greso, grpo"),
         ("grpo n", "n must be written as key=value"),
     ],
 )

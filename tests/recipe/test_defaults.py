@@ -16,6 +16,16 @@ DERIVED = ("_target_", "train_batch_size", "seed")  # of other keys of the confi
 POLICIES = {
     # DAPO, with the sampling factor of Pilot-Commit's comparison
     "dynamic_sampling": {"n": 64, "s": 3, "max_rounds": 10, "prompt_weight": "equal"},
+    # GRESO: 384 prompts sampled for 256 trained, exploration and target of the release's scripts
+    "greso": {
+        "n": 8,
+        "s": 1.5,
+        "max_rounds": 10,
+        "p_easy": 0.5,
+        "p_hard": 0.5,
+        "target_zero_variance": 0.25,
+        "prompt_weight": "equal",
+    },
     "grpo": {"n": 64, "prompt_weight": "equal"},
     # HORA: G_0 and shards of Appendix C, thresholds of the warm-up of Appendix C
     "hora": {

@@ -26,6 +26,7 @@ PUBLIC = {
     "recipe.knapsack.policy": ("Knapsack",),
     "recipe.prefix_sampling.policy": ("PrefixSampling",),
     "recipe.grpo.policy": ("Uniform",),
+    "recipe.greso.policy": ("Greso",),
     "recipe.dynamic_sampling.policy": ("DynamicSampling",),
 }
 NEEDS_AN_EXTRA = ("verl_ext.lab.simulate", "verl_ext.lab.waste", "verl_ext.data.prepare")

@@ -86,7 +86,7 @@ def test_the_command_compares_methods_and_the_report_draws_their_logs(tmp_path, 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["ppo"], "begins with one of dynamic_sampling, grpo"),
+        (["ppo"], "begins with one of dynamic_sampling, greso, grpo"),
         (["grpo", "--world", "easy"], "world=easy is not valid: use one of long_tailed, mostly_solved"),
         (["grpo", "--task", "chess"], "task=chess is not valid: use one of words, sums, tool"),
         (["grpo", "--lr", "1e-3,x"], "--lr=1e-3,x is not valid: use different numbers above 0"),

@@ -18,6 +18,7 @@ from verl_ext.lab.report.summary import summarize
 METHODS = [
     "grpo n=4",
     "dynamic_sampling n=4",
+    "greso n=4",
     "pilot_commit n_pilot=2 n_commit=4 p_solve=null",
     "hora G=4 G0=2",
     "vip n=4",

@@ -60,7 +60,7 @@ def test_runs_stop_at_the_target(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["ppo"], "begins with one of dynamic_sampling, grpo"),
+        (["ppo"], "begins with one of dynamic_sampling, greso, grpo"),
         (["grpo n=8", "grpo n=8"], "need different names"),
         (["grpo", "--population", "hard"], "population='hard' is not valid"),
         (["grpo", "--stop-at-target"], "needs --target"),

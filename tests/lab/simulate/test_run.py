@@ -12,6 +12,7 @@ WORLD = World("1:1:1", 120, steps=12, test_freq=4, learning=LearningModel(shared
 METHODS = [
     "grpo n=8",
     "dynamic_sampling n=8",
+    "greso n=8",
     "pilot_commit n_pilot=4 n_commit=8",
     "hora G=8 G0=2",
     "vip n=8",

@@ -18,6 +18,7 @@ SIZE, STEPS = 40, 5
 METHODS = [
     "grpo n=4",
     "dynamic_sampling n=4",
+    "greso n=4",
     "pilot_commit n_pilot=4 n_commit=4",
     "hora G=6 G0=2",
     "vip n=6",

@@ -64,6 +64,7 @@ def test_page_plots_numbers_and_histories(small_log, tmp_path):
     assert list(other["methods"]) == [
         "the log",
         "dynamic_sampling",
+        "greso",
         "grpo",
         "hora",
         "knapsack",

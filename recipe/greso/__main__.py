@@ -1,0 +1,5 @@
+"""``python -m recipe.greso key=value ...`` trains."""
+
+from verl_ext.launch import main
+
+main("greso")
