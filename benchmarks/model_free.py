@@ -18,6 +18,7 @@ from recipe.greso.policy import Greso
 from recipe.grpo.policy import Uniform
 from recipe.hora.policy import Hora
 from recipe.knapsack.policy import Knapsack
+from recipe.mopps.policy import Mopps
 from recipe.pilot_commit.policy import PilotCommit
 from recipe.prefix_sampling.policy import PrefixSampling
 from recipe.vip.policy import Vip
@@ -121,6 +122,7 @@ def policies(
         "grpo": lambda: Uniform(**size, n=rollouts),
         "dynamic_sampling": lambda: DynamicSampling(**size, n=rollouts),
         "greso": lambda: Greso(**size, n=rollouts),
+        "mopps": lambda: Mopps(**size, n=rollouts),
         "pilot_commit": lambda: PilotCommit(**size, n_pilot=8, n_commit=max(rollouts - 8, 8)),
         "hora": lambda: Hora(**size, G=rollouts, G0=2),
         "vip": lambda: Vip(**size, n=rollouts, estimator_options={"features": str(features)}),

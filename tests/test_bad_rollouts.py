@@ -65,7 +65,7 @@ def test_nothing_to_learn_ends_the_run_with_what_to_change(recipe, correct, tmp_
         train(recipe, tmp_path, lambda rng, version: verdict(correct, version))
 
 
-@pytest.mark.parametrize("recipe", ["grpo", "hora", "vip", "knapsack"])
+@pytest.mark.parametrize("recipe", ["grpo", "hora", "mopps", "vip", "knapsack"])
 @pytest.mark.parametrize("correct", [True, False])
 def test_the_others_train_on_without_a_signal_and_say_so(recipe, correct, tmp_path):
     run, _ = train(recipe, tmp_path, lambda rng, version: verdict(correct, version))
@@ -87,7 +87,7 @@ def test_all_prompts_evicted_ends_the_run_with_what_to_change(tmp_path):
     assert len(run.prompts.evicted) == ROWS - len({group.prompt.id for group in run.live.values()})
 
 
-@pytest.mark.parametrize("recipe", ["hora", "vip", "knapsack"])
+@pytest.mark.parametrize("recipe", ["hora", "mopps", "vip", "knapsack"])
 def test_rewards_that_are_no_success_rates_are_refused_with_the_range(recipe, tmp_path):
     with pytest.raises(BadReward, match=r"prompt p\d+ has rewards from -?\d.* and no verdicts: a success rate needs"):
         train(recipe, tmp_path, lambda rng, version: Rollout(rng.normal() * 10, None, 5, version))

@@ -21,6 +21,7 @@ RECIPES = {
     "grpo": ["actor_rollout_ref.rollout.n=4"],
     "dynamic_sampling": ["actor_rollout_ref.rollout.n=4", "rollout_policy.s=2"],
     "greso": ["actor_rollout_ref.rollout.n=4"],
+    "mopps": ["actor_rollout_ref.rollout.n=8", "rollout_policy.s=3"],
     "pilot_commit": [
         "rollout_policy.n_pilot=6",
         "rollout_policy.n_commit=2",

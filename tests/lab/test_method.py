@@ -14,6 +14,7 @@ def test_every_recipe_is_there_and_is_what_its_own_file_says():
         "grpo",
         "hora",
         "knapsack",
+        "mopps",
         "pilot_commit",
         "prefix_sampling",
         "vip",

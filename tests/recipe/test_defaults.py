@@ -57,6 +57,16 @@ POLICIES = {
         "max_rounds": 10,
         "prompt_weight": "rollouts",
     },
+    # MoPPS: the release's scripts for Countdown and Geometry3k
+    "mopps": {
+        "n": 8,
+        "s": 8,
+        "band": [0.5, 0.5],
+        "decay": 0.5,
+        "alpha0": 1.0,
+        "beta0": 1.0,
+        "prompt_weight": "equal",
+    },
     # Pilot-Commit: 16 + 48 of Section 4, bounds and d of Section 4
     "pilot_commit": {
         "n_pilot": 16,

@@ -27,6 +27,7 @@ PUBLIC = {
     "recipe.prefix_sampling.policy": ("PrefixSampling",),
     "recipe.grpo.policy": ("Uniform",),
     "recipe.greso.policy": ("Greso",),
+    "recipe.mopps.policy": ("Mopps",),
     "recipe.dynamic_sampling.policy": ("DynamicSampling",),
 }
 NEEDS_AN_EXTRA = ("verl_ext.lab.simulate", "verl_ext.lab.waste", "verl_ext.data.prepare")

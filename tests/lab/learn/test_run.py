@@ -19,6 +19,7 @@ METHODS = [
     "grpo n=4",
     "dynamic_sampling n=4",
     "greso n=4",
+    "mopps n=4 s=3",
     "pilot_commit n_pilot=2 n_commit=4 p_solve=null",
     "hora G=4 G0=2",
     "vip n=4",

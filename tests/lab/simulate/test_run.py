@@ -13,6 +13,7 @@ METHODS = [
     "grpo n=8",
     "dynamic_sampling n=8",
     "greso n=8",
+    "mopps n=8 s=3",
     "pilot_commit n_pilot=4 n_commit=8",
     "hora G=8 G0=2",
     "vip n=8",

@@ -19,6 +19,7 @@ METHODS = [
     "grpo n=4",
     "dynamic_sampling n=4",
     "greso n=4",
+    "mopps n=4 s=2",
     "pilot_commit n_pilot=4 n_commit=4",
     "hora G=6 G0=2",
     "vip n=6",

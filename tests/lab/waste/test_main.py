@@ -68,6 +68,7 @@ def test_page_plots_numbers_and_histories(small_log, tmp_path):
         "grpo",
         "hora",
         "knapsack",
+        "mopps",
         "pilot_commit",
         "vip",
     ]

@@ -1,0 +1,5 @@
+"""``python -m recipe.mopps key=value ...`` trains."""
+
+from verl_ext.launch import main
+
+main("mopps")
