@@ -21,6 +21,7 @@ from recipe.knapsack.policy import Knapsack
 from recipe.mopps.policy import Mopps
 from recipe.pilot_commit.policy import PilotCommit
 from recipe.prefix_sampling.policy import PrefixSampling
+from recipe.speed_rl.policy import SpeedRL
 from recipe.vip.policy import Vip
 from verl_ext.controller import RolloutController
 from verl_ext.policy import Group, Prompt, Rollout, RolloutPolicy
@@ -124,6 +125,7 @@ def policies(
         "greso": lambda: Greso(**size, n=rollouts),
         "mopps": lambda: Mopps(**size, n=rollouts),
         "pilot_commit": lambda: PilotCommit(**size, n_pilot=8, n_commit=max(rollouts - 8, 8)),
+        "speed_rl": lambda: SpeedRL(**size, n_init=4, n_cont=max(rollouts - 4, 1)),
         "hora": lambda: Hora(**size, G=rollouts, G0=2),
         "vip": lambda: Vip(**size, n=rollouts, estimator_options={"features": str(features)}),
         "knapsack": lambda: Knapsack(**size, n=rollouts),

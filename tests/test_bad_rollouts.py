@@ -58,7 +58,7 @@ def test_half_of_the_rollouts_failing_is_counted_and_trained_around(recipe, tmp_
     assert all(np.isfinite(group.rewards).all() and len(group.usable) for batch in batches for group in batch)
 
 
-@pytest.mark.parametrize("recipe", ["pilot_commit", "dynamic_sampling", "greso", "prefix_sampling"])
+@pytest.mark.parametrize("recipe", ["pilot_commit", "dynamic_sampling", "greso", "prefix_sampling", "speed_rl"])
 @pytest.mark.parametrize("correct", [True, False])
 def test_nothing_to_learn_ends_the_run_with_what_to_change(recipe, correct, tmp_path):
     with pytest.raises(CannotFillBatch, match=r"^step 1: .*(rollout_policy\.|use data)"):

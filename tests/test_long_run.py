@@ -5,7 +5,18 @@ from __future__ import annotations
 import pytest
 from model_free import BATCH, PROMPTS, LongRun, policies
 
-RECIPES = ("grpo", "dynamic_sampling", "greso", "mopps", "pilot_commit", "hora", "vip", "knapsack", "prefix_sampling")
+RECIPES = (
+    "grpo",
+    "dynamic_sampling",
+    "greso",
+    "mopps",
+    "speed_rl",
+    "pilot_commit",
+    "hora",
+    "vip",
+    "knapsack",
+    "prefix_sampling",
+)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

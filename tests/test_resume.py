@@ -14,7 +14,17 @@ from verl_ext.controller import RolloutController
 
 ROWS, STEPS = 64, 8  # prompts of an epoch, steps of a run
 ACROSS_STEPS = ("pilot_commit",)  # recipes with rollouts in generation between two steps
-RECIPES = (*ACROSS_STEPS, "prefix_sampling", "grpo", "dynamic_sampling", "greso", "mopps", "hora", "knapsack")
+RECIPES = (
+    *ACROSS_STEPS,
+    "prefix_sampling",
+    "grpo",
+    "dynamic_sampling",
+    "greso",
+    "mopps",
+    "speed_rl",
+    "hora",
+    "knapsack",
+)
 SIZES = {"train_batch_size": 4, "n_pilot": 8, "n_commit": 8}
 SYNC, COLOCATE, SEPARATE = MODES = ("sync", "colocate_async", "separate_async")
 

@@ -17,6 +17,7 @@ def test_every_recipe_is_there_and_is_what_its_own_file_says():
         "mopps",
         "pilot_commit",
         "prefix_sampling",
+        "speed_rl",
         "vip",
     ]
     for name in recipes():

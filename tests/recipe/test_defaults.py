@@ -82,6 +82,16 @@ POLICIES = {
         "var_lower": 0.01,
         "prompt_weight": "equal",
     },
+    # SPEED-RL: the release's script for Qwen2.5-Math-7B, with 64 prompts screened for 16 trained
+    "speed_rl": {
+        "n_init": 4,
+        "n_cont": 20,
+        "s": 4,
+        "p_lower": 0.0,
+        "p_upper": 1.0,
+        "max_rounds": 50,
+        "prompt_weight": "equal",
+    },
     # Prefix Sampling: band of Section 2.2, target and cooldown; the other numbers of Table 9 are lost, and ours
     "prefix_sampling": {
         "n": 8,

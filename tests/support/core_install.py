@@ -28,6 +28,7 @@ PUBLIC = {
     "recipe.grpo.policy": ("Uniform",),
     "recipe.greso.policy": ("Greso",),
     "recipe.mopps.policy": ("Mopps",),
+    "recipe.speed_rl.policy": ("SpeedRL",),
     "recipe.dynamic_sampling.policy": ("DynamicSampling",),
 }
 NEEDS_AN_EXTRA = ("verl_ext.lab.simulate", "verl_ext.lab.waste", "verl_ext.data.prepare")

@@ -20,6 +20,7 @@ METHODS = [
     "dynamic_sampling n=4",
     "greso n=4",
     "mopps n=4 s=3",
+    "speed_rl n_init=2 n_cont=2",
     "pilot_commit n_pilot=2 n_commit=4 p_solve=null",
     "hora G=4 G0=2",
     "vip n=4",

@@ -14,6 +14,7 @@ METHODS = [
     "dynamic_sampling n=8",
     "greso n=8",
     "mopps n=8 s=3",
+    "speed_rl n_init=4 n_cont=4",
     "pilot_commit n_pilot=4 n_commit=8",
     "hora G=8 G0=2",
     "vip n=8",
@@ -32,7 +33,10 @@ def test_every_recipe_trains_and_its_books_balance(text, mode):
     assert last["rollouts/sampled_total"] == gone + last["rollouts/buffered"] > 0
     assert records[12][ACCURACY] > records[4][ACCURACY] > records[0][ACCURACY]
     assert sum(ACCURACY in record for record in records.values()) == 4
-    assert all(records[step]["timing_s/step"] > records[step]["timing_s/gen"] > 0 for step in range(1, 13))
+    for step in range(1, 13):
+        record = records[step]
+        assert record["timing_s/step"] > record["timing_s/gen"] >= 0
+        assert (record["timing_s/gen"] > 0) == (record["rollouts/sampled"] > 0)  # a batch may be waiting already
 
 
 def test_a_run_is_its_seed():

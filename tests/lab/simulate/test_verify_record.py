@@ -20,6 +20,7 @@ METHODS = [
     "dynamic_sampling n=4",
     "greso n=4",
     "mopps n=4 s=2",
+    "speed_rl n_init=3 n_cont=3",
     "pilot_commit n_pilot=4 n_commit=4",
     "hora G=6 G0=2",
     "vip n=6",

@@ -70,6 +70,7 @@ def test_page_plots_numbers_and_histories(small_log, tmp_path):
         "knapsack",
         "mopps",
         "pilot_commit",
+        "speed_rl",
         "vip",
     ]
     own, grpo = other["methods"]["the log"], other["methods"]["grpo"]
