@@ -1,14 +1,15 @@
-"""Checks an installation in seconds: ``python docker/smoke_test.py --hardware cpu`` (or h200, a800, b200).
+"""Checks an installation in seconds: ``python docker/smoke_test.py --hardware cpu`` (or a profile of GPUs).
 
-The checks cover versions, imports, an allocation, a judged answer, and the composed and validated configuration of
-every recipe. They train no model. With a GPU profile but without a GPU (as in the build of an image), the output says
-so.
+The checks cover versions, imports, the packages of the chosen engines, an allocation, a judged answer, and the composed
+and validated configuration of every recipe. They train no model. With a GPU profile but without a GPU (as on a login
+node), packages that import only beside a GPU are looked up, not imported, and the output says so.
 """
 
 from __future__ import annotations
 
 import sys
 import tempfile
+from dataclasses import dataclass
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Annotated
@@ -20,36 +21,71 @@ ROOT = Path(__file__).resolve().parents[1]
 VERL = "0.9.1"
 
 
-def main(hardware: Annotated[str, typer.Option(help="A hardware profile: cpu, h200, a800 or b200.")] = "cpu") -> None:
+@dataclass(frozen=True)
+class Setup:
+    """The installation to check: a hardware profile, the engine of the rollouts, and whether Megatron is in it."""
+
+    hardware: str
+    engine: str
+    megatron: bool
+
+    @property
+    def overrides(self) -> list[str]:
+        """Choices on the command line of a recipe."""
+        trainer = ["model_engine=megatron", "actor_engine=megatron"] if self.megatron else []
+        return [f"hardware={self.hardware}", f"actor_rollout_ref.rollout.name={self.engine}", *trainer]
+
+
+def main(
+    hardware: Annotated[str, typer.Option(help="A hardware profile.")] = "cpu",
+    engine: Annotated[str, typer.Option(help="Engine of the rollouts: vllm or sglang.")] = "vllm",
+    megatron: Annotated[int, typer.Option(help="1: Megatron is installed.", max=1)] = 0,
+) -> None:
     """Check an installation; the first fault ends with one sentence and exit code 1."""
     sys.path.insert(0, str(ROOT))
     from verl_ext.launch import export_environment
 
     export_environment(hardware)  # before anything imports verl
-    console = Console(highlight=False)
-    for check in (_versions, _imports, _allocation, _reward, _recipes, _gpu):
+    console, setup = Console(highlight=False), Setup(hardware, engine, bool(megatron))
+    for check in (_versions, _imports, _packages, _allocation, _reward, _recipes, _gpu):
         try:
-            console.print(f"{check.__name__.strip('_'):10}  {check(hardware)}", soft_wrap=True)
+            console.print(f"{check.__name__.strip('_'):10}  {check(setup)}", soft_wrap=True)
         except (ImportError, LookupError, ValueError, RuntimeError) as error:
             console.print(f"error: {check.__name__.strip('_')}: {error}", style="red", soft_wrap=True)
             raise typer.Exit(1) from error
 
 
-def _versions(hardware: str) -> str:
+def _versions(setup: Setup) -> str:
     found = metadata.version("verl")
     if found != VERL:
         raise ValueError(f"verl={found} is installed, and these recipes are for {VERL}.")
     return f"Python {sys.version.split()[0]}, verl {found}, torch {metadata.version('torch')}"
 
 
-def _imports(hardware: str) -> str:
-    modules = ("torch", "ray", "vllm", "transformers", "verl", "verl_ext.driver.compat", "swerex")
+def _imports(setup: Setup) -> str:
+    modules = ("torch", "ray", setup.engine, "transformers", "verl", "verl_ext.driver.compat", "swerex")
     for module in modules:
         import_module(module)
     return ", ".join(modules)
 
 
-def _allocation(hardware: str) -> str:
+def _packages(setup: Setup) -> str:
+    import hydra
+
+    from verl_ext.driver.preflight.packages import missing_packages, needed_modules
+    from verl_ext.resolvers import register_resolvers
+
+    register_resolvers()
+    # The mode that needs the most packages: weights go to engines on other GPUs.
+    separate = ["trainer.v1.trainer_mode=separate_async", "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl"]
+    with hydra.initialize_config_module("recipe.grpo.config", version_base=None):
+        config = hydra.compose("grpo", [*setup.overrides, *separate])
+    if missing := missing_packages(config):
+        raise RuntimeError(" ".join(missing))
+    return ", ".join(module for _, _, module in needed_modules(config))
+
+
+def _allocation(setup: Setup) -> str:
     from verl_ext.allocation import knapsack
 
     counts = knapsack.allocate([0.1, 0.5, 0.9], 24)
@@ -58,7 +94,7 @@ def _allocation(hardware: str) -> str:
     return f"24 rollouts over success rates 0.1, 0.5, 0.9: {counts.tolist()}"
 
 
-def _reward(hardware: str) -> str:
+def _reward(setup: Setup) -> str:
     from verl_ext.data.math_reward import compute_score
 
     verdict = compute_score("smoke test", r"so it is \boxed{\frac{1}{2}}", "0.5")
@@ -67,7 +103,7 @@ def _reward(hardware: str) -> str:
     return "1/2 equals 0.5"
 
 
-def _recipes(hardware: str) -> str:
+def _recipes(setup: Setup) -> str:
     import hydra
     from pyarrow import Table, parquet
 
@@ -90,7 +126,7 @@ def _recipes(hardware: str) -> str:
         for name in ("model.safetensors", "tokenizer.json"):
             (Path(folder) / name).touch()
         overrides = [
-            f"hardware={hardware}",
+            *setup.overrides,
             f"data.train_files={folder}/rows.parquet",
             f"data.val_files={folder}/rows.parquet",
             f"actor_rollout_ref.model.path={folder}",
@@ -103,10 +139,10 @@ def _recipes(hardware: str) -> str:
     return ", ".join(recipes())
 
 
-def _gpu(hardware: str) -> str:
+def _gpu(setup: Setup) -> str:
     import torch
 
-    if hardware == "cpu":
+    if setup.hardware == "cpu":
         return "none needed"
     if not torch.cuda.is_available():
         return "none in sight, not tried"

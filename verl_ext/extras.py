@@ -6,9 +6,12 @@ from importlib.util import find_spec
 
 from verl_ext.errors import RunError
 
+# verl's packages for GPUs are not all on the package index, so no extra can install them.
+INSTALLERS = {"gpu": "bash examples/install_gpu.sh, or pip install 'verl-ext[verl]' beside an engine of your own"}
+
 
 class MissingExtra(RunError, ImportError):
-    """A package of an extra is not installed. The message names the package and the extra."""
+    """A package of an extra is not installed. The message names the package and how to install it."""
 
     exit_code = 2
 
@@ -21,4 +24,5 @@ def require(extra: str, *modules: str) -> None:
     """
     for module in modules:
         if find_spec(module) is None:
-            raise MissingExtra(f"{module} is not installed: pip install 'verl-ext[{extra}]'.", name=module)
+            remedy = INSTALLERS.get(extra, f"pip install 'verl-ext[{extra}]'")
+            raise MissingExtra(f"{module} is not installed: {remedy}.", name=module)

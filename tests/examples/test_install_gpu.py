@@ -1,0 +1,88 @@
+"""examples/install_gpu.sh with a stand-in for Python 3.12 that notes what it is asked to install."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PYTHON = """#!/usr/bin/env bash
+echo "$*" >>"$NOTES"
+case "$*" in
+  *"-m venv "*) mkdir -p "${@: -1}/bin" && cp "$0" "${@: -1}/bin/python" ;;
+  *follow.py*) cat >/dev/null ;;
+  *"sys.version_info"*) [[ ${MINOR:-12} == 12 ]] ;;
+esac
+"""
+TOOLS = {
+    "uname": "echo Linux x86_64",
+    "getconf": "echo glibc ${HERE_GLIBC:-2.39}",
+    "df": "printf 'x\\nx x x 99999999999\\n'",
+    "nvidia-smi": 'echo "${HERE_DRIVER:-580.95.05}"',
+    "git": "true",
+}
+
+
+@pytest.fixture
+def checkout(tmp_path) -> Path:
+    for name in ("examples", "requirements"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    (tmp_path / "tools").mkdir()
+    for name, text in TOOLS.items():
+        (tmp_path / "tools" / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
+        (tmp_path / "tools" / name).chmod(0o755)
+    (tmp_path / "python").write_text(PYTHON)
+    (tmp_path / "python").chmod(0o755)
+    return tmp_path
+
+
+def install(checkout: Path, **environment: str) -> subprocess.CompletedProcess:
+    own = {"PYTHON": str(checkout / "python"), "NOTES": str(checkout / "notes")}
+    own["PATH"] = f"{checkout / 'tools'}{os.pathsep}{os.environ['PATH']}"
+    command = ["bash", str(checkout / "examples" / "install_gpu.sh")]
+    return subprocess.run(command, env=os.environ | own | environment, capture_output=True, text=True, timeout=60)
+
+
+def installed(checkout: Path) -> list[str]:
+    """What each call of uv installed."""
+    lines = (checkout / "notes").read_text().splitlines()
+    return [line.partition(" --compile-bytecode ")[2] for line in lines if " -m uv pip install " in f" {line}"]
+
+
+@pytest.mark.parametrize(
+    ("environment", "lock", "wheels", "checked"),
+    [
+        ({}, "gpu_vllm", ["gpu_wheels"], "--engine vllm --megatron 0"),
+        ({"ENGINE": "sglang"}, "gpu_sglang", ["gpu_wheels"], "--engine sglang --megatron 0"),
+        ({"MEGATRON": "1"}, "gpu_vllm_megatron", ["gpu_wheels", "gpu_wheels_megatron"], "--engine vllm --megatron 1"),
+    ],
+)
+def test_first_the_locked_set_then_verls_own_wheels(environment, lock, wheels, checked, checkout):
+    result = install(checkout, **environment)
+    assert result.returncode == 0, result.stderr
+    files = " ".join(f"-r requirements/{name}.txt" for name in wheels)
+    assert installed(checkout) == [f"-r requirements/{lock}.txt", files, "--no-build-isolation -e ."]
+    assert f"docker/smoke_test.py --hardware h200 {checked}" in (checkout / "notes").read_text()
+    assert "is up to date" in install(checkout, **environment).stdout
+    assert "Done in" in install(checkout, ENGINE="sglang", MEGATRON="1").stdout  # another set is not up to date
+
+
+@pytest.mark.parametrize(
+    ("environment", "sentence"),
+    [
+        ({"ENGINE": "trtllm"}, "ENGINE=trtllm is not valid: use vllm or sglang."),
+        ({"MEGATRON": "yes"}, "MEGATRON=yes is not valid: use 1, or 0 for FSDP2 alone."),
+        ({"MINOR": "11"}, "the GPU stack needs Python 3.12 (found: "),
+        ({"HERE_GLIBC": "2.31"}, "needs glibc 2.34 or newer (Ubuntu 22.04, Debian 12, RHEL 9), and this is 2.31;"),
+        ({"HERE_DRIVER": "570.172.08"}, "CUDA 13.0 needs driver R580 or newer, and this machine has 570.172.08."),
+    ],
+)
+def test_what_cannot_finish_is_refused_before_the_first_download(environment, sentence, checkout):
+    result = install(checkout, **environment)
+    assert result.returncode == 2 and sentence in result.stderr, result.stderr
+    assert not (checkout / "notes").exists() or not installed(checkout)

@@ -1,0 +1,77 @@
+"""Checks that the packages of the chosen engines are installed.
+
+verl imports them in Ray's workers only, so without this check a missing package ends the run after minutes. The check
+is not part of :func:`~verl_ext.driver.preflight.validate.validate`, which judges configurations for other machines too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_ext.driver.preflight.keys import ACTOR, ROLLOUT
+
+ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
+ENGINES = {"vllm": "vllm", "sglang": "sglang"}
+CARRIERS = {
+    "nccl": "cupy",  # Ray's collectives over NCCL are written in cupy
+    "delta_sharded": "cupy",
+    "nixl": "nixl",
+    "mooncake": "mooncake",
+    "kimi_ckpt_engine": "checkpoint_engine",
+}
+"""Modules of verl's checkpoint engines."""
+INSTALLER = "bash examples/install_gpu.sh"
+INSTALLED_BY = {
+    "vllm": f"{INSTALLER}, or examples/install_cpu.sh for a CPU",
+    "sglang": f"ENGINE=sglang {INSTALLER}",
+    "flash_attn": INSTALLER,
+    "cupy": INSTALLER,
+    "megatron.core": f"MEGATRON=1 {INSTALLER}",
+    "megatron.bridge": f"MEGATRON=1 {INSTALLER}",
+    "mbridge": f"MEGATRON=1 {INSTALLER}",
+}
+
+
+def missing_packages(config: DictConfig) -> list[str]:
+    """One sentence for each package that a valid configuration needs and that is not installed."""
+    sentences = []
+    for key, value, module in needed_modules(config):
+        if not is_installed(module):
+            remedy = INSTALLED_BY.get(module, "install it, since no script of this project does")
+            sentences.append(f"{key}={value} needs the package {module}, which is not installed: {remedy}.")
+    return sentences
+
+
+def needed_modules(config: DictConfig) -> Iterator[tuple[str, object, str]]:
+    """Modules that verl imports for this configuration, each after the key and the value that need it."""
+
+    def of(key: str, modules: dict[str, str]) -> Iterator[tuple[str, object, str]]:
+        value = OmegaConf.select(config, key)
+        if value in modules:
+            yield key, value, modules[value]
+
+    yield from of(f"{ROLLOUT}.name", ENGINES)
+    if config.trainer.device != "cuda":
+        return
+    if config.trainer.v1.trainer_mode == "separate_async":
+        yield from of(f"{ROLLOUT}.checkpoint_engine.backend", CARRIERS)
+    strategy = f"{ACTOR}.strategy"
+    if config.actor_rollout_ref.actor.strategy == "megatron":
+        legacy = config.actor_rollout_ref.actor.megatron.get("vanilla_mbridge", False)
+        yield from of(strategy, {"megatron": "megatron.core"})
+        yield from of(strategy, {"megatron": "mbridge" if legacy else "megatron.bridge"})
+    else:
+        yield from of(
+            "actor_rollout_ref.model.override_config.attn_implementation", {"flash_attention_2": "flash_attn"}
+        )
+
+
+def is_installed(module: str) -> bool:
+    """Whether a module can be found. Only the packages around it are imported."""
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # of the package around it
+        return False
