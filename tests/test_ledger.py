@@ -47,6 +47,20 @@ def test_metrics_of_a_batch_with_groups_of_all_kinds():
     assert all(type(value) is float for value in batch_metrics(batch, 6).values())
 
 
+def test_metrics_of_groups_of_which_some_rollouts_are_trained():
+    """The second group has one reward among its trained rollouts, and two among all."""
+    first = group("first", *rollouts(1.0, 0.0, 0.0, 0.0, version=2))
+    second = group("second", *rollouts(1.0, version=1), FAILED, *rollouts(0.0, 0.0, version=3))
+    first.trained, second.trained = [0, 1, 3], [2, 3]
+    shares = {baseline: batch_metrics([first, second], 4, baseline) for baseline in ("trained", "all")}
+    assert [shares[each]["groups/effective_ratio"] for each in ("trained", "all")] == [0.5, 1.0]
+    assert [shares[each]["rollouts/effective_ratio"] for each in ("trained", "all")] == [3 / 5, 1.0]
+    metrics = shares["all"]
+    assert (metrics["allocation/min"], metrics["allocation/max"]) == (3, 4)
+    assert metrics["groups/reward_mean"] == pytest.approx((1 / 4 + 1 / 3) / 2)
+    assert metrics["off_policy/delay_mean"] == pytest.approx(3 / 5) and metrics["off_policy/delay_max"] == 1
+
+
 def test_without_any_verdict_no_share_of_correct_groups_is_claimed():
     metrics = batch_metrics([group("a", *rollouts(0.2, 0.3))], 1)
     assert not {"groups/all_correct", "groups/all_wrong"} & metrics.keys()

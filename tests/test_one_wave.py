@@ -157,7 +157,7 @@ def test_state_is_restored(make, features):
     other.start_run(None, [""] * len(RATES))
     other.load_state_dict(state)
     assert other.state_dict() == run.policy.state_dict()
-    prompts = [group.prompt for group in run._batch]
+    prompts = [group.prompt for group in run.batch]
     assert other.estimator.predict(prompts).tolist() == run.policy.estimator.predict(prompts).tolist()
 
 

@@ -61,7 +61,7 @@ class RolloutController:
         self._live_prompts: set[str] = set()
         self._groups_created = 0
         self._outstanding = 0  # a running sum, because the driver reads it at every poll
-        self._batch: list[Group] = []
+        self.batch: list[Group] = []
 
     @property
     def outstanding(self) -> int:
@@ -76,7 +76,7 @@ class RolloutController:
         """Let the policy open training step ``step``, and submit its requests."""
         self.step = step
         self.decision_seconds = 0.0
-        self._batch = []
+        self.batch = []
         self.ledger.begin_step()
         self._execute(self._decide(self.policy.start_step, step, self.prompts.draw))
 
@@ -114,10 +114,11 @@ class RolloutController:
         for group in groups:
             if not group.usable or group.outstanding:
                 raise RuntimeError(f"{self.policy_name}.take_batch returned group {group.id}, which is not complete")
+            _check_trained(group, self.policy_name)
             self._remove(group)
             self.ledger.trained(group)
-        self._batch = list(groups)
-        return self._batch
+        self.batch = list(groups)
+        return self.batch
 
     def check_progress(self) -> None:
         """Raise CannotFillBatch if no rollout is outstanding, since a policy without a batch would wait for ever."""
@@ -151,8 +152,8 @@ class RolloutController:
         return {
             **self.ledger.metrics(),
             **self.prompts.metrics(),
-            **batch_metrics(self._batch, self.step),
-            "groups/in_batch": float(len(self._batch)),
+            **batch_metrics(self.batch, self.step, self.policy.baseline),
+            "groups/in_batch": float(len(self.batch)),
             "groups/live": float(len(self.live)),
             "allocation/seconds": self.decision_seconds,
             **self.policy.metrics(),
@@ -244,6 +245,21 @@ class RolloutController:
             return function(*arguments)
         finally:
             self.decision_seconds += time.perf_counter() - start
+
+
+def _check_trained(group: Group, policy_name: str) -> None:
+    """Raise RuntimeError unless ``group.trained`` names two or more different usable rollouts, or is None.
+
+    A single row has no advantage: verl would use its reward.
+    """
+    if group.trained is None:
+        return
+    usable = {index for index, rollout in enumerate(group.rollouts) if not rollout.failed}
+    if len(group.trained) < 2 or len(set(group.trained)) < len(group.trained) or not usable.issuperset(group.trained):
+        raise RuntimeError(
+            f"{policy_name}.take_batch returned group {group.id} with trained={list(group.trained)}: "
+            f"use two or more different indices of its usable rollouts {sorted(usable)}"
+        )
 
 
 def check_written_by(state: Mapping, policy_name: str) -> None:

@@ -52,11 +52,13 @@ class Ledger:
         self.buffered += len(rollouts) - failed
 
     def trained(self, group: Group) -> None:
-        """A group goes into the update."""
-        usable = len(group.usable)
-        self._count("rollouts/trained", usable)
-        self._count("tokens/trained", sum(rollout.tokens for rollout in group.usable))
+        """A group goes into the update. Its usable rollouts that are not trained on are discarded."""
+        usable, trained = len(group.usable), group.trained_rollouts
+        self._count("rollouts/trained", len(trained))
+        self._count("tokens/trained", sum(rollout.tokens for rollout in trained))
         self._count("groups/trained", 1)
+        if left := usable - len(trained):
+            self._count("rollouts/discarded_not_trained", left)
         self.buffered -= usable
 
     def discarded(self, group: Group, reason: str) -> None:
@@ -114,24 +116,33 @@ class Ledger:
         self.total[name] += count
 
 
-def batch_metrics(groups: list[Group], step: int) -> dict[str, float]:
+def batch_metrics(groups: list[Group], step: int, baseline: str = "trained") -> dict[str, float]:
     """Signal, allocation and delay of the batch that is trained on at ``step``.
 
-    ``effective_ratio`` is the share of groups, or of rollouts (Knapsack-RL eq. 4), whose group has different rewards
-    and therefore a gradient. Metrics under ``groups/`` weigh prompts equally, metrics under ``rollouts/`` rollouts
-    equally; allocation makes the two differ.
+    ``effective_ratio`` is the share of groups, or of trained rollouts (Knapsack-RL eq. 4), whose group has different
+    rewards among the rollouts of its baseline, and therefore a gradient. Means of rewards and ``allocation/`` are over
+    all usable rollouts, trained on or not. Metrics under ``groups/`` weigh prompts equally, metrics under ``rollouts/``
+    rollouts equally; allocation makes the two differ.
+
+    Args:
+        groups: the batch.
+        step: the training step.
+        baseline: :attr:`verl_ext.policy.RolloutPolicy.baseline` of the policy.
     """
     if not groups:
         return {}
     rewards = [group.rewards for group in groups]
     sizes = np.array([len(reward) for reward in rewards])
-    delays = np.array([(step - 1) - rollout.policy_version for group in groups for rollout in group.usable])
+    trained = [group.trained_rollouts for group in groups]
+    delays = np.array([(step - 1) - rollout.policy_version for rollouts in trained for rollout in rollouts])
     verdicts = [group.verdicts for group in groups]
     known = [verdict for verdict in verdicts if verdict is not None]
-    spread = np.array([has_spread(reward) for reward in rewards])
+    compared = rewards if baseline == "all" else [[rollout.reward for rollout in rollouts] for rollouts in trained]
+    spread = np.array([has_spread(reward) for reward in compared])
+    rows = np.array([len(rollouts) for rollouts in trained])
     metrics = {
         "groups/effective_ratio": spread.mean(),
-        "rollouts/effective_ratio": spread @ sizes / sizes.sum(),
+        "rollouts/effective_ratio": spread @ rows / rows.sum(),
         "groups/reward_mean": np.mean([reward.mean() for reward in rewards]),
         "groups/reward_std_mean": np.mean([reward.std() for reward in rewards]),
         "rollouts/reward_mean": np.concatenate(rewards).mean(),

@@ -17,6 +17,7 @@ from verl_ext.errors import BadReward
 from verl_ext.trajectory import Trajectory
 
 PROMPT_WEIGHT = checks.one_of("equal", "rollouts")
+BASELINE = checks.one_of("trained", "all")
 MODES = ("sync", "colocate_async", "separate_async")  # verl's trainer.v1.trainer_mode
 
 
@@ -76,6 +77,8 @@ class Group:
         rollouts: all finished rollouts in the order of their waves, failed rollouts included.
         outstanding: number of requested rollouts that have not finished.
         prefix: trajectory from which every rollout of the group starts; None: the bare prompt.
+        trained: indices into ``rollouts`` of the rows to train on, two or more of usable rollouts; None: all usable
+            rollouts. A policy sets them before it returns the group from :meth:`RolloutPolicy.take_batch`.
     """
 
     id: str
@@ -83,11 +86,17 @@ class Group:
     rollouts: list[Rollout] = field(default_factory=list)
     outstanding: int = 0
     prefix: Trajectory | None = None
+    trained: Sequence[int] | None = None
 
     @property
     def usable(self) -> list[Rollout]:
         """The rollouts that did not fail."""
         return [rollout for rollout in self.rollouts if not rollout.failed]
+
+    @property
+    def trained_rollouts(self) -> list[Rollout]:
+        """The rollouts whose rows are trained on."""
+        return self.usable if self.trained is None else [self.rollouts[index] for index in self.trained]
 
     @property
     def rewards(self) -> np.ndarray:
@@ -161,6 +170,7 @@ class Group:
             "rollouts": rows,
             "outstanding": self.outstanding,
             "prefix": None if self.prefix is None else self.prefix.state_dict(),
+            **({} if self.trained is None else {"trained": list(self.trained)}),
         }
 
     @classmethod
@@ -169,7 +179,8 @@ class Group:
             Rollout(float("nan") if reward is None else reward, *further) for reward, *further in state["rollouts"]
         ]
         prefix = None if state["prefix"] is None else Trajectory.from_state_dict(state["prefix"])
-        return cls(state["id"], Prompt(*state["prompt"]), rollouts, state["outstanding"], prefix)
+        prompt, trained = Prompt(*state["prompt"]), state.get("trained")
+        return cls(state["id"], prompt, rollouts, state["outstanding"], prefix, trained)
 
 
 @dataclass(frozen=True)
@@ -246,13 +257,16 @@ class RolloutPolicy:
 
     Attributes:
         prompt_weight: weight of a prompt in the loss. ``"equal"``: 1/B, whatever its number of rollouts;
-            ``"rollouts"``: in proportion to its number of rollouts.
+            ``"rollouts"``: in proportion to its number of trained rollouts.
+        baseline: rollouts of a group from which its advantages take their mean and standard deviation, if only some
+            are trained: ``"trained"`` or ``"all"``. With ``"all"``, a group's untrained rollouts count in the baseline.
         total_steps: training steps of the whole run, set by :meth:`start_run`; None: no fixed end.
         reads_trajectories: whether rollouts carry their tokens.
         panels: plots of the method's own metrics, for the lab's report.
     """
 
     prompt_weight: str = "equal"
+    baseline: str = "trained"
     reads_trajectories: bool = False
     total_steps: int | None = None
     panels: ClassVar[tuple[Panel, ...]] = ()
@@ -291,6 +305,8 @@ class RolloutPolicy:
 
     def take_batch(self) -> list[Group]:
         """The groups to train on now, which leave the policy; [] while the batch is not complete, and between steps.
+
+        A group is trained with all its usable rollouts, or with those in :attr:`Group.trained`.
 
         Raises:
             CannotFillBatch: the step has no group to train on, and none will come.

@@ -73,7 +73,7 @@ class RecordingController(RolloutController):
     def take_batch(self) -> list[Group]:
         groups = super().take_batch()
         if groups:
-            self._write("batch", groups=[group.id for group in groups])
+            self._write("batch", groups=batch_state(groups))
         return groups
 
     def load_state_dict(self, state: Mapping) -> None:
@@ -122,6 +122,11 @@ class _WatchedEngine:
 def request_state(group: Group, count: int) -> list:
     """[group id, number of rollouts requested, their prefix or None]."""
     return [group.id, count, None if group.prefix is None else group.prefix.state_dict()]
+
+
+def batch_state(groups: list[Group]) -> list:
+    """The id of each group; [id, indices of the trained rollouts] if not all usable rollouts are trained on."""
+    return [group.id if group.trained is None else [group.id, list(group.trained)] for group in groups]
 
 
 def _wave_state(group_id: str, rollouts: list[Rollout]) -> list:

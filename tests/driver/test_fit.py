@@ -112,7 +112,7 @@ def fit(queue, monkeypatch, tmp_path):
         materialize = made.replay_buffer._materialize_batch
 
         def trained(partition, groups, rows):
-            batches[made.global_steps] = outcomes(made.controller._batch)
+            batches[made.global_steps] = outcomes(made.controller.batch)
             return materialize(partition, groups, rows)
 
         made.replay_buffer._materialize_batch = trained

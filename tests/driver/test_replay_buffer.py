@@ -79,6 +79,27 @@ def test_a_batch_holds_the_rows_of_the_groups_that_were_taken(make):
     assert metrics["tokens/sampled"] == 3 * sum(2 + session for session in range(4))
 
 
+class TrainsSome(Uniform):
+    """Trains on the rollouts 1 and 3 of every group."""
+
+    def take_batch(self):
+        batch = super().take_batch()
+        for group in batch:
+            group.trained = [1, 3]
+        return batch
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_rows_of_rollouts_that_are_not_trained_on_leave_the_queue(make, outputs):
+    buffer = make(TrainsSome(train_batch_size=3, n=5), QueueWriter(outputs=outputs))
+    begin(buffer)
+    batch, _ = buffer.sample(1, "train", 3)
+    assert len(batch) == 6 * outputs and {key.split("_")[1] for key in batch.keys} == {"1", "3"}
+    assert set(tq.kv_list("train")["train"]) == set(batch.keys) == set(buffer.partitions["train"])
+    metrics = buffer.controller.metrics()
+    assert (metrics["rollouts/trained"], metrics["rollouts/discarded_not_trained"]) == (6, 9)
+
+
 def test_missing_sessions_are_counted_as_failed_and_the_rest_is_trained(make):
     buffer = make(Uniform(train_batch_size=2, n=4), QueueWriter(missing=(1, 3)))
     begin(buffer)
@@ -167,7 +188,7 @@ def test_a_policy_that_asks_gets_the_tokens(make):
     buffer = make(policy, QueueWriter())
     begin(buffer)
     buffer.sample(1, "train", 2)
-    for group in buffer.controller._batch:
+    for group in buffer.controller.batch:
         tokens = [rollout.trajectory.tokens.tolist() for rollout in group.rollouts]
         assert tokens == [[0, 1, 2], [0, 1, 2, 3]]
         assert all(not rollout.trajectory.generated[1] for rollout in group.rollouts)
@@ -269,7 +290,7 @@ def rollouts_of(buffer, step=1):
     """Rollouts of the one group of the batch."""
     begin(buffer, step)
     buffer.sample(step, "train", 1)
-    (group,) = buffer.controller._batch
+    (group,) = buffer.controller.batch
     return group.rollouts
 
 

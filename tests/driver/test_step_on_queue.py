@@ -20,7 +20,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl_ext.driver.agent_loop import PREFIX, ROLLOUTS, SESSION_OFFSET
 from verl_ext.driver.checkpoint import BadCheckpoint, load_state
 from verl_ext.driver.trainer import TRAINER_MODES, PolicyTrainerSync
-from verl_ext.policy import Request, Rollout
+from verl_ext.policy import Group, Prompt, Request, Rollout
 from verl_ext.trajectory import Trajectory
 
 WORKERS = 2
@@ -187,6 +187,41 @@ def test_weights_and_clip_reach_the_gradient_of_the_update(make, overrides, weig
     assert (ours - wanted).norm() < 1e-5 * wanted.norm()
     actor = trainer.config.actor_rollout_ref
     assert (actor.actor.ppo_mini_batch_size, actor.rollout.n) == (4, compose("grpo").actor_rollout_ref.rollout.n)
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "rloo"])
+@pytest.mark.parametrize("by_std", [True, False])
+def test_a_baseline_over_all_rollouts_reaches_the_gradient_of_the_update(make, estimator, by_std):
+    """The queue holds the trained rows; other rollouts of groups a and d change the baseline only."""
+    settings = [f"algorithm.adv_estimator={estimator}", f"algorithm.norm_adv_by_std_in_grpo={by_std}"]
+    mode = "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean"
+    trainer, model = make("grpo", mode, *settings), make_model()
+    trainer.policy.baseline = "all"
+    trainer.actor_rollout_wg = Actor(trainer.config, model)
+    batch, rows = write_batch(np.random.default_rng(0))
+    untrained = {"a": [0.0, 0.0, 0.0], "d": [1.0]}
+    trainer._groups = []
+    for prompt, rewards in REWARDS.items():
+        rollouts = [Rollout(reward, None, 3, 0) for reward in (*rewards, *untrained.get(prompt, ()))]
+        rollouts.append(Rollout(float("nan"), None, 0, 0, failed=True))
+        trained = list(range(len(rewards))) if prompt in untrained else None
+        trainer._groups.append(Group(f"{prompt}-1", Prompt(prompt, 0), rollouts, trained=trained))
+    batch = trainer._compute_advantage(trainer._balance_batch(batch, {}), {})
+    trainer._update_actor(batch, {})
+    total = 0.0
+    for prompt, group in rows.items():
+        whole = np.array([*REWARDS[prompt], *untrained.get(prompt, ())])
+        if len(group) == 1:
+            continue
+        centred = np.array([reward for _, reward in group]) - whole.mean()
+        if estimator == "rloo":
+            advantages = centred * len(whole) / (len(whole) - 1)
+        else:
+            advantages = centred / (whole.std(ddof=1) + 1e-6) if by_std else centred
+        for (ids, _), advantage in zip(group, advantages.tolist(), strict=True):
+            total = total - advantage / (len(rows) * len(group)) * log_probabilities(model, ids[None]).mean()
+    ours, wanted = sum(trainer.actor_rollout_wg.gradients) / 2, gradient(model, total)
+    assert (ours - wanted).norm() < 1e-5 * wanted.norm()
 
 
 # ---- the end of the run ----

@@ -43,7 +43,9 @@ def read_record(path: Path) -> Record:
             case "step":
                 step = event["step"]
             case "batch":
-                record.batches[step] = [prompt_of(group) for group in event["groups"]]
+                record.batches[step] = [
+                    prompt_of(group if isinstance(group, str) else group[0]) for group in event["groups"]
+                ]
         record.rows += [row for _, row, _ in event.get("rows", ())]
     return record
 

@@ -232,7 +232,7 @@ def test_warm_up_is_uniform_until_the_component_was_good_three_times():
     for step in range(1, 8):
         sizes = {len(group.rollouts) for group in run_step(run, step)}
         warm.append(sizes == {6})
-        assert sum(len(rollouts) for rollouts in [run._batch[0].rollouts]) > 0
+        assert sum(len(rollouts) for rollouts in [run.batch[0].rollouts]) > 0
     assert warm == [True] * 5 + [False] * 2
 
 
@@ -289,7 +289,7 @@ def test_a_probe_fitted_beforehand_is_a_prior_from_the_first_step(features, tmp_
     policy = Hora(train_batch_size=8, G=8, G0=4, estimator="probe", estimator_options=options)
     run = controller(policy, RATES)
     run_step(run, 1)
-    prompts = [group.prompt for group in run._batch]
+    prompts = [group.prompt for group in run.batch]
     assert policy.estimator.predict(prompts) == pytest.approx(probe.predict([prompt.row for prompt in prompts]))
     assert np.ptp(policy.estimator.predict(prompts)) > 0.1  # not the same for all prompts, as without the probe
 

@@ -76,6 +76,7 @@ class GroupReplayBuffer(ReplayBuffer):
             self.controller.finish_waves(self.finished_waves())
             groups = groups or self.controller.take_batch()
             if groups and not (drain and self.controller.outstanding):
+                self._drop_untrained(groups)
                 return self._materialize_batch(
                     PARTITION, [group.id for group in groups], self.partitions[PARTITION]
                 ), {}
@@ -190,6 +191,16 @@ class GroupReplayBuffer(ReplayBuffer):
                 )
             )
         return rollouts
+
+    def _drop_untrained(self, groups: list[Group]) -> None:
+        """Drop the rows of rollouts that count in their group's baseline at most."""
+        trained = {group.id: set(group.trained) for group in groups if group.trained is not None}
+        rows = [(key, RowKey.parse(key)) for key in self.partitions[PARTITION]] if trained else []
+        keys = [
+            key for key, row in rows if row.session >= 0 and row.session not in trained.get(row.group, {row.session})
+        ]
+        if keys:
+            self._drop(PARTITION, keys)
 
     def _drop_unstored(self, partition_id: str, keys: list[str]) -> None:
         """Drop rows whose put failed or was cancelled: TransferQueue registers the key first and the tags last."""

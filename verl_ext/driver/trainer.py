@@ -24,6 +24,7 @@ from verl.utils.dataset.rl_dataset import collate_fn
 
 from verl_ext.controller import RolloutController
 from verl_ext.driver.agent_loop import PREFIX, ROLLOUTS, SESSION_OFFSET, WaveManager
+from verl_ext.driver.baseline import advantages_over_all
 from verl_ext.driver.checkpoint import BadCheckpoint, load_state, save_state, unwritten
 from verl_ext.driver.cluster import check_queue_full
 from verl_ext.driver.liveness import check_workers, forget_workers, note_nodes, note_workers
@@ -193,9 +194,9 @@ class PolicyTrainer(StoppableTrainer, WeightTurns):
         return {}
 
     def on_sample_end(self) -> None:
-        """Read the step's metrics now: the next step may begin before this step's batch is trained."""
+        """Read the step's metrics and groups now: the next step may begin before this step's batch is trained."""
         super().on_sample_end()
-        self._metrics = self.controller.metrics()
+        self._metrics, self._groups = self.controller.metrics(), self.controller.batch
         self._end_within_budget(done=self.global_steps)
 
     @property
@@ -209,21 +210,29 @@ class PolicyTrainer(StoppableTrainer, WeightTurns):
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         batch = super()._compute_advantage(batch, metrics)
-        rows = zip(batch.keys, batch.tags, strict=True)
-        groups = [None if tag.get("is_padding", False) else RowKey.parse(key).group for key, tag in rows]
+        rows = [RowKey.parse(key) for key in batch.keys]
+        groups = [
+            None if tag.get("is_padding", False) else row.group for row, tag in zip(rows, batch.tags, strict=True)
+        ]
         clip = self.config.rollout_driver.advantage_clip
-        if clip is None and are_of_one_size(groups):
+        over_all = self.policy.baseline == "all"
+        whole = advantages_over_all(self._groups, self.config.algorithm) if over_all else {}
+        if clip is None and not whole and are_of_one_size(groups):
             return batch
         fields = ["advantages", "response_mask"]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+        masks = data["response_mask"].unbind()
         factors = advantage_factors(
             groups,
-            np.array([int(mask.sum()) for mask in data["response_mask"].unbind()]),
+            np.array([int(mask.sum()) for mask in masks]),
             mini_batch_of_rows(len(batch), self._workers, self.updates_per_step),
             prompt_weight=self.policy.prompt_weight,
             loss_agg_mode=self.config.actor_rollout_ref.actor.loss_agg_mode,
         )
-        advantages = data["advantages"].unbind()
+        advantages = [
+            (mask * whole[row.group, row.session]).to(given.dtype) if (row.group, row.session) in whole else given
+            for row, mask, given in zip(rows, masks, data["advantages"].unbind(), strict=True)
+        ]
         if clip is not None:
             advantages = [row.clamp(-clip, clip) for row in advantages]
         scaled = [row * factor for row, factor in zip(advantages, factors.tolist(), strict=True)]

@@ -182,6 +182,27 @@ def test_clipped_advantages_and_truncated_responses():
     assert [not tokens for tokens in kept.tokens] == truncated
 
 
+@pytest.mark.parametrize("baseline", ["trained", "all"])
+@pytest.mark.parametrize("text", ["grpo", "grpo algorithm.norm_adv_by_std_in_grpo=false", "vip"])
+def test_some_rows_of_a_group_with_a_baseline_over_all_or_over_these(baseline, text):
+    batch = make_batch([6, 4, 5, 4])
+    own = training(text, mini_batches=1)
+    batch[0][0].trained, batch[2][0].trained = [5, 0, 3], [1, 2]
+    rows = rows_of(batch, own, "rollouts", baseline)
+    wanted, responses = [], []
+    for group, _, members in batch:
+        kept = list(range(len(members))) if group.trained is None else list(group.trained)
+        compared = group.rewards if baseline == "all" else group.rewards[kept]
+        scale = compared.std(ddof=1) + 1e-6 if own.adv_estimator == "grpo" and own.norm_adv_by_std_in_grpo else 1.0
+        if own.adv_estimator == "rloo":
+            scale = (compared.size - 1) / compared.size
+        wanted += ((group.rewards[kept] - compared.mean()) / scale).tolist()
+        responses += [members[row] for row in kept]
+    assert rows.advantages == pytest.approx(wanted)  # factors are 1: no padding, and weights by rollouts
+    assert all(ours is theirs for ours, theirs in zip(rows.responses, responses, strict=True))
+    assert len(rows.problems) == len(responses) == 13
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

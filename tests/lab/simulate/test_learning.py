@@ -41,6 +41,20 @@ def test_an_update_of_fixed_length_is_not_shortened_by_groups_without_a_gradient
     assert noisy.shared == pytest.approx(0.1 * signal / np.sqrt(signal**2 + 3 * noise))
 
 
+def test_some_trained_rollouts_by_hand():
+    """1 of 4 correct, of which the correct and one wrong rollout are trained on: deviations from 1/4 or from 1/2."""
+    one = group(0, 1, 4)
+    one.trained = [0, 2]
+    model = LearningModel()
+    alone, whole = (model.update_of([one], 1, "equal", baseline) for baseline in ("trained", "all"))
+    assert (alone.signal, alone.noise) == pytest.approx((0.5, 1 / 2))
+    square, deviation = ((3 / 4) ** 2 + (1 / 4) ** 2) / 2, np.sqrt(3 / 16)
+    assert (whole.signal, whole.noise) == pytest.approx((square / deviation, square / deviation**2 / 2))
+    one.trained = [1, 2]
+    alone, whole = (model.update_of([one], 1, "equal", baseline).signal for baseline in ("trained", "all"))
+    assert alone == 0 and whole == pytest.approx((1 / 16) / deviation)
+
+
 def test_weights_in_proportion_to_rollouts():
     model = LearningModel(own=1.0, noise=0.0, shared=1.0)
     update = model.update_of([group(0, 1, 2), group(1, 3, 6)], 1, "rollouts")

@@ -14,10 +14,11 @@ from verl_ext.controller import check_written_by
 from verl_ext.driver.checkpoint import WEIGHTS, BadCheckpoint, folder_to_resume, load_state, storage_units
 from verl_ext.driver.preflight.faults import Faults
 from verl_ext.driver.preflight.files import first_line
-from verl_ext.policy import PROMPT_WEIGHT, RolloutPolicy
+from verl_ext.policy import BASELINE, PROMPT_WEIGHT, RolloutPolicy
 from verl_ext.resolvers import REFERENCE, refusals
 
 SECTION, TARGET = "rollout_policy", "rollout_policy._target_"
+REWARDS_ALONE = ("grpo", "grpo_vectorized", "rloo", "rloo_vectorized")  # estimators that read nothing but rewards
 BASE = "it must name a subclass of verl_ext.policy.RolloutPolicy"
 
 
@@ -48,11 +49,13 @@ def make_policy(faults: Faults, policy: type[RolloutPolicy]) -> RolloutPolicy | 
         with refusals(parameters):
             made = hydra.utils.instantiate(section)
             PROMPT_WEIGHT.check("prompt_weight", made.prompt_weight)
+            BASELINE.check("baseline", made.baseline)
             _check_batch_size(faults, made)
             made.check_trainer_mode(faults["trainer.v1.trainer_mode"])
     except ValueError as error:
         _refuse(faults, error)
         return None
+    _check_baseline(faults, made)
     return made
 
 
@@ -89,6 +92,16 @@ def check_checkpoint(faults: Faults, policy: type[RolloutPolicy]) -> None:
     units = None if folder is None or faults["trainer.val_only"] else storage_units(folder)
     valid = f"{folder} was saved with {units}, and TransferQueue restores only into as many, use {units}"
     faults.refuse_if(units not in (None, faults[key]), key, valid)
+
+
+def _check_baseline(faults: Faults, policy: RolloutPolicy) -> None:
+    """A baseline over rollouts that are not in the update needs advantages of nothing but rewards."""
+    if policy.baseline == "all":
+        key, name = "algorithm.adv_estimator", type(policy).__name__
+        valid = f"{name} takes baselines over rollouts that it does not train on, use one of {', '.join(REWARDS_ALONE)}"
+        faults.refuse_if(str(faults[key]) not in REWARDS_ALONE, key, valid)
+        key = "algorithm.use_kl_in_reward"
+        faults.refuse_if(bool(faults[key]), key, f"{name} takes baselines over rollouts without KL terms, use false")
 
 
 def _check_batch_size(faults: Faults, policy: RolloutPolicy) -> None:

@@ -109,9 +109,8 @@ class LearningRun:
         batch = self.controller.fill_batch(self.engine.finish)
         metrics = self.controller.metrics()
         generated = time.perf_counter()
-        rows = rows_of(
-            [self.engine.take(group) for group in batch], self.learner.training, self.controller.policy.prompt_weight
-        )
+        taken, policy = [self.engine.take(group) for group in batch], self.controller.policy
+        rows = rows_of(taken, self.learner.training, policy.prompt_weight, policy.baseline)
         metrics |= self.learner.update(rows)
         self.engine.version = number
         before, self.sampled = self.sampled, int(metrics[ROLLOUTS])

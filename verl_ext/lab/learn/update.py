@@ -168,13 +168,34 @@ def in_loss(response: Response, training: Training) -> np.ndarray:
     return response.by_policy & (not (training.compact_filtering and response.truncated))
 
 
-def rows_of(batch: Sequence[tuple[Group, Problem, Sequence[Response]]], training: Training, prompt_weight: str) -> Rows:
-    """The rows of a batch: per group its problem, and the responses of its usable rollouts."""
-    found = [
-        group_advantages(group.rewards, training.adv_estimator, training.norm_adv_by_std_in_grpo)
-        for group, _, _ in batch
+def trained_advantages(group: Group, training: Training, baseline: str) -> np.ndarray:
+    """(n,) advantages of the group's trained rows, relative to these rows, or to all rollouts with baseline ``all``.
+
+    Rollouts of this engine never fail, so indices of rollouts are indices of rewards.
+    """
+    how = training.adv_estimator, training.norm_adv_by_std_in_grpo
+    if group.trained is None:
+        return group_advantages(group.rewards, *how)
+    rows = list(group.trained)
+    return (
+        group_advantages(group.rewards, *how)[rows]
+        if baseline == "all"
+        else group_advantages(group.rewards[rows], *how)
+    )
+
+
+def rows_of(
+    batch: Sequence[tuple[Group, Problem, Sequence[Response]]],
+    training: Training,
+    prompt_weight: str,
+    baseline: str = "trained",
+) -> Rows:
+    """The trained rows of a batch: per group its problem, and the responses of all its rollouts."""
+    advantages = np.concatenate([trained_advantages(group, training, baseline) for group, _, _ in batch])
+    batch = [
+        (group, problem, responses if group.trained is None else [responses[row] for row in group.trained])
+        for group, problem, responses in batch
     ]
-    advantages = np.concatenate(found)
     if training.advantage_clip is not None:
         advantages = advantages.clip(-training.advantage_clip, training.advantage_clip)
     responses = [response for _, _, members in batch for response in members]

@@ -88,23 +88,34 @@ class LearningModel:
         share = signal * signal / (signal * signal + self.noise * noise)
         return self.shared * (signal * share if self.optimizer == "sgd" else math.sqrt(share))
 
-    def update_of(self, groups: Sequence[Group], step: int, prompt_weight: str) -> Update:
-        """The effect of training on ``groups`` at ``step``; ``prompt_weight`` is the policy's."""
-        usable = [group.usable for group in groups]
-        sizes = np.array([len(rollouts) for rollouts in usable])
-        flat = [rollout for rollouts in usable for rollout in rollouts]
+    def update_of(self, groups: Sequence[Group], step: int, prompt_weight: str, baseline: str = "trained") -> Update:
+        """The effect of training on ``groups`` at ``step``; ``prompt_weight`` and ``baseline`` are the policy's.
+
+        With a baseline over all rollouts of a group and its standard deviation s, the variance of the trained rewards
+        becomes their mean square around the baseline v, and advantages are divided by s instead of √v.
+        """
+        trained = [group.trained_rollouts for group in groups]
+        sizes = np.array([len(rollouts) for rollouts in trained])
+        flat = [rollout for rollouts in trained for rollout in rollouts]
         starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
         rewards = np.array([rollout.reward for rollout in flat])
         means = np.add.reduceat(rewards, starts) / sizes
         variance = np.maximum(np.add.reduceat(rewards**2, starts) / sizes - means**2, 0)
+        deviation = np.sqrt(variance)
+        if baseline == "all" and any(group.trained is not None for group in groups):
+            whole = [group.rewards for group in groups]
+            deviation = np.array([each.std() for each in whole])
+            variance = variance + (means - np.array([each.mean() for each in whole])) ** 2
         versions = np.array([rollout.policy_version for rollout in flat])
         delays = (step - 1) - np.add.reduceat(versions, starts) / sizes
         with_prefix = np.array([group.prefix is not None for group in groups])
         weights = sizes / sizes.sum() if prompt_weight == "rollouts" else np.full(sizes.size, 1 / sizes.size)
         grpo = self.advantage == "grpo"
-        signal = (np.sqrt(variance) if grpo else variance) * (1 - self.staleness) ** delays
+        effective = deviation > 1e-6
+        scale = np.where(effective, deviation, 1.0) if grpo else 1.0
+        signal = np.where(effective, variance / scale, 0.0) * (1 - self.staleness) ** delays
         signal *= np.where(with_prefix, self.prefix_transfer, 1.0)
-        energy = (variance > 1e-12).astype(float) if grpo else variance
+        energy = np.where(effective, variance / scale**2, 0.0)
         total, noise = float(weights @ signal), float(weights**2 @ (energy / sizes))
         return Update(self.shared_gain(total, noise), self.own * sizes.size * weights * signal, total, noise)
 

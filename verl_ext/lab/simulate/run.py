@@ -167,7 +167,7 @@ def _step(run: RolloutController, step: int, world: World) -> dict[str, float]:
         run.begin_step(step + 1)
         engine.clock += update_seconds
     engine.version = step
-    update = world.learning.update_of(batch, step, run.policy.prompt_weight)
+    update = world.learning.update_of(batch, step, run.policy.prompt_weight, run.policy.baseline)
     engine.ability.learn(batch, update)
     return metrics | {
         "timing_s/gen": generation,

@@ -19,7 +19,7 @@ from verl_ext.controller import RolloutController
 from verl_ext.errors import RunError
 from verl_ext.lab.method import instantiate
 from verl_ext.policy import Group, Prompt, Rollout, RolloutPolicy
-from verl_ext.record import VERSION, request_state
+from verl_ext.record import VERSION, batch_state, request_state
 from verl_ext.trajectory import Trajectory
 
 
@@ -93,8 +93,7 @@ class Verification:
             case "waves":
                 self.run.finish_waves([_wave(*wave) for wave in event["waves"]])
             case "batch":
-                taken = [group.id for group in self.run.take_batch()]
-                _compare(where, "batch", event["groups"], taken)
+                _compare(where, "batch", event["groups"], batch_state(self.run.take_batch()))
                 self.batches += 1
             case "resubmit":
                 self.run.resubmit_unfinished()

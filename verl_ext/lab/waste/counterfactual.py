@@ -171,9 +171,9 @@ def spend(
             engine.begin_batch(place)
             run.begin_step(place + 1)
             batch = run.fill_batch(engine.finish)
-            usable = [group.usable for group in batch]
-            correct = np.array([sum(rollout.correct is True for rollout in rollouts) for rollouts in usable])
-            spending.count_trained(correct, np.array([len(rollouts) for rollouts in usable]))
+            trained = [group.trained_rollouts for group in batch]
+            correct = np.array([sum(rollout.correct is True for rollout in rollouts) for rollouts in trained])
+            spending.count_trained(correct, np.array([len(rollouts) for rollouts in trained]))
             spending.short_steps += len(batch) < train_batch_size
             sampled = int(run.ledger.total["rollouts/sampled"])
             progress(sampled - spending.sampled)
