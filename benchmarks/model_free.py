@@ -20,7 +20,9 @@ from recipe.hora.policy import Hora
 from recipe.knapsack.policy import Knapsack
 from recipe.mopps.policy import Mopps
 from recipe.pilot_commit.policy import PilotCommit
+from recipe.pods.policy import Pods
 from recipe.prefix_sampling.policy import PrefixSampling
+from recipe.reinforce_ada.policy import ReinforceAda
 from recipe.speed_rl.policy import SpeedRL
 from recipe.vip.policy import Vip
 from verl_ext.controller import RolloutController
@@ -129,6 +131,8 @@ def policies(
         "hora": lambda: Hora(**size, G=rollouts, G0=2),
         "vip": lambda: Vip(**size, n=rollouts, estimator_options={"features": str(features)}),
         "knapsack": lambda: Knapsack(**size, n=rollouts),
+        "pods": lambda: Pods(**size, n=rollouts, m=max(2, rollouts // 2)),
+        "reinforce_ada": lambda: ReinforceAda(**size, n=4, M=max(4, rollouts // 2)),
         "prefix_sampling": lambda: PrefixSampling(**size, n=rollouts),
     }
 

@@ -40,6 +40,8 @@ RULES = ["tests/allocation/test_bad_input.py", "tests/allocation/test_extreme_ma
 GUARDS = {  # module: its fast tests, the quickest first
     "recipe/dynamic_sampling/policy.py": ["tests/recipe/test_baselines.py"],
     "recipe/greso/policy.py": ["tests/recipe/test_greso.py"],
+    "recipe/pods/policy.py": ["tests/recipe/test_pods.py"],
+    "recipe/reinforce_ada/policy.py": ["tests/recipe/test_reinforce_ada.py"],
     "recipe/speed_rl/policy.py": ["tests/recipe/test_speed_rl.py"],
     "recipe/mopps/policy.py": ["tests/recipe/test_mopps.py"],
     "recipe/grpo/policy.py": ["tests/recipe/test_baselines.py"],

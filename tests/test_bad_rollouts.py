@@ -65,7 +65,7 @@ def test_nothing_to_learn_ends_the_run_with_what_to_change(recipe, correct, tmp_
         train(recipe, tmp_path, lambda rng, version: verdict(correct, version))
 
 
-@pytest.mark.parametrize("recipe", ["grpo", "hora", "mopps", "vip", "knapsack"])
+@pytest.mark.parametrize("recipe", ["grpo", "hora", "mopps", "vip", "knapsack", "pods", "reinforce_ada"])
 @pytest.mark.parametrize("correct", [True, False])
 def test_the_others_train_on_without_a_signal_and_say_so(recipe, correct, tmp_path):
     run, _ = train(recipe, tmp_path, lambda rng, version: verdict(correct, version))

@@ -14,10 +14,12 @@ from support.engine import BernoulliEngine, controller, epochs, prompts, run_ste
 from recipe.dynamic_sampling.policy import DynamicSampling
 from recipe.grpo.policy import Uniform
 from recipe.pilot_commit.policy import PilotCommit
+from recipe.pods.policy import Pods
+from recipe.reinforce_ada.policy import ReinforceAda
 from verl_ext import controller as controller_module
 from verl_ext.controller import RolloutController
 from verl_ext.errors import CannotFillBatch, EveryRolloutFailed
-from verl_ext.policy import Discard, Evict, Request, Rollout, RolloutPolicy
+from verl_ext.policy import Discard, Evict, Group, Request, Rollout, RolloutPolicy
 
 
 class Scripted(RolloutPolicy):
@@ -36,30 +38,32 @@ class Scripted(RolloutPolicy):
         return self._batch()
 
 
-def three_policies():
+def five_policies():
     return [
         Uniform(train_batch_size=4, n=4),
         DynamicSampling(train_batch_size=4, n=4, s=2, max_rounds=8),
         PilotCommit(train_batch_size=4, n_pilot=4, n_commit=4, p_solve=None, max_rounds=20),
+        Pods(train_batch_size=4, n=6, m=3),
+        ReinforceAda(train_batch_size=4, n=2, N=3, M=4),
     ]
 
 
 @settings(max_examples=30)
 @given(
-    which=st.integers(0, 2),
+    which=st.integers(0, 4),
     seed=st.integers(0, 1000),
     failure_rate=st.sampled_from([0.0, 0.2]),
     restart_at=st.integers(1, 6),
 )
 def test_every_rollout_is_counted_once_across_epochs_and_restarts(which, seed, failure_rate, restart_at):
     rates = [0.5] * 14 + [0.0, 1.0] * 4
-    run = controller(three_policies()[which], rates, seed=seed, failure_rate=failure_rate)
+    run = controller(five_policies()[which], rates, seed=seed, failure_rate=failure_rate)
     handed_in = 0
     for step in range(1, 8):
         if step == restart_at:
             state = json.loads(json.dumps(run.state_dict()))
             rows, engine = run.prompts.rows, run.engine
-            run = controller(three_policies()[which], rates)
+            run = controller(five_policies()[which], rates)
             run.load_state_dict(state)
             run.prompts.rows, run.engine = rows, engine
         before = run.ledger.total["rollouts/sampled"]
@@ -68,7 +72,7 @@ def test_every_rollout_is_counted_once_across_epochs_and_restarts(which, seed, f
         handed_in += run.ledger.total["rollouts/sampled"] - before
         balance = metrics["rollouts/trained_total"] + metrics["rollouts/buffered"] + metrics["rollouts/discarded_total"]
         assert metrics["rollouts/sampled_total"] == handed_in == balance + metrics["rollouts/failed_total"]
-        assert metrics["rollouts/trained"] == sum(len(group.usable) for group in batch)
+        assert metrics["rollouts/trained"] == sum(len(group.trained_rollouts) for group in batch)
         assert metrics["data/epoch"] > 0
 
 
@@ -184,6 +188,44 @@ def test_a_batch_with_an_incomplete_group_is_refused(incomplete):
     batch += [first, second]
     with pytest.raises(RuntimeError, match=f"^Scripted.take_batch returned group {second.id}, which is not complete"):
         run.take_batch()
+
+
+def test_rollouts_of_a_trained_group_that_are_not_trained_on_are_discarded():
+    run, (first, second), batch = opened(2, rollouts=5)
+    run.finish_waves(run.engine.finish())
+    first.trained = [4, 1, 2]
+    batch += [first, second]
+    assert run.take_batch() == [first, second]
+    metrics = run.metrics()  # checks the books
+    assert (metrics["rollouts/trained"], metrics["rollouts/discarded_not_trained"]) == (8, 2)
+    left = first.rollouts[0].tokens + first.rollouts[3].tokens
+    assert metrics["tokens/trained"] == metrics["tokens/sampled"] - left
+    assert (metrics["groups/trained"], metrics["rollouts/buffered"], metrics["rollouts/discarded_total"]) == (2, 0, 2)
+
+
+@pytest.mark.parametrize("trained", [[], [1], [0, 0], [0, 5], [-1, 0], [0, 3]])
+def test_trained_rollouts_that_there_are_not_are_refused(trained):
+    run, (group,), batch = opened(1, rollouts=5)
+    ((name, rollouts),) = run.engine.finish()
+    rollouts[3] = Rollout(float("nan"), None, 3, 0, failed=True)
+    run.finish_waves([(name, rollouts)])
+    group.trained = trained
+    batch.append(group)
+    with pytest.raises(
+        RuntimeError, match=r"with trained=\[.*use two or more different indices of its usable rollouts"
+    ):
+        run.take_batch()
+    assert run.live and not run.ledger.total["rollouts/trained"]
+
+
+def test_indices_of_trained_rollouts_are_in_a_checkpoint():
+    run, (group,), _ = opened(1, rollouts=3)
+    run.finish_waves(run.engine.finish())
+    group.trained = (2, 0)
+    restored = Group.from_state_dict(json.loads(json.dumps(group.state_dict())))
+    assert restored.trained == [2, 0] and restored.trained_rollouts == [group.rollouts[2], group.rollouts[0]]
+    group.trained = None
+    assert "trained" not in group.state_dict() and Group.from_state_dict(group.state_dict()).trained is None
 
 
 def test_a_trained_group_is_no_longer_alive_and_its_prompt_can_be_drawn_again():

@@ -10,6 +10,8 @@ RECIPES = (
     "dynamic_sampling",
     "greso",
     "mopps",
+    "pods",
+    "reinforce_ada",
     "speed_rl",
     "pilot_commit",
     "hora",

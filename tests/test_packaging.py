@@ -145,7 +145,7 @@ def test_before_a_commit_the_same_ruff_runs_as_in_the_tests(metadata):
 
 def test_every_paper_is_cited_with_the_link_of_its_recipe():
     papers = yaml.safe_load((ROOT / "CITATION.cff").read_text())["references"]
-    assert len(papers) == 8
+    assert len(papers) == 10
     assert all(paper["url"] in (ROOT / paper["notes"] / "README.md").read_text() for paper in papers)
 
 

@@ -21,6 +21,8 @@ RECIPES = (
     "dynamic_sampling",
     "greso",
     "mopps",
+    "pods",
+    "reinforce_ada",
     "speed_rl",
     "hora",
     "knapsack",

@@ -16,7 +16,9 @@ def test_every_recipe_is_there_and_is_what_its_own_file_says():
         "knapsack",
         "mopps",
         "pilot_commit",
+        "pods",
         "prefix_sampling",
+        "reinforce_ada",
         "speed_rl",
         "vip",
     ]

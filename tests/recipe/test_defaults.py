@@ -92,6 +92,24 @@ POLICIES = {
         "max_rounds": 50,
         "prompt_weight": "equal",
     },
+    # PODS: the release's script for Open R1
+    "pods": {
+        "n": 128,
+        "m": 32,
+        "rule": "max_variance",
+        "baseline": "trained",
+        "prompt_weight": "equal",
+    },
+    # Reinforce-Ada: Section 3 and the release; equation 3 weighs tokens equally
+    "reinforce_ada": {
+        "n": 4,
+        "N": 4,
+        "M": 8,
+        "exit": "balance",
+        "baseline": "all",
+        "positive_threshold": 0.7,
+        "prompt_weight": "rollouts",
+    },
     # Prefix Sampling: band of Section 2.2, target and cooldown; the other numbers of Table 9 are lost, and ours
     "prefix_sampling": {
         "n": 8,
@@ -128,13 +146,13 @@ POLICIES = {
 # Beside the policy: the estimator of advantages, its division by the deviation, the loss, the clip, the truncated.
 TRAINING = {
     "algorithm.adv_estimator": ("grpo", {"vip": "rloo", "prefix_sampling": "rloo"}),
-    "algorithm.norm_adv_by_std_in_grpo": (True, {"prefix_sampling": False}),
+    "algorithm.norm_adv_by_std_in_grpo": (True, {"prefix_sampling": False, "reinforce_ada": False}),
     "algorithm.use_kl_in_reward": (False, {}),
     "actor_rollout_ref.actor.use_kl_loss": (False, {}),
     "actor_rollout_ref.actor.entropy_coeff": (0, {}),
     "actor_rollout_ref.actor.loss_agg_mode": (
         "seq-mean-token-mean",
-        {"knapsack": "token-mean", "prefix_sampling": "seq-mean-token-sum-norm"},
+        {"knapsack": "token-mean", "prefix_sampling": "seq-mean-token-sum-norm", "reinforce_ada": "token-mean"},
     ),
     "actor_rollout_ref.actor.clip_ratio_low": (0.2, {}),
     "actor_rollout_ref.actor.clip_ratio_high": (0.2, {"prefix_sampling": 0.28}),  # 0.28 elsewhere: in experiments

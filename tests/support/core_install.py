@@ -29,6 +29,8 @@ PUBLIC = {
     "recipe.greso.policy": ("Greso",),
     "recipe.mopps.policy": ("Mopps",),
     "recipe.speed_rl.policy": ("SpeedRL",),
+    "recipe.pods.policy": ("Pods",),
+    "recipe.reinforce_ada.policy": ("ReinforceAda",),
     "recipe.dynamic_sampling.policy": ("DynamicSampling",),
 }
 NEEDS_AN_EXTRA = ("verl_ext.lab.simulate", "verl_ext.lab.waste", "verl_ext.data.prepare")

@@ -20,6 +20,8 @@ METHODS = [
     "dynamic_sampling n=4",
     "greso n=4",
     "mopps n=4 s=3",
+    "pods n=6 m=3",
+    "reinforce_ada n=2 M=3",
     "speed_rl n_init=2 n_cont=2",
     "pilot_commit n_pilot=2 n_commit=4 p_solve=null",
     "hora G=4 G0=2",

@@ -14,6 +14,8 @@ METHODS = [
     "dynamic_sampling n=8",
     "greso n=8",
     "mopps n=8 s=3",
+    "pods n=12 m=6",
+    "reinforce_ada n=4 M=6",
     "speed_rl n_init=4 n_cont=4",
     "pilot_commit n_pilot=4 n_commit=8",
     "hora G=8 G0=2",

@@ -20,6 +20,8 @@ METHODS = [
     "dynamic_sampling n=4",
     "greso n=4",
     "mopps n=4 s=2",
+    "pods n=6 m=3",
+    "reinforce_ada n=2 M=3",
     "speed_rl n_init=3 n_cont=3",
     "pilot_commit n_pilot=4 n_commit=4",
     "hora G=6 G0=2",

@@ -70,6 +70,8 @@ def test_page_plots_numbers_and_histories(small_log, tmp_path):
         "knapsack",
         "mopps",
         "pilot_commit",
+        "pods",
+        "reinforce_ada",
         "speed_rl",
         "vip",
     ]

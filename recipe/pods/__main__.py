@@ -1,0 +1,5 @@
+"""``python -m recipe.pods key=value ...`` trains."""
+
+from verl_ext.launch import main
+
+main("pods")
