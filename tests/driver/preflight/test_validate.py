@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from support.configs import compose, good_overrides, write_rows
+from support.configs import RECIPES, compose, good_overrides, write_rows
 
 from verl_ext.driver.preflight.validate import BadConfig, validate
 from verl_ext.policy import RolloutPolicy
@@ -139,7 +139,7 @@ def test_at_least_25_refusals():
     assert len(REFUSED) >= 25
 
 
-@pytest.mark.parametrize("recipe", ["grpo", "dynamic_sampling", "pilot_commit", "hora", "vip", "knapsack"])
+@pytest.mark.parametrize("recipe", [recipe for recipe in RECIPES if recipe != "prefix_sampling"])
 @pytest.mark.parametrize("mode", ["sync", "colocate_async"])
 def test_the_recipes_themselves_are_accepted(recipe, mode, tmp_path):
     policy = validate(compose(recipe, *good_overrides(tmp_path), f"trainer.v1.trainer_mode={mode}"))

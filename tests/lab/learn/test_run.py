@@ -59,7 +59,14 @@ def test_every_recipe_trains_and_its_books_balance(tmp_path, text, task):
 
 
 @pytest.mark.parametrize(
-    "text", ["pilot_commit n_pilot=2 n_commit=4 p_solve=null", "prefix_sampling n=4", "knapsack n=4"]
+    "text",
+    [
+        "pilot_commit n_pilot=2 n_commit=4 p_solve=null",
+        "prefix_sampling n=4",
+        "knapsack n=4",
+        "speed_rl n_init=2 n_cont=2",
+        "reinforce_ada n=2 M=3",
+    ],
 )
 def test_an_interrupted_run_goes_on_bit_by_bit(tmp_path, text):
     length = Length(rollouts=700, test_every=150)
