@@ -15,15 +15,18 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 import transfer_queue as tq
 from support.agent_loops import make_tokenizer
 from support.configs import compose, good_overrides
 from support.queue_rows import QueueWriter, clear, running_queue, stored
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from verl_ext.driver import trainer as trainers
 from verl_ext.driver.agent_loop import ROLLOUTS, SESSION_OFFSET
 from verl_ext.driver.checkpoint import FILE_NAME, TRACKER, load_state
+from verl_ext.prompts import RowKey
 
 SIZE = 4_000_000  # bytes of the weights; the policy's file is smaller than half of them
 STEPS, KILLED_AT = 4, 3  # steps of a run; the step whose checkpoint is killed
@@ -33,7 +36,10 @@ MODES = {
     "separate_async": trainers.PolicyTrainerSeparateAsync,
 }
 SIZES = "data.train_batch_size=4", "actor_rollout_ref.actor.ppo_mini_batch_size=4", "data.shuffle=false"
-PILOTS = "rollout_policy.n_pilot=4", "rollout_policy.n_commit=2", "rollout_policy.s=2"
+RECIPES = {
+    "pilot_commit": ("rollout_policy.n_pilot=4", "rollout_policy.n_commit=2", "rollout_policy.s=2"),
+    "reinforce_ada": ("actor_rollout_ref.rollout.n=2", "rollout_policy.N=2", "rollout_policy.M=3"),
+}
 LOOP = f"trainer.total_training_steps={STEPS}", "trainer.save_freq=1", "trainer.test_freq=-1"
 ROLLOUT = "actor_rollout_ref.rollout"
 ENGINES = f"{ROLLOUT}.nnodes=1", f"{ROLLOUT}.n_gpus_per_node=1", f"{ROLLOUT}.checkpoint_engine.backend=nccl"
@@ -83,25 +89,28 @@ def number_of(uid):
 
 @pytest.fixture
 def fit(queue, monkeypatch, tmp_path):
-    """(mode, folder of checkpoints, killed inside the write of) -> batches by step, and the trainer."""
+    """(mode, folder of checkpoints, killed inside the write of, recipe) -> batches by step, and the trainer."""
     for trainer in MODES.values():
         verls = next(kind for kind in trainer.__mro__ if kind.__module__.startswith("verl.") and kind is not PPOTrainer)
         for name in ("on_step_begin", "on_step_end", "on_sample_begin", "on_sample_end"):  # engines and weights
             monkeypatch.setattr(verls, name, lambda self: None)
     monkeypatch.setattr(PPOTrainer, "_compute_metrics", lambda self, *arguments, **named: None)
+    monkeypatch.setattr(PPOTrainer, "_compute_advantage", write_advantages_of_7)
     overrides = good_overrides(tmp_path)
 
-    def run(mode, folder, killed_in=None):
+    def run(mode, folder, killed_in=None, recipe="pilot_commit"):
         clear("train")
-        settings = (*overrides, *SIZES, *PILOTS, *LOOP, *QUIET, f"trainer.default_local_dir={folder}")
-        config = compose("pilot_commit", *settings, *(ENGINES if mode == "separate_async" else ()))
+        settings = (*overrides, *SIZES, *RECIPES[recipe], *LOOP, *QUIET, f"trainer.default_local_dir={folder}")
+        config = compose(recipe, *settings, *(ENGINES if mode == "separate_async" else ()))
         config.trainer.v1.trainer_mode = trainers.TRAINER_MODES[mode]
         made = MODES[mode](config)
         made.tokenizer, made.processor = make_tokenizer(), None
         made.reward_loop_manager = SimpleNamespace(reward_loop_worker_handles=[])
         made.actor_rollout_wg = Weights()
-        for part in ("_balance_batch", "_compute_old_log_prob", "_compute_advantage", "_update_actor"):
+        made._workers, made.updates, made.groups = 1, {}, {}
+        for part in ("_balance_batch", "_compute_old_log_prob"):
             setattr(made, part, lambda batch, metrics: batch)
+        made._update_actor = lambda batch, metrics: note_rows(made, batch)
         made._init_dataloader()
         made._init_dump_executor()
         loops = AgentLoops(made)
@@ -113,6 +122,7 @@ def fit(queue, monkeypatch, tmp_path):
 
         def trained(partition, groups, rows):
             batches[made.global_steps] = outcomes(made.controller.batch)
+            made.groups[made.global_steps] = made.controller.batch
             return materialize(partition, groups, rows)
 
         made.replay_buffer._materialize_batch = trained
@@ -125,6 +135,23 @@ def fit(queue, monkeypatch, tmp_path):
 
     yield run
     clear("train")
+
+
+def write_advantages_of_7(trainer, batch, metrics):
+    """In place of verl's advantages."""
+    masks = tq.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=["response_mask"])["response_mask"]
+    rows = [{"advantages": torch.full((len(mask),), 7.0)} for mask in masks.unbind()]
+    return tq.kv_batch_put(keys=batch.keys, partition_id="train", fields=list_of_dict_to_tensordict(rows))
+
+
+def note_rows(trainer, batch):
+    """{(group id, session): advantages} of the rows that the actor would train on."""
+    data = tq.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=["advantages"])["advantages"]
+    rows = [RowKey.parse(key) for key in batch.keys]
+    trainer.updates[trainer.global_steps] = {
+        (row.group, row.session): advantages.tolist() for row, advantages in zip(rows, data.unbind(), strict=True)
+    }
+    return batch
 
 
 class Weights:
@@ -180,3 +207,28 @@ def test_a_run_killed_inside_a_checkpoints_write_resumes_from_the_checkpoint_bef
         assert (folder / TRACKER).read_text() == "4"
         resumed.controller.ledger.check(resumed.controller.live.values())
         assert {key.split("_")[0] for key in stored("train")} == set(resumed.controller.live)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_some_rollouts_are_trained_with_the_baseline_of_all_also_after_a_restart(fit, mode, tmp_path):
+    """In separate_async the next step begins before this step's advantages are computed."""
+    straight, made = fit(mode, tmp_path / "straight", recipe="reinforce_ada")
+    assert list(straight) == list(made.updates) == [1, 2, 3, 4]
+    sizes = set()
+    for step, rows in made.updates.items():
+        wanted = {}
+        for group in made.groups[step]:
+            sizes.add(len(group.rollouts))
+            assert len(group.trained) == 2
+            for session in group.trained:
+                advantage = group.rollouts[session].reward - group.rewards.mean()
+                # A response has 3 + session tokens, and its second token is a tool's.
+                wanted[group.id, session] = [advantage, 0.0, *[advantage] * (1 + session)]
+        assert rows.keys() == wanted.keys()
+        assert all(rows[row] == pytest.approx(wanted[row], abs=1e-6) for row in rows)
+    assert sizes == {3, 6}  # prompts with one round, and with two
+    before, _ = fit(mode, tmp_path / "killed", killed_in=100, recipe="reinforce_ada")
+    after, resumed = fit(mode, tmp_path / "killed", recipe="reinforce_ada")
+    assert before | after == straight and resumed.updates == {step: made.updates[step] for step in (3, 4)}
+    assert resumed.controller.ledger.total == made.controller.ledger.total
+    resumed.controller.ledger.check(resumed.controller.live.values())
