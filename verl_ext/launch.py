@@ -171,15 +171,20 @@ def _train(config: DictConfig) -> None:
     from verl_ext.errors import BadConfig
 
     try:
-        validate(config)
+        policy = validate(config)
         if missing := missing_packages(config):
             raise BadConfig(*missing)
     except BadConfig as error:
         _refuse(*error.sentences)
+    from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
 
+    from verl_ext.driver.announce import announcement
     from verl_ext.driver.runner import train
 
+    run = HydraConfig.get()
+    lines = announcement(run.job.config_name, config, policy, run.overrides.task)
+    sys.stderr.writelines(f"{line}\n" for line in lines)
     OmegaConf.resolve(config)
     train(config)
 

@@ -22,6 +22,7 @@ from verl_ext.policy import (
     Prompt,
     Request,
     RolloutPolicy,
+    StepCost,
     has_spread,
 )
 
@@ -114,6 +115,9 @@ class OneWave(RolloutPolicy):
     def start_run(self, total_steps: int | None, texts: Sequence[str]) -> None:
         super().start_run(total_steps, texts)
         self.estimator.start_run(texts)
+
+    def step_cost(self) -> StepCost:
+        return StepCost.of_rounds(self.train_batch_size, self.n, self.max_rounds)
 
     def start_step(self, step: int, draw: Draw) -> list[Action]:
         self._step, self._draw = step, draw

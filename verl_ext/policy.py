@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
@@ -248,6 +248,27 @@ class Panel:
     stacked: bool = False
 
 
+class StepCost(NamedTuple):
+    """Rollouts that a full training step samples, known before the run.
+
+    Attributes:
+        prompts: prompts of a full batch.
+        n: rollouts per trained prompt, on average.
+        usual: rollouts of a step that needs no further round.
+        most: rollouts of a step that needs every round.
+    """
+
+    prompts: int
+    n: int
+    usual: int
+    most: int
+
+    @classmethod
+    def of_rounds(cls, prompts: int, n: int, rounds: int = 1) -> StepCost:
+        """The cost of rounds that each sample ``n`` rollouts for as many prompts as are trained."""
+        return cls(prompts, n, prompts * n, rounds * prompts * n)
+
+
 class RolloutPolicy:
     """Decides which prompts get how many rollouts, and which groups are trained on.
 
@@ -278,6 +299,10 @@ class RolloutPolicy:
         The lab uses these settings to compare methods at equal cost on logged rollouts. None: logged rollouts are not
         enough to run the method.
         """
+        return None
+
+    def step_cost(self) -> StepCost | None:
+        """What a step costs. None: unknown; then nothing is said of it, and no ``rollout.n`` is refused."""
         return None
 
     def check_trainer_mode(self, trainer_mode: str) -> None:

@@ -63,14 +63,22 @@ def hardware_profiles() -> list[str]:
 def keys(text: str, block: str) -> list[Key]:
     """Keys of the top-level ``block`` of a YAML file, each with the comment lines directly above it."""
     values = yaml.safe_load(text).get(block) or {}
-    found, comment, inside = [], [], False
+    parts = ((path.split("."), comment) for path, comment in comments(text).items())
+    own = ((path[1], comment) for path, comment in parts if path[0] == block and len(path) == 2)
+    return [Key(name, as_yaml(values[name]), comment) for name, comment in own]
+
+
+def comments(text: str) -> dict[str, str]:
+    """Every key of a YAML file, sections included, with its path in full, and the comment lines directly above it."""
+    found: dict[str, str] = {}
+    path: list[str] = []
+    comment: list[str] = []
     for line in text.splitlines():
-        if line and line[0] not in " #":
-            inside = line.startswith(f"{block}:")
-        elif inside and line.startswith("  # "):
-            comment.append(line[4:])
-        elif inside and (match := re.match(r"  (\w+):", line)):
-            found.append(Key(match[1], _as_yaml(values[match[1]]), " ".join(comment)))
+        if line.strip().startswith("# "):
+            comment.append(line.strip()[2:])
+        elif match := re.match(r"((?:  )*)(\w+):", line):
+            path = [*path[: len(match[1]) // 2], match[2]]
+            found[".".join(path)] = " ".join(comment)
             comment = []
     return found
 
@@ -172,9 +180,10 @@ def _changed(node: dict[str, Any], path: str = "") -> Iterator[str]:
             if path or name not in ("hydra", "rollout_driver", "rollout_policy"):
                 yield from _changed(value, f"{path}{name}.")
         elif name != "defaults":
-            text = re.sub(r"^\$\{add:(.+),(.+)\}$", r"\1+\2", REFERENCE.sub(r"\1", _as_yaml(value)))
+            text = re.sub(r"^\$\{add:(.+),(.+)\}$", r"\1+\2", REFERENCE.sub(r"\1", as_yaml(value)))
             yield f"{path}{name}={text}"
 
 
-def _as_yaml(value: Any) -> str:
+def as_yaml(value: Any) -> str:
+    """``value`` on one line, as in a YAML file."""
     return yaml.dump(value, default_flow_style=True, width=math.inf).removesuffix("\n").removesuffix("\n...").strip("'")

@@ -8,7 +8,7 @@ from typing import Any
 
 from verl_ext import checks
 from verl_ext.errors import CannotFillBatch
-from verl_ext.policy import PROMPT_WEIGHT, Action, Discard, Draw, Group, Request, RolloutPolicy, has_spread
+from verl_ext.policy import PROMPT_WEIGHT, Action, Discard, Draw, Group, Request, RolloutPolicy, StepCost, has_spread
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +49,10 @@ class DynamicSampling(RolloutPolicy):
         self._awaited = self._rounds = self._dropped = 0
         self._ready: list[Group] = []
         self._closed = False
+
+    def step_cost(self) -> StepCost:
+        rollouts = self.sampling_batch_size * self.n
+        return StepCost(self.train_batch_size, self.n, rollouts, self.max_rounds * rollouts)
 
     def start_step(self, step: int, draw: Draw) -> list[Action]:
         self._step, self._draw = step, draw

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from verl_ext import checks
-from verl_ext.policy import PROMPT_WEIGHT, Action, Discard, Draw, Group, Request, RolloutPolicy
+from verl_ext.policy import PROMPT_WEIGHT, Action, Discard, Draw, Group, Request, RolloutPolicy, StepCost
 
 
 class Uniform(RolloutPolicy):
@@ -30,6 +30,9 @@ class Uniform(RolloutPolicy):
         self.train_batch_size, self.n, self.prompt_weight = train_batch_size, n, prompt_weight
         self._awaited = 0
         self._ready: list[Group] = []
+
+    def step_cost(self) -> StepCost:
+        return StepCost.of_rounds(self.train_batch_size, self.n)
 
     def start_step(self, step: int, draw: Draw) -> list[Action]:
         prompts = draw(self.train_batch_size)

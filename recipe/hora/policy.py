@@ -13,7 +13,7 @@ from verl_ext import checks
 from verl_ext.allocation import by_name as rules
 from verl_ext.allocation import hit_utility
 from verl_ext.estimation.by_name import PromptEstimator
-from verl_ext.policy import PROMPT_WEIGHT, Action, Discard, Draw, Group, Panel, Request, RolloutPolicy
+from verl_ext.policy import PROMPT_WEIGHT, Action, Discard, Draw, Group, Panel, Request, RolloutPolicy, StepCost
 
 
 class Hora(RolloutPolicy):
@@ -127,6 +127,9 @@ class Hora(RolloutPolicy):
             self.estimator.start_run(texts)
 
     # ---- the step ----
+
+    def step_cost(self) -> StepCost:
+        return StepCost.of_rounds(self.train_batch_size, self.G)
 
     def start_step(self, step: int, draw: Draw) -> list[Action]:
         self._start_batch()

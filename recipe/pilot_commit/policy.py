@@ -14,7 +14,19 @@ import numpy as np
 from recipe.pilot_commit.survivors import ORDERS, OUTCOMES, PilotFilter, SurvivorBuffer
 from verl_ext import checks
 from verl_ext.errors import CannotFillBatch
-from verl_ext.policy import PROMPT_WEIGHT, Action, Discard, Draw, Evict, Group, Panel, Prompt, Request, RolloutPolicy
+from verl_ext.policy import (
+    PROMPT_WEIGHT,
+    Action,
+    Discard,
+    Draw,
+    Evict,
+    Group,
+    Panel,
+    Prompt,
+    Request,
+    RolloutPolicy,
+    StepCost,
+)
 
 logger = logging.getLogger(__name__)
 SHARES = ("rollouts_pilot", "rollouts_commit")
@@ -122,6 +134,14 @@ class PilotCommit(RolloutPolicy):
         self._warned = False  # of rewards that are not verdicts
         self._outcomes: Counter[str] = Counter()  # of the prompts judged in this step
         self._counts: Counter[str] = Counter()  # further counts of this step, by metric
+
+    def step_cost(self) -> StepCost:
+        """The pilots of one round with the commits of a batch; bound pilots are those of the next step."""
+        pilots, commits = self.sampling_batch_size * self.n_pilot, self.train_batch_size * self.n_commit
+        rounds = self.max_rounds + self.bind
+        return StepCost(
+            self.train_batch_size, self.n_pilot + self.n_commit, pilots + commits, rounds * pilots + commits
+        )
 
     def check_trainer_mode(self, trainer_mode: str) -> None:
         least = 1 + self.bind

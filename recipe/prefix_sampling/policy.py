@@ -10,7 +10,7 @@ from recipe.prefix_sampling.prefix_store import PrefixStore, SavedPrefix, trajec
 from recipe.prefix_sampling.transitions import Transitions
 from verl_ext import checks
 from verl_ext.errors import BadReward, CannotFillBatch
-from verl_ext.policy import PROMPT_WEIGHT, Action, Discard, Draw, Group, Panel, Request, RolloutPolicy
+from verl_ext.policy import PROMPT_WEIGHT, Action, Discard, Draw, Group, Panel, Request, RolloutPolicy, StepCost
 
 SIDES = ("both", "hard", "easy")
 
@@ -119,6 +119,9 @@ class PrefixSampling(RolloutPolicy):
         self._counts: Counter[str] = Counter()
 
     # ---- the step ----
+
+    def step_cost(self) -> StepCost:
+        return StepCost.of_rounds(self.train_batch_size, self.n, self.max_rounds)
 
     def start_step(self, step: int, draw: Draw) -> list[Action]:
         self._step, self._draw, self._rounds, self._due = step, draw, 0, True

@@ -10,7 +10,18 @@ from typing import Any
 
 from verl_ext import checks
 from verl_ext.errors import CannotFillBatch
-from verl_ext.policy import PROMPT_WEIGHT, Action, Discard, Draw, Group, Panel, Request, RolloutPolicy, has_spread
+from verl_ext.policy import (
+    PROMPT_WEIGHT,
+    Action,
+    Discard,
+    Draw,
+    Group,
+    Panel,
+    Request,
+    RolloutPolicy,
+    StepCost,
+    has_spread,
+)
 
 logger = logging.getLogger(__name__)
 OUTCOMES = ("qualified", "too_hard", "too_easy", "no_spread", "empty")
@@ -87,6 +98,12 @@ class SpeedRL(RolloutPolicy):
         self._awaited = self._rounds = 0
         self._due = False  # start_step was called, and take_batch has not returned its batch yet
         self._outcomes: Counter[str] = Counter()  # of the prompts screened in this step
+
+    def step_cost(self) -> StepCost:
+        """One screening with the second phase of a batch; a round continues as many prompts as it screened at most."""
+        screening, batch = self.screening_batch_size, self.train_batch_size
+        n = self.n_init + self.n_cont
+        return StepCost(batch, n, screening * self.n_init + batch * self.n_cont, self.max_rounds * screening * n)
 
     def start_step(self, step: int, draw: Draw) -> list[Action]:
         self._step, self._draw, self._due = step, draw, True

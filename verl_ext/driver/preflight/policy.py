@@ -9,6 +9,7 @@ from pathlib import Path
 import hydra
 from omegaconf import DictConfig, OmegaConf
 
+from verl_ext import checks
 from verl_ext.checks import InvalidValue
 from verl_ext.controller import check_written_by
 from verl_ext.driver.checkpoint import WEIGHTS, BadCheckpoint, folder_to_resume, load_state, storage_units
@@ -19,6 +20,7 @@ from verl_ext.resolvers import REFERENCE, refusals
 
 SECTION, TARGET = "rollout_policy", "rollout_policy._target_"
 REWARDS_ALONE = ("grpo", "grpo_vectorized", "rloo", "rloo_vectorized")  # estimators that read nothing but rewards
+N = "actor_rollout_ref.rollout.n"
 BASE = "it must name a subclass of verl_ext.policy.RolloutPolicy"
 
 
@@ -51,6 +53,7 @@ def make_policy(faults: Faults, policy: type[RolloutPolicy]) -> RolloutPolicy | 
             PROMPT_WEIGHT.check("prompt_weight", made.prompt_weight)
             BASELINE.check("baseline", made.baseline)
             _check_batch_size(faults, made)
+            _check_rollouts(faults, made)
             made.check_trainer_mode(faults["trainer.v1.trainer_mode"])
     except ValueError as error:
         _refuse(faults, error)
@@ -108,6 +111,15 @@ def _check_batch_size(faults: Faults, policy: RolloutPolicy) -> None:
     size = faults["data.train_batch_size"]
     if (own := getattr(policy, "train_batch_size", size)) != size:
         raise InvalidValue("train_batch_size", own, f"it is data.train_batch_size={size}, change that")
+
+
+def _check_rollouts(faults: Faults, policy: RolloutPolicy) -> None:
+    """verl's number of rollouts per prompt has to be the policy's, which is the one that counts."""
+    cost = policy.step_cost()
+    valid = "the policy samples {} rollouts per trained prompt; change its own keys under rollout_policy, not this key"
+    n = faults[N]
+    if cost is not None and checks.is_integer(n) and n > 0 and n != cost.n:
+        faults.refuse(N, n, valid.format(cost.n))
 
 
 def _refuse(faults: Faults, error: ValueError) -> None:

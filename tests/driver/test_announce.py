@@ -1,0 +1,100 @@
+"""The lines that a run prints first: what a step costs, and each default of verl that changes."""
+
+from __future__ import annotations
+
+from importlib import resources
+
+import pytest
+from omegaconf import OmegaConf
+from support.configs import RECIPES, compose, good_overrides
+
+from verl_ext.driver.announce import announcement, changes
+from verl_ext.driver.preflight.validate import validate
+from verl_ext.lab.method import instantiate
+from verl_ext.policy import RolloutPolicy
+
+SMALL = ["data.train_batch_size=16", "actor_rollout_ref.actor.ppo_mini_batch_size=16"]
+
+
+def of(recipe, *overrides):
+    config = compose(recipe, *overrides)
+    return announcement(recipe, config, instantiate(config.rollout_policy), overrides)
+
+
+def test_rollouts_of_a_step_and_their_ratio_to_grpo():
+    first = of("pilot_commit", "hardware=verl", *SMALL, "rollout_policy.n_pilot=4", "rollout_policy.n_commit=12")[0]
+    assert first == (
+        "pilot_commit: a step samples 384 rollouts (at most 2,304 if every round is needed), 1.5 times the 256 of GRPO "
+        "with 16 prompts and n = 16."
+    )
+    assert of("grpo", "hardware=verl", *SMALL)[0] == (
+        "grpo: a step samples 1,024 rollouts, 1 times the 1,024 of GRPO with 16 prompts and n = 64."
+    )
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_under_verls_hardware_every_changed_default_is_listed_with_its_reason(recipe):
+    """An independent comparison: verl's file and the composed configuration, key by key."""
+    lines = of(recipe, "hardware=verl", *SMALL)
+    default = OmegaConf.load(str(resources.files("verl.trainer.config") / "_generated_ppo_trainer.yaml"))
+    config, given = compose(recipe, "hardware=verl", *SMALL), {override.partition("=")[0] for override in SMALL}
+    skipped = ("rollout_policy", "rollout_driver", "hardware_name", "model_engine")
+
+    def differing(ours, theirs, path=""):
+        for name in ours:
+            if isinstance(ours[name], dict) and isinstance(theirs.get(name), dict):
+                yield from differing(ours[name], theirs[name], f"{path}{name}.")
+            elif name not in theirs or ours[name] != theirs[name]:
+                yield f"{path}{name}"
+
+    plain = (OmegaConf.to_container(each, resolve=False) for each in (config, default))
+    expected = {key for key in differing(*plain) if not key.startswith(skipped)} - given
+    listed = {line.strip().partition(": ")[0] for line in lines[2:]}
+    assert listed == expected and "actor_rollout_ref.actor.use_dynamic_bsz" in listed
+    assert all(len(line.partition(" -> ")[2].partition(". ")[2]) >= len("Rollouts per prompt.") for line in lines[2:])
+
+
+def test_values_of_the_user_are_not_listed():
+    key = "actor_rollout_ref.actor.loss_agg_mode"
+    assert any(line.startswith(f"  {key}: token-mean -> seq-mean") for line in of("vip", "hardware=verl"))
+    assert not any(key in line for line in of("vip", "hardware=verl", f"{key}=token-sum"))
+    assert "algorithm.adv_estimator: gae -> rloo. " in "\n".join(of("vip", "hardware=verl"))
+
+
+def test_profiles_and_experiments_are_counted_and_named():
+    lines = of("pilot_commit", "experiment=qwen3_8b")
+    config = compose("pilot_commit", "experiment=qwen3_8b")
+    count = len(changes(config, ["experiment=qwen3_8b"])) - (len(lines) - 3)
+    assert (
+        lines[-1]
+        == f"{count} more keys of verl are set by hardware=h200 and experiment=qwen3_8b; --cfg job shows all values."
+    )
+    assert count > 50
+
+
+def test_a_policy_that_does_not_know_its_cost_says_so():
+    class Mine(RolloutPolicy):
+        pass
+
+    config = compose("grpo", "hardware=verl")
+    assert "Mine does not say how many rollouts a step samples" in announcement("grpo", config, Mine(), [])[0]
+
+
+def test_a_run_prints_the_lines_before_ray_starts(monkeypatch, tmp_path, capsys):
+    from hydra.core.global_hydra import GlobalHydra
+
+    from verl_ext import launch
+    from verl_ext.driver import runner
+
+    reached = []
+    monkeypatch.setattr(runner, "train", lambda config: reached.append(config))
+    monkeypatch.chdir(tmp_path)
+    GlobalHydra.instance().clear()
+    arguments = ["hardware=cpu", *good_overrides(tmp_path)]
+    monkeypatch.setattr("sys.argv", ["grpo", *arguments])
+    launch.main("grpo")
+    printed = capsys.readouterr().err.splitlines()
+    config = compose("grpo", *arguments)
+    assert len(reached) == 1 and announcement("grpo", config, validate(config), arguments)[0] in printed
+    assert any(line.startswith("  algorithm.adv_estimator: gae -> grpo") for line in printed)
+    GlobalHydra.instance().clear()

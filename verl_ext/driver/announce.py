@@ -1,0 +1,80 @@
+"""Says, before a run starts, how many rollouts a step takes, and which of verl's defaults the recipe changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from importlib import resources
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_ext.policy import RolloutPolicy
+from verl_ext.recipes import CONFIG, as_yaml, comments, recipes
+
+ENGINES = {"dp": "_generated_ppo_trainer.yaml", "megatron": "_generated_ppo_megatron_trainer.yaml"}
+OURS = ("rollout_policy", "rollout_driver", "hardware_name", "model_engine")
+
+
+def announcement(recipe: str, config: DictConfig, policy: RolloutPolicy, overrides: Sequence[str]) -> list[str]:
+    """Lines for a reader: the rollouts of a step, then each changed default with the reason.
+
+    Args:
+        recipe: a name in :func:`~verl_ext.recipes.recipes`.
+        config: composed, and not resolved yet.
+        policy: made from it.
+        overrides: of the user; keys that they set are not listed.
+    """
+    reasons = comments((CONFIG / "base.yaml").read_text(encoding="utf-8"))
+    reasons |= {
+        key: text or reasons.get(key, "") for key, text in comments(recipes()[recipe].read_text("utf-8")).items()
+    }
+    changed = changes(config, overrides)
+    own = {key: change for key, change in changed.items() if key in reasons}
+    lines = [cost_line(recipe, policy)]
+    if own:
+        lines.append("This recipe changes these defaults of verl; a value of yours on the command line wins:")
+        lines += [f"  {key}: {before} -> {after}. {reasons[key]}".rstrip() for key, (before, after) in own.items()]
+    if others := len(changed) - len(own):
+        source = " and ".join(filter(None, (f"hardware={config.hardware_name}", experiment_of(overrides))))
+        lines.append(f"{others} more keys of verl are set by {source}; --cfg job shows all values.")
+    return lines
+
+
+def cost_line(recipe: str, policy: RolloutPolicy) -> str:
+    """The rollouts of a step, and how many times those of GRPO they are."""
+    cost = policy.step_cost()
+    if cost is None:
+        return f"{recipe}: {type(policy).__name__} does not say how many rollouts a step samples (step_cost)."
+    uniform = cost.prompts * cost.n
+    at_most = f" (at most {cost.most:,} if every round is needed)" if cost.most > cost.usual else ""
+    return (
+        f"{recipe}: a step samples {cost.usual:,} rollouts{at_most}, {cost.usual / uniform:.3g} times the {uniform:,} "
+        f"of GRPO with {cost.prompts:,} prompts and n = {cost.n}."
+    )
+
+
+def changes(config: DictConfig, overrides: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Keys of verl whose value is not verl's default and not an override: by key, the default and the value."""
+    engine = OmegaConf.select(config, "model_engine", default="dp")
+    default = OmegaConf.load(str(resources.files("verl.trainer.config") / ENGINES.get(engine, ENGINES["dp"])))
+    given = tuple(override.lstrip("+~").partition("=")[0] for override in overrides)
+    before = dict(_leaves(OmegaConf.to_container(default, resolve=False)))
+    after = dict(_leaves(OmegaConf.to_container(config, resolve=False)))
+    values = dict(_leaves(OmegaConf.to_container(config, resolve=True)))
+    return {
+        key: (as_yaml(before.get(key)), as_yaml(values[key]))
+        for key, value in after.items()
+        if key.partition(".")[0] not in OURS
+        and (key not in before or before[key] != value)
+        and not any(key == name or key.startswith(f"{name}.") for name in given)
+    }
+
+
+def experiment_of(overrides: Sequence[str]) -> str | None:
+    """The user's choice of an experiment, as written."""
+    return next((override for override in reversed(overrides) if override.startswith("experiment=")), None)
+
+
+def _leaves(node: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in node.items():
+        yield from _leaves(value, f"{path}{name}.") if isinstance(value, dict) and value else [(f"{path}{name}", value)]
