@@ -8,7 +8,7 @@ import numpy as np
 
 from recipe.grpo.policy import Uniform
 from verl_ext import checks
-from verl_ext.policy import BASELINE, Action, Draw, Group, Panel, Request
+from verl_ext.policy import BASELINE, Action, Draw, Group, Panel, Request, StepCost
 
 EXITS = ("balance", "positive")
 
@@ -73,6 +73,10 @@ class ReinforceAda(Uniform):
         self.positive_threshold = positive_threshold
         self._rounds: list[int] = []  # of this step's finished prompts
         self._resolved = 0
+
+    def step_cost(self) -> StepCost:
+        rollouts = self.train_batch_size * self.M
+        return StepCost(self.train_batch_size, self.group_size, rollouts, self.N * rollouts)
 
     def start_step(self, step: int, draw: Draw) -> list[Action]:
         self._rounds, self._resolved = [], 0

@@ -14,7 +14,6 @@ from verl_ext.driver.preflight.validate import BadConfig, validate
 
 PAGE = (Path(__file__).parents[2] / "docs/from_verl.md").read_text()
 OVERRIDES = shlex.split(re.search(r'OVERRIDES="(.*?)"', PAGE, re.DOTALL)[1])
-DERIVED = ("pilot_commit", "speed_rl")
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +45,7 @@ def test_each_recipe_takes_or_refuses_n_as_the_table_says(recipe, overrides):
         return
     with pytest.raises(BadConfig) as refusal:
         validate(config)
-    key = "actor_rollout_ref.rollout.n=5" if recipe in DERIVED else "rollout_policy.G0=8"
+    key = {"hora": "rollout_policy.G0=8", "pods": "rollout_policy.m=32"}.get(recipe, "actor_rollout_ref.rollout.n=5")
     assert [sentence.startswith(f"{key} is not valid") for sentence in refusal.value.sentences] == [True]
 
 

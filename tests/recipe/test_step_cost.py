@@ -29,7 +29,12 @@ def test_no_step_samples_more_than_the_most(recipe, population):
     assert 0 < rollouts.max() <= cost.most
 
 
-VARYING = ("pilot_commit", "prefix_sampling", "speed_rl")  # steps of one round differ in their rollouts
+VARYING = (
+    "pilot_commit",
+    "prefix_sampling",
+    "reinforce_ada",
+    "speed_rl",
+)  # steps of one round differ in their rollouts
 
 
 @pytest.mark.parametrize("recipe", sorted({*RECIPES} - {*VARYING}))
