@@ -179,7 +179,7 @@ def _train(config: DictConfig) -> None:
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
 
-    from verl_ext.driver.announce import announcement
+    from verl_ext.announce import announcement
     from verl_ext.driver.runner import train
 
     run = HydraConfig.get()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.configs import RECIPES, compose, write_model, write_rows
 
-from verl_ext.driver.announce import announcement
+from verl_ext.announce import announcement
 from verl_ext.driver.preflight.validate import BadConfig, validate
 
 PAGE = (Path(__file__).parents[2] / "docs/from_verl.md").read_text()

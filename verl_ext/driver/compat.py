@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from importlib import resources
+
+from omegaconf import DictConfig, OmegaConf
 
 from verl_ext.errors import RunError
 
 VERL_VERSION = "0.9.1"
+
+
+def verl_defaults(model_engine: str) -> DictConfig:
+    """verl's own configuration for ``model_engine``, as verl lists it in a file; of ``dp`` if there is none."""
+    folder = resources.files("verl.trainer.config")
+    names = (f"_generated_ppo_{prefix}trainer.yaml" for prefix in (f"{model_engine}_", ""))
+    return OmegaConf.load(str(next(folder / name for name in names if (folder / name).is_file())))
 
 
 def check_verl() -> None:

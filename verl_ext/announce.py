@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from importlib import resources
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_ext.driver.compat import verl_defaults
 from verl_ext.policy import RolloutPolicy
 from verl_ext.recipes import CONFIG, as_yaml, comments, recipes
 
-ENGINES = {"dp": "_generated_ppo_trainer.yaml", "megatron": "_generated_ppo_megatron_trainer.yaml"}
 OURS = ("rollout_policy", "rollout_driver", "hardware_name", "model_engine")
 
 
@@ -56,7 +55,7 @@ def cost_line(recipe: str, policy: RolloutPolicy) -> str:
 def changes(config: DictConfig, overrides: Sequence[str]) -> dict[str, tuple[str, str]]:
     """Keys of verl whose value is not verl's default and not an override: by key, the default and the value."""
     engine = OmegaConf.select(config, "model_engine", default="dp")
-    default = OmegaConf.load(str(resources.files("verl.trainer.config") / ENGINES.get(engine, ENGINES["dp"])))
+    default = verl_defaults(engine)
     given = tuple(override.lstrip("+~").partition("=")[0] for override in overrides)
     before = dict(_leaves(OmegaConf.to_container(default, resolve=False)))
     after = dict(_leaves(OmegaConf.to_container(config, resolve=False)))

@@ -8,7 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 from support.configs import RECIPES, compose, good_overrides
 
-from verl_ext.driver.announce import announcement, changes
+from verl_ext.announce import announcement, changes
 from verl_ext.driver.preflight.validate import validate
 from verl_ext.lab.method import instantiate
 from verl_ext.policy import RolloutPolicy
