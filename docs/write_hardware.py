@@ -84,7 +84,7 @@ def profiles_table() -> str:
     """Markdown: the profiles, and the memory of a GPU under each."""
     header = (
         "| profile | size | GPUs, at least | longest sequence | TP | offload | vLLM's share | KV cache per GPU | "
-        "longest sequences at once, per engine | update tokens | take | log-prob tokens | take | "
+        "longest sequences at once, per engine | max_num_seqs | update tokens | take | log-prob tokens | take | "
         "GPUs for a sequence | fullest |"
     )
     rows = []
@@ -102,6 +102,7 @@ def profiles_table() -> str:
                 f"{chosen.gpu_memory_utilization:g} × {memory / 1e9:.0f} = {held.engine / 1e9:.0f} GB",
                 f"{held.kv_cache / 1e9:.0f} GB",
                 str(held.sequences),
+                str(chosen.max_num_seqs),
                 str(chosen.ppo_max_token_len_per_gpu),
                 f"{held.update / 1e9:.0f} GB",
                 str(chosen.log_prob_max_token_len_per_gpu),

@@ -3,7 +3,7 @@
 # The settings are in recipe/<recipe>/config/experiment/<experiment>.yaml. Overrides on the command line win over them
 # and over these environment variables, each of which stands for an override:
 #   NNODES, GPUS_PER_NODE            trainer.nnodes, trainer.n_gpus_per_node
-#   HARDWARE, MODEL_SIZE             hardware (h200, a800, b200, cpu, verl), model_size (1_5b, 4b, 8b, 14b, 32b)
+#   HARDWARE, MODEL_SIZE             hardware (h100, h200, a100, a800, b200, cpu, verl), model_size (1_5b, 4b, 8b, ...)
 #   MODEL_PATH                       actor_rollout_ref.model.path: a folder, or a model's name on the hub
 #   TRAIN_FILES, VAL_FILES           data.train_files, data.val_files: parquet files in verl's schema
 #   N                                rollouts per prompt, on average: the paper's other budgets

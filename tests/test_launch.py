@@ -41,6 +41,7 @@ def run(monkeypatch, tmp_path, capsys):
     GlobalHydra.instance().clear()
 
 
+PROFILES, GPUS = "a100, a800, b200, cpu, h100, h200, verl", "h100, h200, a100, a800, b200"
 NEW = " (put + in front to add a new key)"
 
 
@@ -59,13 +60,13 @@ NEW = " (put + in front to add a new key)"
         (["hardwre=h200"], f"hardwre is not a key: did you mean hardware?{NEW}"),
         (["zzz=1"], f"zzz is not a key: --cfg job prints all keys{NEW}"),
         (["~data.seedx"], "data.seedx is not a key: did you mean data.seed?"),
-        (["hardware=h300"], "hardware=h300 is not valid: use one of a800, b200, cpu, h200, verl"),
-        (["--cfg", "job", "hardware=h300"], "hardware=h300 is not valid: use one of a800, b200, cpu, h200, verl"),
+        (["hardware=h300"], f"hardware=h300 is not valid: use one of {PROFILES}"),
+        (["--cfg", "job", "hardware=h300"], f"hardware=h300 is not valid: use one of {PROFILES}"),
         (
             ["hardware=h200", "model_size=7b"],
             "model_size=7b is not valid: use one of 14b, 1_5b, 32b, 4b, 8b",
         ),
-        (["model_size=8b"], "model_size is not valid here: only the profiles hardware=h200, a800, b200 have it"),
+        (["model_size=8b"], f"model_size is not valid here: only the profiles hardware={GPUS} have it"),
         (["data.seed"], "data.seed is not valid: write key=value; quote special characters: \"key='a, b'\""),
         (
             ["actor_rollout_ref.actor.optim={lrr: 1}"],

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 DEFAULT_HARDWARE = "cpu"
-GPUS = ("h200", "a800", "b200")
+GPUS = ("h100", "h200", "a100", "a800", "b200")
 GPU_GROUPS = ("model_size", "actor_engine")  # config groups of the GPU profiles
 GROUPS = ("experiment", "hardware", "model_engine", *GPU_GROUPS)
 SIMILAR = 0.6

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import tempfile
 from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,7 +50,7 @@ def register_resolvers() -> None:
     """Register every function of this module that a configuration can call; safe to repeat."""
     from omegaconf import OmegaConf
 
-    for function in (add, data_file, named, per_node, recipe, recipe_folder):
+    for function in (add, data_file, named, node_cache, per_node, recipe, recipe_folder):
         OmegaConf.register_new_resolver(function.__name__, function, replace=True)
 
 
@@ -68,6 +69,15 @@ def data_file(name: str) -> str:
 def named(value: Any, names: Mapping[Any, str]) -> Any:
     """``${named:value,{value:name}}``: the name that the table gives to ``value``, or ``value`` where it has none."""
     return names.get(value, value)
+
+
+def node_cache(variable: str) -> str:
+    """``${node_cache:VARIABLE}``: the folder in this environment variable, or one of its name on the node's own disk.
+
+    NODE_CACHE names the parent of these folders, by default ``verl_ext_<user id>`` in the folder of temporary files.
+    """
+    parent = os.environ.get("NODE_CACHE") or Path(tempfile.gettempdir()) / f"verl_ext_{os.getuid()}"
+    return os.environ.get(variable) or str(Path(parent) / variable.lower())
 
 
 def per_node(count: int, least: int = 1, *, _root_: DictConfig) -> int:

@@ -88,7 +88,7 @@ def test_profiles_fit(gpu, size):
 def test_profiles_that_need_more_gpus_do_not_fit_on_fewer(gpu, size):
     model, fewest, prompt, response = PROFILES[size]
     chosen, _ = profile(gpu, size)
-    with pytest.raises(ValueError, match=f"gpus={fewest} of 80 GB do not fit 32.8 billion parameters with Megatron: "):
+    with pytest.raises(ValueError, match=f"gpus={fewest} of 85 GB do not fit 32.8 billion parameters with Megatron: "):
         megatron_sizes(SHAPES[model], GPU_MEMORY[gpu], fewest, prompt + response, chosen)
 
 

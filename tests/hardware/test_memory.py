@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from verl_ext.hardware import GPU_MEMORY, SHAPES, Settings, Shape, settings, use
 from verl_ext.hardware.memory import SEQUENCES, TRAINING_SHARE, USABLE, WEIGHTS_SHARE, kv_cache_per_token
-from verl_ext.hardware.shapes import read
+from verl_ext.hardware.shapes import find, read
 
 ROOT = Path(__file__).parents[2]
 QWEN3_8B = SHAPES["Qwen/Qwen3-8B-Base"]
@@ -70,8 +70,8 @@ def test_what_a_gpu_holds_worked_out_by_hand():
     assert held.weights == pytest.approx(8.19e9, rel=1e-3)
     assert held.training_state == pytest.approx(8.19e9, rel=1e-3)  # 16 bytes over 16 GPUs
     assert held.engine == 50e9
-    assert held.kv_cache == pytest.approx(38.81e9, rel=1e-3)
-    assert held.sequences == 102  # 2 x 38.81e9 / (147456 x 5120)
+    assert held.kv_cache == pytest.approx(37.81e9, rel=1e-3)  # without weights and 4e9 of activations
+    assert held.sequences == 100  # 2 x 37.81e9 / (147456 x 5120)
     assert held.update == 4096 * (1519360 + 294912 + 278528)
     assert held.log_probs == 8192 * 1519360
     assert held.fullest == pytest.approx(58.19e9, rel=1e-3)
@@ -94,6 +94,24 @@ def test_settings_fit_or_are_refused(model, memory, gpus, longest):
     assert longest <= chosen.ppo_max_token_len_per_gpu * chosen.sequence_parallel
     assert chosen.ppo_max_token_len_per_gpu <= chosen.log_prob_max_token_len_per_gpu
     assert gpus % chosen.tensor_parallel == gpus % chosen.sequence_parallel == 0
+    assert chosen.max_num_seqs % 64 == 0 and 256 <= chosen.max_num_seqs <= 1024
+    assert chosen.max_num_seqs <= max(256, 2 * held.sequences)
+
+
+def test_an_engine_works_on_more_sequences_where_its_cache_holds_them():
+    def at_once(model: str, longest: int, gpu: str = "h200") -> int:
+        return settings(SHAPES[model], GPU_MEMORY[gpu], 8, longest).max_num_seqs
+
+    assert at_once("Qwen/Qwen2.5-Math-1.5B", 9216) == 768  # 399 of the longest, so 798 of half that length
+    assert at_once("Qwen/Qwen2.5-Math-1.5B", 2048) == 1024
+    assert at_once("Qwen/Qwen3-14B", 5120) == 256
+
+
+def test_the_memory_of_a_gpu_is_what_cuda_reports():
+    """nvidia-smi's MiB are more: part of them is reserved."""
+    of_nvidia_smi = {"h100": 81559, "h200": 143771, "a100": 81920, "a800": 81920, "b200": 183359}
+    for gpu, mebibytes in of_nvidia_smi.items():
+        assert 0.98 < GPU_MEMORY[gpu] / (mebibytes * 2**20) < 1
 
 
 def test_what_does_not_fit_is_refused_with_what_to_change():
@@ -130,6 +148,31 @@ def test_a_shape_is_read_from_a_models_folder(tmp_path):
         read(tmp_path)
 
 
+def test_the_parameters_of_other_families_are_those_that_transformers_counts(tmp_path):
+    config = {
+        "model_type": "qwen3_moe",
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "num_hidden_layers": 2,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "moe_intermediate_size": 32,
+        "num_experts": 8,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "vocab_size": 1000,
+        "tie_word_embeddings": False,
+        "max_position_embeddings": 512,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    attention = 64 * (2 * 4 * 16 + 2 * 2 * 16) + 2 * 16
+    layer = attention + 8 * 3 * 64 * 32 + 64 * 8 + 2 * 64  # 8 experts and their router
+    assert find(str(tmp_path)).parameters == 2 * layer + 64 + 2 * 1000 * 64
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "nothing_known"}))
+    with pytest.raises(ValueError, match=r"transformers cannot build it \(.*nothing_known"):
+        find(str(tmp_path))
+
+
 def test_the_command_prints_overrides_and_refuses_in_one_sentence():
     from verl_ext.hardware.__main__ import main
 
@@ -141,5 +184,6 @@ def test_the_command_prints_overrides_and_refuses_in_one_sentence():
     chosen = settings(SHAPES["Qwen/Qwen3-8B"], GPU_MEMORY["a800"], 32, 18432)
     assert f"actor.ppo_max_token_len_per_gpu={chosen.ppo_max_token_len_per_gpu}\n" in printed.output
     assert "actor.fsdp_config.ulysses_sequence_parallel_size=1\n" in printed.output
-    refused = run.invoke(app, ["Qwen/Qwen9", "--gpu", "h200"], env={"COLUMNS": "400"})
-    assert refused.exit_code == 2 and "model=Qwen/Qwen9 must be one of" in refused.output
+    assert "rollout.max_num_seqs=256\n" in printed.output
+    refused = run.invoke(app, ["Qwen/Qwen9", "--gpu", "h200"], env={"COLUMNS": "600", "HF_HUB_OFFLINE": "1"})
+    assert refused.exit_code == 2 and "model=Qwen/Qwen9 is no folder, and its config.json cannot be" in refused.output

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,13 +12,13 @@ from rich.table import Table
 from verl_ext.checks import choice
 from verl_ext.hardware.megatron import MEGATRON_KEYS, megatron_sizes, megatron_use
 from verl_ext.hardware.memory import FSDP2_KEYS, GPU_MEMORY, SHARED_KEYS, settings, use
-from verl_ext.hardware.shapes import SHAPES, read
+from verl_ext.hardware.shapes import find
 
 ENGINES = ("dp", "megatron")
 
 
 def main(
-    model: Annotated[str, typer.Argument(help="Name of a model of the papers, or a folder with a config.json.")],
+    model: Annotated[str, typer.Argument(help="Name of a model, or a folder with a config.json.")],
     gpu: Annotated[str, typer.Option(help=f"Kind of GPU: {', '.join(GPU_MEMORY)}.")] = "h200",
     gpus: Annotated[int, typer.Option(min=1, help="Total number of GPUs.")] = 8,
     longest: Annotated[int, typer.Option(min=1, help="Tokens of prompt and response together.")] = 5120,
@@ -28,7 +27,7 @@ def main(
     """Print settings under which a model fits on GPUs, and how they use the GPUs' memory."""
     try:
         memory = GPU_MEMORY[choice("gpu", gpu, tuple(GPU_MEMORY))]
-        shape = SHAPES.get(model) or read(Path(model))
+        shape = find(model)
         chosen = settings(shape, memory, gpus, longest)
         if choice("engine", engine, ENGINES) == "megatron":
             sizes = megatron_sizes(shape, memory, gpus, longest, chosen)

@@ -15,30 +15,34 @@ The factors of logits and activations are estimates, so training leaves a quarte
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from verl_ext.checks import integer, positive_number
 from verl_ext.hardware.shapes import Shape
 
-GPU_MEMORY = {"h200": 141e9, "a800": 80e9, "b200": 180e9}  # bytes; a GB of the makers is 1e9
+GIB = 2**30
+GPU_MEMORY = {"h100": 79.11 * GIB, "h200": 139.8 * GIB, "a100": 79.25 * GIB, "a800": 79.25 * GIB, "b200": 178.35 * GIB}
+"""Bytes that CUDA reports, of which vLLM's share is a part. The makers' 80, 141 and 180 GB are other numbers."""
 TENSOR_PARALLEL = (1, 2, 4, 8)  # within a node
 
 STATE_BYTES = 16
 LOGITS_BYTES = 10
 KEPT_BYTES, RECOMPUTED_BYTES = 2, 68
-ENGINE_BYTES = 3e9  # vLLM's activations and CUDA graphs
+ENGINE_BYTES = 4e9  # vLLM's activations and CUDA graphs, and the logits of up to QUEUE[1] sequences
 
 USABLE = 0.95  # largest share of the GPU in use; CUDA's context and NCCL need the rest
 TRAINING_SHARE = 0.75  # largest share of the GPU in update and log-probs; the rest is for errors of the estimates
 ENGINE_SHARES = [0.75, 0.7, 0.65, 0.6, 0.55, 0.5]  # gpu_memory_utilization, the best first
 WEIGHTS_SHARE = 0.4  # largest share of vLLM's memory for weights; the rest is for the KV cache
 SEQUENCES = 16  # least number of the longest sequences in an engine's KV cache
+QUEUE = 256, 1024  # least and most sequences that an engine works on at once; verl's default is 256
 STATE_SHARE = 0.25  # largest training state to stay on the GPU while vLLM generates, as a share of the GPU
 TOKENS = 4096  # token budgets are multiples of this number
 
 SHARED_KEYS = {
     "tensor_parallel": "actor_rollout_ref.rollout.tensor_model_parallel_size",
     "gpu_memory_utilization": "actor_rollout_ref.rollout.gpu_memory_utilization",
+    "max_num_seqs": "actor_rollout_ref.rollout.max_num_seqs",
     "ppo_max_token_len_per_gpu": "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
     "log_prob_max_token_len_per_gpu": "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu",
 }
@@ -55,7 +59,8 @@ class Settings:
     """Settings for one model on one kind of GPU, see ``SHARED_KEYS`` and ``FSDP2_KEYS``.
 
     ``ppo_max_token_len_per_gpu`` and ``log_prob_max_token_len_per_gpu`` are the token budgets of the update and of the
-    log-probs; ``sequence_parallel`` GPUs share a sequence.
+    log-probs; ``sequence_parallel`` GPUs share a sequence; ``max_num_seqs`` is the most sequences that an engine works
+    on at once.
     """
 
     tensor_parallel: int
@@ -64,6 +69,7 @@ class Settings:
     log_prob_max_token_len_per_gpu: int
     sequence_parallel: int
     offload: bool
+    max_num_seqs: int = QUEUE[0]
 
 
 @dataclass(frozen=True)
@@ -133,8 +139,9 @@ def settings(shape: Shape, memory: float, gpus: int, longest: int) -> Settings:
     """Settings under which a model fits, by the constants of this file; arguments as of :func:`use`.
 
     Chosen are the largest share for vLLM with room for the training state, the least tensor parallelism with room for
-    the KV cache of ``SEQUENCES`` of the longest sequences, the largest token budgets, and the least sequence
-    parallelism with which the longest sequence fits into the update's budget.
+    the KV cache of ``SEQUENCES`` of the longest sequences, as many sequences at once as the KV cache holds at half the
+    longest length, the largest token budgets, and the least sequence parallelism with which the longest sequence fits
+    into the update's budget.
 
     Raises:
         ValueError: no settings fit; the message names the argument to change.
@@ -166,7 +173,7 @@ def settings(shape: Shape, memory: float, gpus: int, longest: int) -> Settings:
             held = use(shape, memory, gpus, longest, chosen)
             roomy = held.weights <= WEIGHTS_SHARE * held.engine and held.sequences >= SEQUENCES
             if roomy and held.fullest <= USABLE * memory:
-                return chosen
+                return replace(chosen, max_num_seqs=_at_work(held.sequences))
     raise ValueError(
         f"longest={longest} and {shape.parameters / 1e9:.1f} billion parameters do not fit on gpus={gpus} of "
         f"{memory / 1e9:.0f} GB: an engine of up to {max(TENSOR_PARALLEL)} of them has no room for {SEQUENCES} "
@@ -176,3 +183,9 @@ def settings(shape: Shape, memory: float, gpus: int, longest: int) -> Settings:
 
 def _tokens(room: float, bytes_per_token: int) -> int:
     return max(int(room // bytes_per_token) // TOKENS * TOKENS, 0)
+
+
+def _at_work(sequences: int) -> int:
+    """``max_num_seqs`` for a KV cache of so many of the longest sequences: twice that, in steps of 64 within QUEUE."""
+    least, most = QUEUE
+    return min(max(2 * sequences // 64 * 64, least), most)

@@ -1,4 +1,4 @@
-"""The profiles ``config/hardware/{h200,a800,b200}.yaml``; ``docs/write_hardware.py`` writes their tables."""
+"""The profiles ``config/hardware/{h100,h200,a100,a800,b200}.yaml``; ``docs/write_hardware.py`` writes their tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROFILES = {
 }
 """By ``model_size``: model, least number of GPUs, tokens of the longest prompt, tokens of the longest response."""
 
-MEGATRON_GPUS = {("a800", "32b"): 64}
+MEGATRON_GPUS = {("h100", "32b"): 64, ("a100", "32b"): 64, ("a800", "32b"): 64}
 """Least number of GPUs for Megatron, if larger: tensor parallel size 8, times 8 groups sharing a sequence."""
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A decoder with grouped-query attention and a gated MLP (Qwen2, Qwen3, Llama 3).
+    """A decoder. A formula counts parameters with grouped-query attention and a gated MLP (Qwen2, Qwen3, Llama 3).
 
     Attributes:
         layers: ``num_hidden_layers``.
@@ -22,6 +22,7 @@ class Shape:
         positions: ``max_position_embeddings``.
         family: ``model_type``; qwen2 has biases in query, key and value, qwen3 normalises query and key.
         head_dim: ``head_dim``, by default hidden / heads.
+        counted: number of parameters of a model of another family.
     """
 
     layers: int
@@ -34,10 +35,13 @@ class Shape:
     positions: int
     family: str
     head_dim: int = 128
+    counted: int | None = None
 
     @property
     def parameters(self) -> int:
-        """Number of parameters: embeddings, attention, MLP and norms."""
+        """Number of parameters: ``counted``, or the sum of embeddings, attention, MLP and norms."""
+        if self.counted is not None:
+            return self.counted
         query, key_value = self.heads * self.head_dim, self.key_value_heads * self.head_dim
         attention = self.hidden * (2 * query + 2 * key_value)
         extra = {"qwen2": query + 2 * key_value, "qwen3": 2 * self.head_dim}.get(self.family, 0)
@@ -70,28 +74,78 @@ SHAPES: dict[str, Shape] = {
 }
 
 
+FORMULA = ("llama", "qwen2", "qwen3")
+"""Families whose parameters :attr:`Shape.parameters` counts."""
+
+
+def find(model: str) -> Shape:
+    """The shape of a model of the papers, of a folder or file, or of a name on the hub (its ``config.json`` alone).
+
+    Raises:
+        ValueError: there is no such model, or its ``config.json`` cannot be used.
+    """
+    if model in SHAPES:
+        return SHAPES[model]
+    if Path(model).exists():
+        return read(Path(model))
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return read(Path(hf_hub_download(model, "config.json")))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        names = ", ".join(SHAPES)
+        raise ValueError(
+            f"model={model} is no folder, and its config.json cannot be had from the hub; use a model's folder, its "
+            f"config.json, or one of {names}."
+        ) from error
+
+
 def read(path: Path) -> Shape:
     """The shape in a ``config.json``, or in a folder's ``config.json``.
 
+    transformers builds models of other families than ``FORMULA`` without memory for their weights, to count them. The
+    KV cache of models that compress or bound it is smaller than computed.
+
     Raises:
-        ValueError: the file cannot be read, or lacks a key.
+        ValueError: the file cannot be read, lacks a key, or describes a model unknown to transformers.
     """
     file = path / "config.json" if path.is_dir() else path
     try:
         config = json.loads(file.read_text())
-        return Shape(
-            layers=config["num_hidden_layers"],
-            hidden=config["hidden_size"],
-            intermediate=config["intermediate_size"],
-            heads=config["num_attention_heads"],
-            key_value_heads=config["num_key_value_heads"],
-            vocabulary=config["vocab_size"],
+        text = config.get("text_config", config)  # models of text and images
+        shape = Shape(
+            layers=text["num_hidden_layers"],
+            hidden=text["hidden_size"],
+            intermediate=text["intermediate_size"],
+            heads=text["num_attention_heads"],
+            key_value_heads=text.get("num_key_value_heads") or text["num_attention_heads"],
+            vocabulary=text["vocab_size"],
             tied=bool(config.get("tie_word_embeddings", False)),
-            positions=config["max_position_embeddings"],
+            positions=text["max_position_embeddings"],
             family=config["model_type"],
-            head_dim=config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"],
+            head_dim=text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"],
         )
     except (OSError, ValueError) as error:
         raise ValueError(f"model={path} must be one of {', '.join(SHAPES)}, or a model's folder.") from error
     except (KeyError, TypeError) as error:
         raise ValueError(f"model={path}: its config.json has no usable {error}; a decoder of text has one.") from error
+    return shape if shape.family in FORMULA else replace(shape, counted=_count(file))
+
+
+def _count(file: Path) -> int:
+    """Number of parameters of the model that transformers builds from a ``config.json``."""
+    import torch
+    import transformers
+
+    try:
+        config = transformers.AutoConfig.from_pretrained(file)
+        of_images = hasattr(config, "text_config")
+        factory = transformers.AutoModelForImageTextToText if of_images else transformers.AutoModelForCausalLM
+        with torch.device("meta"):
+            model = factory.from_config(config)
+        model.tie_weights()
+    except Exception as error:  # models of all kinds raise errors of all kinds
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"model={file}: transformers cannot build it ({reason}).") from error
+    return sum(parameter.numel() for parameter in model.parameters())

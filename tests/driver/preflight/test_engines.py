@@ -40,7 +40,7 @@ def test_megatron(recipe, hardware, tmp_path):
     actor = config.actor_rollout_ref.actor
     assert actor.strategy == "megatron" and "fsdp_config" not in actor
     assert (actor.megatron.tensor_model_parallel_size, actor.megatron.context_parallel_size) == (2, 1)
-    assert actor.megatron.param_offload and actor.megatron.optimizer_offload
+    assert actor.megatron.param_offload == actor.megatron.optimizer_offload == (hardware != "b200")
     assert actor.megatron.sequence_parallel and actor.megatron.use_distributed_optimizer  # the values in use
     assert config.actor_rollout_ref.rollout.tensor_model_parallel_size == 1
     assert megatron_fits(config)
@@ -144,9 +144,9 @@ def test_verls_own_defaults_with_megatron(tmp_path):
                 "hardware=h200",
                 *MEGATRON,
                 "model_size=32b",
-                "trainer.n_gpus_per_node=8",
+                "trainer.n_gpus_per_node=12",
             ],
-            "megatron.tensor_model_parallel_size=4 is not valid: times context_parallel_size=4",
+            "megatron.tensor_model_parallel_size=4 is not valid: times context_parallel_size=2",
         ),
     ],
 )
