@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -75,6 +76,62 @@ def test_a_program_that_fails_fails_the_job_and_leaves_rays_logs(slurm, tmp_path
     assert "error: the run ended with status 5" in output(tmp_path, job)
     assert (tmp_path / f"slurm-{job}-ray/node1/gcs_server.out").is_file()
     assert (tmp_path / f"slurm-{job}-ray/node2/raylet.out").is_file()
+
+
+def stand_in(folder: Path, name: str, script: str) -> str:
+    """A PATH on which ``name`` is a script that notes its arguments in ``folder/<name>.log``."""
+    (folder / "tools").mkdir(exist_ok=True)
+    tool = folder / "tools" / name
+    tool.write_text(f'#!/usr/bin/env bash\necho "$*" >>{folder}/{name}.log\n{script}\n')
+    tool.chmod(0o755)
+    return f"{tool.parent}{os.pathsep}{os.environ['PATH']}"
+
+
+@needs_slurm
+def test_where_tasks_are_bound_to_cores_ray_has_all_of_them_in_a_container_too(tmp_path):
+    """A stand-in for apptainer runs the command without a container."""
+    count = "import ray, os; ray.init(); cores = ray.remote(lambda: len(os.sched_getaffinity(0))).remote(); "
+    count += "open('cores', 'w').write(f'{ray.get(cores)} of {ray.cluster_resources()[\"CPU\"]:.0f}')"
+    path = stand_in(tmp_path, "apptainer", 'while [[ $1 != *.sif ]]; do shift; done; exec "${@:2}"')
+    environment = {"PYTHON": sys.executable, "PYTHONPATH": str(ROOT), "PATH": path, "CONTAINER": "/images/verl-ext.sif"}
+    cores = len(os.sched_getaffinity(0))
+    with (
+        tempfile.TemporaryDirectory(prefix="slurm_") as folder,
+        Slurm(Path(folder), nodes=1, cpus=cores, affinity=True) as bound,
+    ):
+        options = ["--nodes=1", "--gpus-per-node=1", str(SBATCH), sys.executable, "-c", count]
+        job = bound.submit(*options, cwd=tmp_path, **environment, MOUNTS="/data:/data")
+        bound.wait(lambda: bound.job(job)["JobState"] in ENDED, "end of the job", 300)
+        assert bound.job(job)["JobState"] == "COMPLETED", output(tmp_path, job)
+    assert (tmp_path / "cores").read_text() == f"{cores} of {cores}"
+    calls = (tmp_path / "apptainer.log").read_text()
+    started = f"exec --nv --bind {tmp_path}:{tmp_path},"
+    assert calls.count(started) == 5  # checks of Ray, of ports and of nodes, Ray itself, and the run
+    assert ",/tmp:/tmp,/data:/data --pwd " in calls and "ray.scripts.scripts start" in calls
+
+
+@needs_slurm
+def test_a_run_is_asked_to_stop_as_early_as_its_own_steps_need(slurm, tmp_path):
+    """A stand-in for srun with pyxis leaves the container away; the signal reaches the run through srun."""
+    real = shutil.which("srun", path=slurm.environment["PATH"])
+    path = stand_in(
+        tmp_path,
+        "srun",
+        f'for each; do shift; [[ $each == --container-* ]] || set -- "$@" "$each"; done; exec {real} "$@"',
+    )
+    run = "trap 'exit 75' USR1; echo 90 >$STOP_SECONDS_FILE; touch started; sleep 600 & wait"
+    options = (
+        "--time=5",
+        "--signal=B:USR1@1",
+    )  # 300 s, of which 90 * 5 / 4 + 90 are needed; Slurm's signal is too late
+    job = submit(slurm, tmp_path, "bash", "-c", run, options=options, CONTAINER="registry#verl-ext:1", PATH=path)
+    slurm.wait((tmp_path / "started").exists, "start of the run", 200)
+    slurm.wait(lambda: slurm.job(job)["JobState"] == "PENDING", "requeue", 250)
+    log = output(tmp_path, job)
+    assert "the run needs 90 s to stop, and the time limit is near" in log
+    assert "the run has STOP_TIMEOUT=" in log and "saved; back into the queue" in log
+    assert "--container-image=registry#verl-ext:1 --container-mounts=" in (tmp_path / "srun.log").read_text()
+    slurm.run("scancel", job)
 
 
 @needs_slurm

@@ -32,7 +32,7 @@ SlurmdPidFile={folder}/slurmd_%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd_%n.log
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+TaskPlugin=task/{task}
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 MpiDefault=none
@@ -62,9 +62,10 @@ class Slurm:
 
     Args:
         folder: an empty folder with a short path (a socket lies in it).
+        affinity: tasks are bound to cores, as on most clusters. The CPUs must then exist.
     """
 
-    def __init__(self, folder: Path, *, nodes: int = 2, cpus: int = 16, gpus: int = 1):
+    def __init__(self, folder: Path, *, nodes: int = 2, cpus: int = 16, gpus: int = 1, affinity: bool = False):
         self.folder = folder
         self._daemons: dict[str, subprocess.Popen] = {}
         host = socket.gethostname().split(".")[0]
@@ -78,7 +79,14 @@ class Slurm:
         self.names = names
         self._write(
             "slurm.conf",
-            CONFIGURATION.format(host=host, ports=ports, user=getpass.getuser(), folder=folder, nodes="\n".join(lines)),
+            CONFIGURATION.format(
+                host=host,
+                ports=ports,
+                user=getpass.getuser(),
+                folder=folder,
+                task="affinity" if affinity else "none",
+                nodes="\n".join(lines),
+            ),
         )
         for i in range(gpus):  # a file stands for each device: Slurm opens the path
             self._write(f"gpu{i}", "")

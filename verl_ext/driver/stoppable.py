@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from functools import cached_property
 
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from verl_ext.driver.stop import stop_requested
+from verl_ext.driver.stop_time import StopTime
 from verl_ext.errors import CannotFillBatch, DataUsedUp
 
 logger = logging.getLogger(__name__)
@@ -23,6 +25,10 @@ class StoppableTrainer(PPOTrainer):
     used_up: DataUsedUp | None = None  # set once the data cannot fill another step
     _saved_step: int | None = None  # the last step whose checkpoint is on disk
     _loaded_step: int | None = None  # the step of the checkpoint that the run resumed from
+
+    @cached_property
+    def _stop_time(self) -> StopTime:
+        return StopTime()
 
     def stop(self, after: int) -> None:
         """Begin no step after step ``after``."""
@@ -54,6 +60,8 @@ class StoppableTrainer(PPOTrainer):
         self, batch: KVBatchMeta, metrics: dict, timing_raw: dict, global_steps: int, epoch: int
     ) -> None:
         super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
+        self._stop_time.note(timing_raw)
+        self._stop_time.publish()
         if self._is_to_stop():  # the request came after on_step_end: validation can take minutes
             self._save_and_stop()
 

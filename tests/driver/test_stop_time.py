@@ -1,0 +1,35 @@
+"""The measured time between a request to stop and the end."""
+
+from __future__ import annotations
+
+from verl_ext.driver.stop_time import FILE, LAST, StopTime
+
+
+def test_a_step_that_has_just_begun_and_a_checkpoint():
+    time = StopTime()
+    assert time.seconds == 0
+    time.note({"step": 100.0})
+    assert time.seconds == 200.0  # no checkpoint measured: as long as a step
+    time.note({"step": 130.0, "save_checkpoint": 40.0})
+    assert time.seconds == 140.0  # the longest step without its checkpoint is 100 s
+    time.note({"step": 90.0, "testing": 300.0})
+    assert time.seconds == 340.0  # validation may have just begun
+    time.note({"step": 400.0})
+    assert time.seconds == 440.0
+
+
+def test_only_the_last_steps_count():
+    time = StopTime()
+    for seconds in (900.0, *[50.0] * LAST):
+        time.note({"step": seconds, "save_checkpoint": 10.0})
+    assert time.seconds == 50.0
+
+
+def test_the_file_is_written_where_one_is_named(monkeypatch, tmp_path):
+    time = StopTime()
+    time.note({"step": 1.2, "save_checkpoint": 0.1})
+    monkeypatch.delenv(FILE, raising=False)
+    time.publish()
+    monkeypatch.setenv(FILE, str(tmp_path / "seconds"))
+    time.publish()
+    assert (tmp_path / "seconds").read_text() == "2\n"
