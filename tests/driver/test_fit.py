@@ -40,7 +40,7 @@ RECIPES = {
     "pilot_commit": ("rollout_policy.n_pilot=4", "rollout_policy.n_commit=2", "rollout_policy.s=2"),
     "reinforce_ada": ("actor_rollout_ref.rollout.n=2", "rollout_policy.N=2", "rollout_policy.M=3"),
 }
-LOOP = f"trainer.total_training_steps={STEPS}", "trainer.save_freq=1", "trainer.test_freq=-1"
+LOOP = f"trainer.total_training_steps={STEPS}", "trainer.test_freq=-1"
 ROLLOUT = "actor_rollout_ref.rollout"
 ENGINES = f"{ROLLOUT}.nnodes=1", f"{ROLLOUT}.n_gpus_per_node=1", f"{ROLLOUT}.checkpoint_engine.backend=nccl"
 QUIET = "trainer.val_before_train=false", "trainer.logger=[console]", "rollout_driver.poll_interval=0.01"
@@ -89,7 +89,8 @@ def number_of(uid):
 
 @pytest.fixture
 def fit(queue, monkeypatch, tmp_path):
-    """(mode, folder of checkpoints, killed inside the write of, recipe) -> batches by step, and the trainer."""
+    """(mode, folder of checkpoints, killed inside the write of, recipe, steps between two checkpoints) -> batches by
+    step, and the trainer."""
     for trainer in MODES.values():
         verls = next(kind for kind in trainer.__mro__ if kind.__module__.startswith("verl.") and kind is not PPOTrainer)
         for name in ("on_step_begin", "on_step_end", "on_sample_begin", "on_sample_end"):  # engines and weights
@@ -98,9 +99,10 @@ def fit(queue, monkeypatch, tmp_path):
     monkeypatch.setattr(PPOTrainer, "_compute_advantage", write_advantages_of_7)
     overrides = good_overrides(tmp_path)
 
-    def run(mode, folder, killed_in=None, recipe="pilot_commit"):
+    def run(mode, folder, killed_in=None, recipe="pilot_commit", save_freq=1):
         clear("train")
-        settings = (*overrides, *SIZES, *RECIPES[recipe], *LOOP, *QUIET, f"trainer.default_local_dir={folder}")
+        settings = (*overrides, *SIZES, *RECIPES[recipe], *LOOP, *QUIET, f"trainer.save_freq={save_freq}")
+        settings += (f"trainer.default_local_dir={folder}",)
         config = compose(recipe, *settings, *(ENGINES if mode == "separate_async" else ()))
         config.trainer.v1.trainer_mode = trainers.TRAINER_MODES[mode]
         made = MODES[mode](config)
@@ -211,8 +213,8 @@ def test_a_run_killed_inside_a_checkpoints_write_resumes_from_the_checkpoint_bef
 
 @pytest.mark.parametrize("mode", MODES)
 def test_some_rollouts_are_trained_with_the_baseline_of_all_also_after_a_restart(fit, mode, tmp_path):
-    """In separate_async the next step begins before this step's advantages are computed."""
-    straight, made = fit(mode, tmp_path / "straight", recipe="reinforce_ada")
+    """In separate_async a step without a checkpoint begins the next step before it computes its advantages."""
+    straight, made = fit(mode, tmp_path / "straight", recipe="reinforce_ada", save_freq=3)
     assert list(straight) == list(made.updates) == [1, 2, 3, 4]
     sizes = set()
     for step, rows in made.updates.items():

@@ -196,9 +196,7 @@ class GroupReplayBuffer(ReplayBuffer):
         """Drop the rows of rollouts that count in their group's baseline at most."""
         trained = {group.id: set(group.trained) for group in groups if group.trained is not None}
         rows = [(key, RowKey.parse(key)) for key in self.partitions[PARTITION]] if trained else []
-        keys = [
-            key for key, row in rows if row.session >= 0 and row.session not in trained.get(row.group, {row.session})
-        ]
+        keys = [key for key, row in rows if row.group in trained and row.session not in trained[row.group]]
         if keys:
             self._drop(PARTITION, keys)
 
