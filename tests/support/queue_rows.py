@@ -18,7 +18,7 @@ CAPACITY = 200  # rows
 @contextlib.contextmanager
 def running_queue() -> Iterator[None]:
     """A queue of ``CAPACITY`` rows in a Ray of its own."""
-    _start_ray()
+    start_ray()
     size = f"transfer_queue.backend.SimpleStorage.total_storage_size={CAPACITY}"
     tq.init(changed(compose("grpo"), size).transfer_queue)
     yield
@@ -26,11 +26,11 @@ def running_queue() -> Iterator[None]:
     ray.shutdown()
 
 
-def _start_ray(attempts: int = 4) -> None:
-    """Ray gives its processes 30 seconds to start, which a very busy machine can exceed."""
+def start_ray(attempts: int = 4) -> None:
+    """Start a Ray of one's own. Ray gives its processes 30 seconds to start, which a very busy machine can exceed."""
     for attempt in range(1, attempts + 1):
         try:
-            ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
+            ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
             return
         except Exception as error:  # Ray's own has no narrower class
             if attempt == attempts or "timed out during startup" not in str(error):

@@ -1,0 +1,95 @@
+"""The remote services of a rollout - load balancer, engines, reward workers - called for many rollouts at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ray
+import torch
+from tensordict import TensorDict
+from verl import DataProto
+from verl.workers.rollout.llm_server import LLMServerClient
+from verl.workers.rollout.replica import TokenOutput
+
+from verl_ext.driver.gathered import GatheredActor
+
+TURN = 0.002  # seconds; requests to an engine within this time travel together
+SCORE = 0.005  # seconds; samples for a reward worker within this time travel together
+
+
+def gather_requests(client: LLMServerClient) -> None:
+    """Make verl's client send its requests to the load balancer, and then to the engines, together.
+
+    A client that does without verl's load balancer stays as it is.
+    """
+    if getattr(client, "_load_balancer", None) is not None:
+        client._load_balancer = GatheredBalancer(client._load_balancer)
+
+
+class GatheredBalancer(GatheredActor):
+    """verl's load balancer. The engines that it chooses are gathered, too."""
+
+    def __init__(self, balancer: ray.actor.ActorHandle):
+        super().__init__(balancer, is_async=False)
+        self._engines: dict[ray.actor.ActorHandle, GatheredActor] = {}
+
+    def _received(self, name: str, result: Any) -> Any:
+        if name != "acquire_server":
+            return result
+        address, engine = result
+        if engine not in self._engines:
+            self._engines[engine] = GatheredActor(engine, TURN)
+        return address, self._engines[engine]
+
+
+class TokenClient:
+    """A client of vLLM engines that asks for tokens alone: verl reads no text, and vLLM would decode every token.
+
+    Args:
+        client: verl's client. Requests with stop strings need the text, and reach ``client`` unchanged.
+    """
+
+    def __init__(self, client: LLMServerClient):
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    async def generate(self, request_id: str, *, sampling_params: dict[str, Any], **kwargs: Any) -> TokenOutput:
+        if not sampling_params.get("stop"):
+            sampling_params = {"detokenize": False, **sampling_params}
+        return await self._client.generate(request_id, sampling_params=sampling_params, **kwargs)
+
+
+class RewardWorker(GatheredActor):
+    """A reward worker of verl."""
+
+    def __init__(self, worker: ray.actor.ActorHandle):
+        super().__init__(worker, SCORE)
+
+    def _sent(self, name: str, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        return tuple(_Light(each) if isinstance(each, DataProto) else each for each in args), kwargs
+
+
+class _Light:
+    """Data that are pickled as plain bytes and arrive as verl's own. verl's ``torch.save`` of a sample takes longer
+    than judging most samples."""
+
+    def __init__(self, data: DataProto):
+        self._data = data
+
+    def __reduce__(self) -> tuple[Callable, tuple]:
+        tensors = {
+            name: (tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes(), tensor.dtype, tensor.shape)
+            for name, tensor in self._data.batch.items()
+        }
+        return _unpacked, (tensors, len(self._data), self._data.non_tensor_batch, self._data.meta_info)
+
+
+def _unpacked(tensors: dict[str, tuple], rows: int, non_tensor_batch: dict[str, Any], meta_info: dict) -> DataProto:
+    batch = {
+        name: torch.frombuffer(bytearray(data), dtype=dtype).view(shape)
+        for name, (data, dtype, shape) in tensors.items()
+    }
+    return DataProto(TensorDict(batch, batch_size=rows), non_tensor_batch, meta_info)
