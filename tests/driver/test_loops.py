@@ -1,0 +1,119 @@
+"""The agent loop that all rollouts of a worker use, and the prompt that a group renders once."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+
+import pytest
+from support.agent_loops import ScriptedEngine, make_tokenizer, sql_call
+from support.configs import compose
+from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap, _agent_loop_registry
+from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
+from verl.utils.dataset.rl_dataset import RLHFDataset
+
+from verl_ext.driver.loops import PROMPT_TOKENS, PromptTokens, SharedSingleTurnLoop, SharedToolLoop, loop_maker
+from verl_ext.driver.tools.sqlite import SqliteTool
+from verl_ext.driver.transcript import TranscriptClient
+
+QUESTION = [{"role": "user", "content": "count"}]
+
+
+@pytest.fixture
+def make_maker():
+    def make(name, engine, *tools):
+        config = compose("grpo", "data.max_prompt_length=64", "data.max_response_length=256")
+        return loop_maker(
+            _agent_loop_registry[name],
+            trainer_config=DictConfigWrap(config),
+            server_manager=TranscriptClient(engine),  # no dataclass, as in the worker
+            tokenizer=engine.tokenizer,
+            processor=None,
+            hf_model_type="qwen2",
+            dataset_cls=RLHFDataset,
+            data_config=DictConfigWrap(config.data),
+            tools=ToolListWrap(list(tools)),
+        )
+
+    return make
+
+
+@pytest.fixture
+def rendered(monkeypatch):
+    """The messages that verl's loop has rendered."""
+    rendered, render = [], SingleTurnAgentLoop.ct_build_initial_tokens
+
+    async def noted(self, messages, *args, **kwargs):
+        rendered.append(messages)
+        await asyncio.sleep(0)
+        if messages[0]["content"] == "no template":
+            raise ValueError("no template")
+        return await render(self, messages, *args, **kwargs)
+
+    monkeypatch.setattr("verl.experimental.agent_loop.agent_loop.AgentLoopBase.ct_build_initial_tokens", noted)
+    return rendered
+
+
+async def group(*rollouts):
+    """Rollouts of one group."""
+    PROMPT_TOKENS.set(PromptTokens())
+    return await asyncio.gather(*rollouts, return_exceptions=True)
+
+
+def test_all_rollouts_have_one_loop_of_verls_which_keeps_nothing_of_them(make_maker):
+    def kept(loop):
+        return {
+            name: copy.copy(value) if isinstance(value, dict | list) else value for name, value in vars(loop).items()
+        }
+
+    async def main():
+        single = make_maker("single_turn_agent", ScriptedEngine(make_tokenizer(), ["3", "4"]))
+        turns = [sql_call("SELECT 1"), sql_call("SELECT 2"), "1", "2"]
+        tool = make_maker("tool_agent", ScriptedEngine(make_tokenizer(), turns), SqliteTool({"type": "native"}))
+        assert type(single()) is SharedSingleTurnLoop and single() is single()
+        assert type(tool()) is SharedToolLoop and tool() is tool()
+        for make, turns_of_each in ((single, 2), (tool, 4)):
+            before, parser = kept(make()), kept(getattr(make(), "tool_parser", make()))
+            settings = {"tools_kwargs": {"sql": {"create_kwargs": {"script": ""}}}}
+            outputs = await group(*(make().run({}, raw_prompt=QUESTION, **settings) for _ in range(2)))
+            assert [output.num_turns for output in outputs] == [turns_of_each] * 2
+            assert kept(make()) == before and kept(getattr(make(), "tool_parser", make())) == parser
+
+    asyncio.run(main())
+
+
+def test_a_prompt_is_rendered_once_for_its_group(make_maker, rendered):
+    async def main():
+        make = make_maker("single_turn_agent", ScriptedEngine(make_tokenizer(), "abcdef"))
+        outputs = await group(*(make().run({}, raw_prompt=QUESTION) for _ in range(4)))
+        assert rendered == [QUESTION]
+        assert len({tuple(output.prompt_ids) for output in outputs}) == 1
+        assert len({id(output.prompt_ids) for output in outputs}) == 4  # each may change its own
+        other = [{"role": "user", "content": "another"}]
+        first, last = await group(*(make().run({}, raw_prompt=messages) for messages in (QUESTION, other)))
+        assert sorted(map(str, rendered[1:])) == sorted(map(str, [QUESTION, other]))
+        assert first.prompt_ids != last.prompt_ids
+
+    asyncio.run(main())
+
+
+def test_a_prompt_that_cannot_be_rendered_fails_its_group(make_maker, rendered):
+    async def main():
+        make = make_maker("single_turn_agent", ScriptedEngine(make_tokenizer(), "ab"))
+        messages = [{"role": "user", "content": "no template"}]
+        errors = await group(*(make().run({}, raw_prompt=messages) for _ in range(2)))
+        assert [str(error) for error in errors] == ["no template"] * 2 and len(rendered) == 1
+
+    asyncio.run(main())
+
+
+def test_the_first_rollout_may_be_cancelled(make_maker, rendered):
+    async def main():
+        make = make_maker("single_turn_agent", ScriptedEngine(make_tokenizer(), "ab"))
+        PROMPT_TOKENS.set(PromptTokens())
+        first, second = (asyncio.ensure_future(make().run({}, raw_prompt=QUESTION)) for _ in range(2))
+        await asyncio.sleep(0)
+        first.cancel()
+        assert (await second).response_ids and first.cancelled() and len(rendered) == 1
+
+    asyncio.run(main())

@@ -1,0 +1,123 @@
+"""Rows of finished rollouts, written to TransferQueue together.
+
+A write takes four messages between three processes, with one row or with a hundred. verl writes each rollout's row by
+itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from types import FunctionType
+from typing import Any
+
+import torch
+import transfer_queue as tq
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+MOST = 256  # rows of a write
+
+
+@dataclass(frozen=True)
+class _Write:
+    """The rows of a rollout, or the status of a prompt."""
+
+    partition: str
+    keys: list[str]
+    rows: list[dict[str, Any]] | None  # fields of each key; None for tags alone
+    tags: list[dict[str, Any]]
+    kind: tuple  # writes of a kind can go together
+    done: asyncio.Future = field(repr=False)
+
+
+class Columns(dict):
+    """Rows as TransferQueue reads them: name -> values of all rows.
+
+    Values other than tensors stay in a list. A TensorDict would wrap each value in an object of its own, which takes
+    more time than the rest of the write.
+    """
+
+    def __init__(self, rows: list[dict[str, Any]]):
+        names = [name for name in rows[0] if all(isinstance(row[name], torch.Tensor) for row in rows)]
+        tensors = list_of_dict_to_tensordict([{name: row[name] for name in names} for row in rows]) if names else {}
+        super().__init__({name: tensors[name] if name in names else [row[name] for row in rows] for name in rows[0]})
+        self.batch_size = torch.Size([len(rows)])
+
+
+class Rows:
+    """Stands for TransferQueue in verl's agent-loop worker, and writes the rows of many rollouts at once.
+
+    Args:
+        storage: name of TransferQueue's backend. Lists of values suit SimpleStorage; other backends get a TensorDict.
+    """
+
+    def __init__(self, storage: str):
+        self._to_fields: Callable = Columns if storage == "SimpleStorage" else list_of_dict_to_tensordict
+        self._waiting: list[_Write] = []
+        self._writer: asyncio.Task | None = None
+
+    def given_to(self, function: Callable) -> Callable:
+        """``function`` of verl's worker, with these rows in place of TransferQueue. verl's module stays as it is."""
+        function = inspect.unwrap(function)  # Ray wraps the methods of an actor for tracing
+        names = {**function.__globals__, "tq": self, "list_of_dict_to_tensordict": list}
+        return FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+
+    async def async_kv_put(self, key: str, partition_id: str, tag: dict[str, Any]) -> None:
+        await self._write(partition_id, [key], None, [tag])
+
+    async def async_kv_batch_put(
+        self, keys: list[str], fields: list[dict[str, Any]], tags: list[dict[str, Any]], partition_id: str
+    ) -> None:
+        await self._write(partition_id, keys, fields, tags)
+
+    async def _write(self, partition: str, keys: list[str], rows: list[dict] | None, tags: list[dict]) -> None:
+        done = asyncio.get_running_loop().create_future()
+        kind = partition, None if rows is None else frozenset(rows[0])
+        self._waiting.append(_Write(partition, keys, rows, tags, kind, done))
+        if self._writer is None or self._writer.done():
+            self._writer = asyncio.ensure_future(self._write_all())
+        await done
+
+    async def _write_all(self) -> None:
+        """Write until nothing waits. Rows that arrive during a write go into the next write."""
+        while self._waiting:
+            writes, self._waiting = self._waiting, []
+            for kind in dict.fromkeys(write.kind for write in writes):
+                for some in _parts(write for write in writes if write.kind == kind):
+                    await self._store(some)
+
+    async def _store(self, writes: list[_Write]) -> None:
+        """Write together. If this fails, repeat each write by itself, so that a row that does not fit fails alone."""
+        try:
+            rows = None if writes[0].rows is None else self._to_fields([row for write in writes for row in write.rows])
+            await tq.async_kv_batch_put(
+                keys=[key for write in writes for key in write.keys],
+                partition_id=writes[0].partition,
+                fields=rows,
+                tags=[tag for write in writes for tag in write.tags],
+            )
+        except Exception as error:
+            if len(writes) > 1:
+                for write in writes:
+                    await self._store([write])
+            elif not writes[0].done.done():
+                writes[0].done.set_exception(error)
+        else:
+            for write in writes:
+                if not write.done.done():  # cancelled, with its rollout
+                    write.done.set_result(None)
+
+
+def _parts(writes: Iterable[_Write]) -> list[list[_Write]]:
+    """The writes in parts of about ``MOST`` rows."""
+    parts: list[list[_Write]] = [[]]
+    rows = 0
+    for write in writes:
+        if rows >= MOST:
+            parts.append([])
+            rows = 0
+        parts[-1].append(write)
+        rows += len(write.keys)
+    return parts
