@@ -8,11 +8,9 @@ from types import SimpleNamespace
 
 import hydra
 import pytest
-import torch
 import transfer_queue as tq
 from support.agent_loops import END, ScriptedEngine, make_tokenizer, sql_call
 from support.configs import compose
-from tensordict import TensorDict
 from transformers import Qwen2Config
 from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
@@ -111,18 +109,15 @@ def model(tokenizer, tmp_path_factory):
 def queue(monkeypatch):
     """The last tags and fields of every key that the worker puts into TransferQueue."""
     tags: dict[str, dict] = {}
-    rows: dict[str, TensorDict] = {}
+    rows: dict[str, dict] = {}
 
-    async def put(key, partition_id, tag):
-        tags[key] = tag
-
-    async def put_batch(keys, fields, tags, partition_id):
-        rows.update(zip(keys, fields, strict=True))
-        await asyncio.gather(*(put(key, partition_id, tag) for key, tag in zip(keys, tags, strict=True)))
+    async def put(keys, partition_id, fields, **further):
+        tags.update(zip(keys, further["tags"], strict=True))
+        if fields is not None:
+            rows.update((key, {name: fields[name][place] for name in fields}) for place, key in enumerate(keys))
 
     monkeypatch.setattr(tq, "init", lambda: None)
-    monkeypatch.setattr(tq, "async_kv_put", put)
-    monkeypatch.setattr(tq, "async_kv_batch_put", put_batch)
+    monkeypatch.setattr(tq, "async_kv_batch_put", put)
     return tags, rows
 
 
@@ -179,9 +174,7 @@ def roll_out(queue, model, tokenizer):
         assert set(rows) <= {f"{UID}_2_0"}
         row = None
         for key, fields in rows.items():
-            row = {name: getattr(value, "data", value) for name, value in fields.items()}
-            row |= {name: fields[name] for name in fields.keys() if torch.is_tensor(fields[name])}  # noqa: SIM118
-            row["tag"] = tags[key]
+            row = {**fields, "tag": tags[key]}
         return tags[UID]["status"], row, engine
 
     return run

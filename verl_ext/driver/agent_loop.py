@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-import hydra
 import numpy as np
 import ray
 from verl.experimental.agent_loop.agent_loop import (
@@ -23,7 +22,10 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.rollout_trace import rollout_trace_attr
 
 from verl_ext.allocation.balance import partition, random_dispatch
+from verl_ext.driver.loops import PROMPT_TOKENS, PromptTokens, loop_maker
 from verl_ext.driver.prefixes import PLAYBACK, PrefixClient, PrefixPlayback, mask_prefix
+from verl_ext.driver.rows import Rows
+from verl_ext.driver.services import RewardWorker, TokenClient, gather_requests
 from verl_ext.driver.transcript import TRANSCRIPT, Transcript, TranscriptClient
 from verl_ext.prompts import prompt_id, prompt_id_of_group
 from verl_ext.trajectory import Trajectory
@@ -52,12 +54,23 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
 
     def __init__(self, *args, **kwargs):  # Ray's wrapping fails without this signature
         super().__init__(*args, **kwargs)
-        self.llm_client = TranscriptClient(PrefixClient(self.llm_client, self.rollout_config.response_length))
+        gather_requests(self.llm_client)
+        client = TokenClient(self.llm_client) if self.rollout_config.name == "vllm" else self.llm_client
+        self.llm_client = TranscriptClient(PrefixClient(client, self.rollout_config.response_length))
+        if self.reward_loop_worker_handles is not None:
+            self.reward_loop_worker_handles = [RewardWorker(worker) for worker in self.reward_loop_worker_handles]
+        rows = Rows(self.config.transfer_queue.backend.storage_backend)
+        self._verls_run_prompt = rows.given_to(super()._run_prompt.__func__)
+        self._verls_postprocess = rows.given_to(super()._agent_loop_postprocess.__func__)
         self._timeout = self.config.rollout_driver.agent_timeout
         self._compact_filtering = self.config.rollout_driver.compact_filtering
         self._loop_maker = cache(self._make_loop_maker)
         self._continues = self.config.rollout_driver.on_divergence == "continue"
         self._tool_parser = ToolParser.get_tool_parser(self.rollout_config.multi_turn.format, self.tokenizer)
+
+    async def _run_prompt(self, prompt: dict, sampling_params: dict, trajectory: dict, trace: bool = False) -> None:
+        PROMPT_TOKENS.set(PromptTokens())
+        await self._verls_run_prompt(self, prompt, sampling_params, trajectory, trace)
 
     async def _run_agent_loop(
         self,
@@ -94,15 +107,11 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
             return await self._agent_loop_postprocess(output, trajectory["validate"], **kwargs)
 
     def _make_loop_maker(self, agent_name: str) -> Callable[[], AgentLoopBase]:
-        """Makes agent loops of this name, each for one rollout.
-
-        hydra's ``instantiate`` copies the whole configuration, which takes ten times as long as making the loop.
-        """
+        """Makes agent loops of this name for rollouts, see :func:`.loops.loop_maker`."""
         if agent_name not in _agent_loop_registry:
             raise ValueError(f"agent_name={agent_name!r} is not valid: use one of {', '.join(_agent_loop_registry)}")
-        return hydra.utils.instantiate(
+        return loop_maker(
             _agent_loop_registry[agent_name],
-            _partial_=True,
             trainer_config=DictConfigWrap(config=self.config),
             server_manager=self.llm_client,
             tokenizer=self.tokenizer,
@@ -116,7 +125,7 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
     async def _put_timed_out(self, transcript: Transcript, **kwargs: Any) -> None:
         output = transcript.timed_out(self.rollout_config.response_length, version=int(kwargs["global_steps"]) - 1)
         output.extra_fields |= {GENERATED: transcript.generated, TRUNCATED: True, **_replay(PLAYBACK.get())}
-        await super()._agent_loop_postprocess(output, False, **kwargs)
+        await self._verls_postprocess(self, output, False, **kwargs)
 
     async def _agent_loop_postprocess(self, output, validate, **kwargs):
         playback, transcript = PLAYBACK.get(), TRANSCRIPT.get()
@@ -132,7 +141,7 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
                 truncated=not transcript.ended_by_tool and (cut_short or await self._is_truncated(each)),
                 compact_filtering=self._compact_filtering,
             )
-        return await super()._agent_loop_postprocess(output, validate, **kwargs)
+        return await self._verls_postprocess(self, output, validate, **kwargs)
 
     async def _compute_score(self, outputs: list[AgentLoopOutput], kwargs: Mapping) -> None:
         """Name the prompt of a validation sample in ``trainer.validation_data_dir``: verl's ``uid`` there is a UUID."""

@@ -58,7 +58,10 @@ def check_constants(function: Callable, constants: tuple[str, ...]) -> None:
 
 
 def _signatures() -> dict[Callable, tuple[str, ...]]:
+    from transfer_queue import async_kv_batch_put
+    from verl.experimental.agent_loop.agent_loop import AgentLoopBase
     from verl.experimental.agent_loop.tool_parser import ToolParser
+    from verl.experimental.reward_loop import RewardLoopWorker
     from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
     from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
     from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
@@ -72,9 +75,15 @@ def _signatures() -> dict[Callable, tuple[str, ...]]:
         runner.run: ("self", "config"),
         runner.init_agent_loop_manager: ("self",),
         AgentLoopManagerTQ.generate_sequences: ("self", "prompts"),
+        worker._run_prompt: ("self", "prompt", "sampling_params", "trajectory", "trace"),
         worker._run_agent_loop: ("self", "sampling_params", "trajectory", "agent_name", "trace", "kwargs"),
         worker._agent_loop_postprocess: ("self", "output", "validate", "kwargs"),
         worker._compute_score: ("self", "outputs", "kwargs"),
+        AgentLoopBase.ct_build_initial_tokens: (
+            *("self", "messages", "tools", "images", "videos", "audios", "mm_inputs_out"),
+        ),
+        RewardLoopWorker.compute_score: ("self", "data"),
+        async_kv_batch_put: ("keys", "partition_id", "fields", "tags", "data_parser"),
         ToolParser.get_tool_parser: ("name", "tokenizer"),
         ReplayBuffer.sample: ("self", "global_steps", "partition_id", "batch_size"),
         ReplayBuffer._materialize_batch: ("self", "partition_id", "selected_prompt_uids", "partition_snapshot"),
@@ -109,11 +118,25 @@ def _constants() -> dict[Callable, tuple[str, ...]]:
     from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
     from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+    from verl.workers.rollout.llm_server import LLMServerClient
 
     worker = AgentLoopWorkerTQ.__ray_actor_class__
     return {
-        worker._run_prompt: ('"__rollout_n__"', '"running"', '"finished"', '"failure"', "session_id=i"),
-        worker._agent_loop_postprocess: ('f"{uid}_{session_id}_{i}"', '"min_global_steps"', '"response_len"'),
+        worker._run_prompt: (
+            *('"__rollout_n__"', '"running"', '"finished"', '"failure"', "session_id=i"),
+            "tq.async_kv_put(key=uid, partition_id=partition_id, tag=",
+        ),
+        worker._agent_loop_postprocess: (
+            *('f"{uid}_{session_id}_{i}"', '"min_global_steps"', '"response_len"'),
+            *("tq.async_kv_batch_put(", "keys=keys", "fields=list_of_dict_to_tensordict(fields)", "tags=tags"),
+        ),
+        AgentLoopWorker._compute_score: (
+            "random.choice(self.reward_loop_worker_handles)",
+            "await selected_reward_loop_worker_handle.compute_score.remote(data)",
+        ),
+        LLMServerClient.__init__: ("self._load_balancer = load_balancer_handle",),
+        LLMServerClient._acquire_server: ("await self._load_balancer.acquire_server.remote(request_id=request_id",),
+        LLMServerClient.generate: ("server_id, server = await", "await server.generate.remote("),
         AgentLoopWorker._run_agent_loop: (
             "trainer_config=DictConfigWrap(config=self.config)",
             "server_manager=self.llm_client",
