@@ -17,6 +17,7 @@ REFUSED = [
     (hit_utility.allocate, ([1, inf], 8, 4), {}, "successes[1]"),
     (hit_utility.allocate, ([-1, 2], 8, 4), {}, "successes[0]"),
     (hit_utility.allocate, ([9, 2], 8, 4), {}, "successes[0]=9 is more than trials"),
+    (hit_utility.allocate, ([8, 9], 8, 4), {}, "successes[1]=9 is more than trials[1]=8"),
     (hit_utility.allocate, ([1, 2], [8, 8, 8], 4), {}, "trials"),
     (hit_utility.allocate, ([1, 2], [8, nan], 4), {}, "trials[1]"),
     (hit_utility.allocate, ([1, 2], -8, 4), {}, "trials[0]"),
@@ -44,6 +45,7 @@ REFUSED = [
     (hit_utility.allocate, ([1, 2], 8, 1.0), {"costs": [1e-20, 1.0]}, "budget"),
     (hit_utility.allocate, ([1, 2], 8, 4), {"prior": ([1.0, 1.0, 1.0], 1.0)}, "prior[0]"),
     (hit_utility.allocate, ([1, 2], 8, 4), {"prior": 1.0}, "prior"),
+    (hit_utility.allocate, ([1, 2], 8, 4), {"prior": (1.0, 1.0, 1.0)}, "prior=(1.0, 1.0, 1.0) must be a pair"),
     (hit_utility.allocate, ([1, 2], 8, 4), {"lower": 3}, "budget=4 is not valid: lower needs"),
     (hit_utility.allocate, ([1, 2], 8, 4), {"upper": 1}, "budget=4 is not valid: lower needs"),
     (hit_utility.allocate, ([1, 2], 8, 4), {"lower": 2, "upper": 1}, "upper[0]"),
@@ -54,6 +56,7 @@ REFUSED = [
     (hit_utility.allocate, ([1, 2], 8, -4.0), {"costs": [1.0, 2.0]}, "budget"),
     (hit_utility.utility, ([1, 2], 8, [-1, 2]), {}, "additional[0]"),
     (hit_utility.prior_from_prediction, ([0.5, 1.0],), {}, "success_rates[1]"),
+    (hit_utility.prior_from_prediction, ([0.5, 0.0],), {}, "success_rates[1]"),
     (hit_utility.prior_from_prediction, ([0.5, 0.2], -2), {}, "strength[0]"),
     # knapsack
     (knapsack.allocate, ([0.5, 1.5], 16), {}, "success_rates[1]"),
@@ -71,7 +74,8 @@ REFUSED = [
     (knapsack.allocate, ([0.5, 0.5], 16), {"lower": [2, 0]}, "lower[1]"),
     (knapsack.allocate, ([0.5, 0.5], 16), {"costs": [1.0]}, "costs"),
     (knapsack.value, ([1.5], [0.5]), {}, "counts[0]"),
-    (knapsack.rollouts_needed, ([0.5],), {"confidence": 1.0}, "confidence"),
+    (knapsack.rollouts_needed, ([0.5],), {"confidence": 1.0}, "confidence=1.0 must lie between 0 and 1"),
+    (knapsack.rollouts_needed, ([0.5],), {"confidence": 0.0}, "confidence=0.0 must lie between 0 and 1"),
     # gradient_variance
     (gradient_variance.allocate, ([0.5, 2.0], 8), VIP, "success_rates[1]"),
     (gradient_variance.allocate, (None, 8), VIP, "reward_variance"),

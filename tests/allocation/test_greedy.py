@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.allocation import one_at_a_time
+from support.allocation import one_at_a_time, one_at_a_time_with_costs
 
 from verl_ext.allocation import greedy
 from verl_ext.checks import InvalidValue
@@ -90,18 +90,6 @@ def test_mirror_images_are_a_tie_although_they_differ_by_rounding():
     counts = greedy.maximize(spread, [rates], 11, np.zeros(4, dtype=np.int64), np.full(4, 11))
     assert counts[0] - counts[1] in (0, 1) and counts[2] - counts[3] in (0, 1)
     assert counts.sum() == 11
-
-
-def one_at_a_time_with_costs(gain, lower, upper, budget, costs):
-    counts = list(lower)
-    left = budget - sum(n * cost for n, cost in zip(counts, costs, strict=True))
-    while True:
-        fits = [i for i in range(len(counts)) if counts[i] < upper[i] and costs[i] <= left]
-        if not fits:
-            return counts
-        best = max(fits, key=lambda i: (gain(i, counts[i]) / costs[i], -i))
-        counts[best] += 1
-        left -= costs[best]
 
 
 @given(problems(), st.data())

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.allocation import one_at_a_time
 
 from verl_ext.allocation import heuristics
 
@@ -56,3 +60,30 @@ def test_harder_and_surer_prompts_get_more():
     assert (np.diff(heuristics.inverse_accuracy([0.1, 0.5, 0.9], 60, lower=1, upper=60)) < 0).all()
     sure = heuristics.inverse_variance([0.02, 0.5, 0.98], 60, lower=1, upper=60)
     assert abs(sure[0] - sure[2]) <= 1 and sure[2] > sure[1]
+
+
+def webster(weights, budget):
+    """The next rollout goes to the largest weight / (n + 1/2), ties to the lowest index."""
+    return one_at_a_time(
+        lambda i, n: weights[i] / (n + Fraction(1, 2)), [0] * len(weights), [budget] * len(weights), budget
+    )
+
+
+@given(st.lists(st.integers(1, 99), min_size=1, max_size=9), st.integers(0, 60))
+@settings(max_examples=150)
+def test_proportional_counts_are_webster_s(weights, budget):
+    weights = [Fraction(weight) for weight in weights]
+    counts = heuristics.proportional([float(weight) for weight in weights], budget, lower=0, upper=budget)
+    assert counts.tolist() == webster(weights, budget)
+
+
+def test_webster_rounds_to_the_nearest():
+    """53 : 24 : 23 for seven: the shares are 3.71, 1.68 and 1.61. Divided by n + 1 (d'Hondt) they give 4, 2, 1."""
+    assert heuristics.proportional([53, 24, 23], 7, lower=0, upper=7).tolist() == [3, 2, 2]
+
+
+@pytest.mark.parametrize("rates", [None, [0.5, 0.0]])
+def test_a_known_variance_takes_the_place_of_the_success_rates(rates):
+    known = {"lower": 0, "upper": 12, "epsilon": 1.0}
+    assert heuristics.inverse_variance(rates, 12, reward_variance=[1.0, 3.0], **known).tolist() == [8, 4]
+    assert heuristics.inverse_variance(rates, 12, reward_variance=[0.0, 0.5], **known).tolist() == [7, 5]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.allocation import best_of_all, one_at_a_time
+from support.allocation import best_of_all, one_at_a_time, one_at_a_time_with_costs
 
 from verl_ext.allocation import hit_utility
 
@@ -124,3 +124,19 @@ def test_bounds_hold_and_the_budget_is_spent(successes, budget):
 def test_strength_two_and_rate_a_half_are_the_uniform_prior():
     alpha, beta = hit_utility.prior_from_prediction([0.5, 0.5])
     assert alpha.tolist() == beta.tolist() == [1.0, 1.0]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 8), st.sampled_from([0.25, 0.5, 1.0, 3.0])), min_size=2, max_size=6),
+    st.integers(0, 100),
+    st.integers(0, 2),
+)
+@settings(max_examples=150)
+def test_costs_turn_the_budget_into_tokens(prompts, quarters, least):
+    """No sum of these costs is rounded. Without ``upper`` a cheap prompt may take the whole budget."""
+    successes, costs = zip(*prompts, strict=True)
+    lower, budget = [least] * len(costs), least * sum(costs) + quarters / 4
+    expected = one_at_a_time_with_costs(
+        lambda i, n: exact_gain(1 + successes[i], 9 - successes[i], n), lower, [10**6] * len(costs), budget, costs
+    )
+    assert hit_utility.allocate(successes, 8, budget, lower=least, costs=costs).tolist() == expected

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.allocation import best_of_all, one_at_a_time
+from support.allocation import best_of_all, one_at_a_time, one_at_a_time_with_costs
 
 from verl_ext.allocation import knapsack
 
@@ -226,3 +226,54 @@ def test_costs_turn_the_budget_into_tokens():
     assert counts @ costs <= 10_000 and counts.min() >= 2
     assert counts[0] > counts[1]  # the same value for a quarter of the tokens
     assert knapsack.allocate(rates, 64 * 7, costs=[7.0] * 4).tolist() == knapsack.allocate(rates, 64).tolist()
+
+
+@given(
+    st.lists(st.tuples(twentieths, st.sampled_from([1, 2, 4, 7])), min_size=1, max_size=5),
+    st.integers(0, 60),
+    st.booleans(),
+)
+@settings(max_examples=100)
+def test_with_costs_each_rollout_goes_to_the_most_value_per_token(prompts, extra, info_gain):
+    rates, costs = zip(*prompts, strict=True)
+    n, budget = len(rates), 2 * sum(costs) + extra
+
+    def gain(i, k):
+        return exact_value(rates[i], k + 1, info_gain) - exact_value(rates[i], k, info_gain)
+
+    expected = one_at_a_time_with_costs(gain, [2] * n, [9] * n, min(budget, 9 * sum(costs)), costs)
+    counts = knapsack.allocate(
+        [float(p) for p in rates], min(budget, 9 * sum(costs)), upper=9, info_gain=info_gain, costs=costs
+    )
+    if len(set(costs)) > 1:  # at equal costs the budget is rounded to whole rollouts first
+        assert counts.tolist() == expected
+    assert counts @ np.array(costs) <= budget
+
+
+@pytest.mark.parametrize(
+    ("budget", "upper", "expected"),
+    [
+        (
+            31,
+            128,
+            [4, 4, 2],
+        ),  # 11 beyond the lower bounds: 4 until p = 0.5 has its four rollouts, 6 of the 7 left for p = 0
+        (45, 5, [5, 5, 4]),  # 4, then 9 until p = 0 is full, then 2 until p = 0.5 is full, and the last 10 for p = 1
+        (33, 5, [4, 5, 2]),
+        (36, 5, [5, 5, 2]),
+    ],
+)
+def test_the_fallback_counts_in_units_of_cost(budget, upper, expected):
+    assert knapsack.allocate([0.5, 0, 1], budget, upper=upper, costs=[2.0, 3.0, 5.0]).tolist() == expected
+
+
+@pytest.mark.parametrize("info_gain", [True, False])
+def test_without_fallback_prompts_without_value_are_equal(info_gain):
+    counts = knapsack.allocate([0.0, 1.0, 0.0], 9, lower=1, info_gain=info_gain, fallback=False)
+    assert counts.tolist() == [7, 1, 1]
+
+
+@pytest.mark.parametrize(("confidence", "needed"), [(0.5, 1), (0.75, 2), (0.875, 3), (0.9375, 4), (0.95, 5)])
+def test_rollouts_needed_at_another_confidence(confidence, needed):
+    """Where the quotient of the logarithms is a whole number, rounding must not add a rollout."""
+    assert knapsack.rollouts_needed([0.5], confidence=confidence).tolist() == [needed]

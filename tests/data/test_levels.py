@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from typing import NamedTuple
 
 import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
 from verl_ext.data import reasoning_gym, sql_tasks
-from verl_ext.data.levels import shares
+from verl_ext.data.levels import LAST_TRIES, distinct, draw_splits, shares
 
 SIZES = {"train": 64, "validation": 16}
 COLUMNS = ["data_source", "prompt", "ability", "reward_model", "extra_info"]
@@ -62,6 +63,62 @@ def test_levels_get_rows_by_weight_and_are_found_again():
 
 
 @pytest.mark.parametrize(
+    ("total", "counts"),
+    [(0, [0, 0, 0]), (1, [0, 1, 0]), (2, [1, 1, 0]), (3, [1, 2, 0]), (5, [1, 3, 1]), (10, [2, 6, 2])],
+)
+def test_shares_are_the_nearest_whole_numbers(total, counts):
+    assert shares([sums(1), sums(2, 3.0), sums(3)], total) == counts
+
+
+def test_a_question_is_drawn_once_and_none_that_is_excluded():
+    assert list(distinct("abacbda", str.upper, {"C"})) == ["a", "b", "d"]
+
+
+def test_draws_end_after_20_000_in_a_row_without_a_new_question():
+    assert LAST_TRIES == 20_000
+    repeats = ["a"] * LAST_TRIES
+    draws = iter(["a", *repeats, "b", *repeats, "c", *repeats, "a", "d"])
+    assert list(distinct(draws, str, ())) == ["a", "b", "c"]
+    assert list(draws) == ["d"]  # no draw after the last try
+
+
+class Letters(NamedTuple):
+    """A level whose questions are these letters."""
+
+    letters: str
+    weight: float = 1.0
+
+
+def split_of(levels, sizes, seed=0):
+    def draw(level, exclude):
+        return ((letter, {"letter": letter, "extra_info": {}}) for letter in level.letters if letter not in exclude)
+
+    splits = draw_splits(levels, sizes, seed, draw)
+    return {split: "".join(row["letter"] for row in rows) for split, rows in splits.items()}
+
+
+def test_levels_with_common_questions_share_no_row():
+    splits = split_of([Letters("abcdefgh"), Letters("abcdefghijkl")], {"train": 8, "validation": 4})
+    assert sorted(splits["train"] + splits["validation"]) == list("abcdefghijkl")
+    with pytest.raises(ValueError, match=r"level=.*letters='bca'.* has fewer than 3 distinct questions"):
+        split_of([Letters("abc"), Letters("bca")], {"train": 4, "validation": 2})
+
+
+def test_rows_of_all_levels_are_mixed_in_an_order_of_each_seed_and_split():
+    levels, sizes = [Letters("abcdefghijkl"), Letters("ABCDEFGHIJKL")], {"one": 12, "other": 12}
+    splits = split_of(levels, sizes)
+    for rows in splits.values():
+        places = [place for place, letter in enumerate(rows) if letter.isupper()]
+        assert len(places) == 6 and places not in (list(range(6)), list(range(6, 12)))
+    assert splits == split_of(levels, sizes) != split_of(levels, sizes, seed=1)
+    first, second = (
+        ["abcdefABCDEF".find(letter) for letter in splits["one"]],
+        ["ghijklGHIJKL".find(letter) for letter in splits["other"]],
+    )
+    assert first != second
+
+
+@pytest.mark.parametrize(
     ("data", "level", "said"),
     [
         (
@@ -100,6 +157,9 @@ def test_the_command_writes_both_splits(data, levels, counts, tmp_path):
     options = [word for level in levels for word in ("--level", level)]
     result = run(data, "--out", tmp_path, "--train", 8, "--validation", 4, *options)
     assert result.exit_code == 0, result.output
+    lines = [line.replace("│", " ").split() for line in result.output.splitlines()]
+    assert ["train", "8", str(tmp_path / "train.parquet")] in lines
+    assert ["validation", "4", str(tmp_path / "validation.parquet")] in lines
     train = pd.read_parquet(tmp_path / "train.parquet")
     assert dict(train["data_source"].value_counts()) == counts
     assert len(pd.read_parquet(tmp_path / "validation.parquet")) == 4

@@ -19,6 +19,8 @@ SUM = r"\sum_{i=1}^{100000000} \frac{1}{i}"  # sympy would add for minutes
         (r"\boxed{5}", 5, RIGHT),
         (r"\boxed{5}", "4", WRONG),
         (r"\boxed{nan}", "4", WRONG),
+        (r"\boxed{(1, 2)}", "1<x<2", RIGHT),  # the set of a truth in words of x; math-verify refuses the reverse
+        (r"\boxed{1<x<2}", "(1, 2)", WRONG),
         (r"\boxed{1/0}", "1/0", RIGHT),  # sympy raises for the values; the texts are equal
         (r"\boxed{1}", "1/0", WRONG),
         ("I do not know.", "4", WRONG),

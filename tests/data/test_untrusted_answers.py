@@ -9,6 +9,7 @@ import os
 import pytest
 import reasoning_gym
 from pebble.pool.base_pool import PoolStatus
+from support import verifiers
 from support.verifiers import misbehave
 
 from verl_ext.data import limited
@@ -122,6 +123,25 @@ def test_everything_that_a_verifier_does_is_a_score_and_counted(arguments, count
     assert judge(misbehave, *arguments) == WRONG | counted
 
 
+def test_a_process_may_allocate_the_limit_and_no_more_after_its_start():
+    """Whatever the process holds by then: imports are not part of the answer."""
+    assert judge(misbehave, "allocate", limited.MEMORY - 8 * MEGABYTE)["score"] == 1.0
+    assert judge(misbehave, "allocate", limited.MEMORY + 8 * MEGABYTE) == WRONG | {"timed_out": 1.0}
+
+
+def test_processes_are_new_ones_that_a_signal_ends(monkeypatch):
+    """Not copies of a reward worker with its threads; pebble's own handler would wait for the end of a C call."""
+    monkeypatch.setattr(verifiers, "marked", True)
+    limited._pool.cache_clear()
+    assert judge(misbehave, "is marked") == WRONG
+    assert judge(misbehave, "dies of SIGTERM")["score"] == 1.0
+
+
+def test_the_first_call_of_each_process_is_the_warm_up(tmp_path):
+    assert judge(misbehave, "return", 1, warm_up=("write", str(tmp_path / "mark")))["score"] == 1.0
+    assert (tmp_path / "mark").exists()
+
+
 def test_a_pool_that_has_broken_is_replaced():
     broken = limited._pool(misbehave, None)
     broken._context.status = PoolStatus.ERROR  # as if a thread of the pool ended with an error
@@ -134,7 +154,7 @@ def test_a_pool_that_has_broken_is_replaced():
 
 @pytest.mark.parametrize(("cores", "processes"), [(1, 2), (47, 2), (48, 3), (128, 8), (224, 14)])
 def test_a_caller_has_a_process_for_every_16_cores(cores, processes, monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores if pid == 0 else 1000)))  # 0: this process
     pool = limited._pool.__wrapped__(misbehave, None)  # not started before its first call
     assert pool._context.workers == processes
 

@@ -80,6 +80,9 @@ def test_a_run_that_has_spent_its_budget_trains_no_further_step(sizes, tmp_path,
     assert f"rollout_driver.rollout_budget=1000 was reached at step {last}, with {spent} rollouts" in caplog.text
     more = resumed(tmp_path, last, 5000, monkeypatch)
     assert more.total_training_steps == STEPS
+    sample(more, last + 1, 100)
+    more._save_checkpoint()  # the larger budget is not spent
+    assert load_state(tmp_path / f"checkpoints/global_step_{last + 1}")["budget_spent"] is None
     less = resumed(tmp_path, last, 500, monkeypatch)
     assert less.total_training_steps == last
 
@@ -94,8 +97,41 @@ def test_a_run_killed_at_any_step_ends_at_the_step_at_which_it_would_have_ended(
     assert train(resumed(tmp_path, at, 1000, monkeypatch), at + 1, sizes[at:]) == last
 
 
-def used_up(folder, step, monkeypatch, *overrides, loaded=None, saved=None):
-    """A run whose step ``step`` cannot be filled; returns the trainer and its calls afterwards."""
+def test_a_budget_that_is_reached_in_the_last_planned_step_is_not_marked_as_spent(tmp_path, without_models):
+    """With more steps and the same budget, the resumed run then decides anew."""
+    made = trainer(tmp_path, "rollout_driver.rollout_budget=1000")
+    sample(made, STEPS - 1, 990)
+    sample(made, STEPS, 10)
+    made._save_checkpoint()
+    assert load_state(tmp_path / f"checkpoints/global_step_{STEPS}")["budget_spent"] is None
+
+
+def test_a_validation_alone_reads_no_state_of_the_policy(tmp_path, without_models):
+    made = trainer(tmp_path, "trainer.val_only=true")
+    made.global_steps = 3
+    made._load_checkpoint()  # there is no file with a state
+    assert made.controller.step == 0
+
+
+def test_a_run_resumes_from_the_named_checkpoint_and_saves_in_its_own_folder(tmp_path, without_models):
+    elsewhere = trainer(tmp_path, f"trainer.default_local_dir={tmp_path / 'elsewhere'}")
+    sample(elsewhere, 2, 70)
+    elsewhere._save_checkpoint()
+    named = f"trainer.resume_from_path={tmp_path / 'elsewhere/global_step_2'}"
+    made = trainer(tmp_path, "trainer.resume_mode=resume_path", named)
+    made.global_steps = 2
+    made._load_checkpoint()
+    assert made.controller.ledger.total["rollouts/sampled"] == 70
+    sample(made, 3, 30)
+    made._save_checkpoint()
+    assert load_state(tmp_path / "checkpoints/global_step_3")["ledger"]["total"]["rollouts/sampled"] == 100
+
+
+def used_up(folder, step, monkeypatch, *overrides, loads=None, saved=None):
+    """A run whose step ``step`` cannot be filled; returns the trainer and its calls afterwards.
+
+    The run resumes from the checkpoint of step ``loads``; its own last checkpoint is that of step ``saved``.
+    """
     made, calls = trainer(folder, *overrides), []
 
     def fit(self, manager):
@@ -103,9 +139,13 @@ def used_up(folder, step, monkeypatch, *overrides, loaded=None, saved=None):
         raise CannotFillBatch(f"step {step}: no prompt survived")
 
     monkeypatch.setattr(PPOTrainer, "fit", fit)
+    if loads:
+        made.global_steps = loads
+        made._load_checkpoint()
     for name in ("note_workers", "check_workers", "forget_workers"):  # they need Ray
         monkeypatch.setattr(f"verl_ext.driver.trainer.{name}", lambda: None)
-    made._loaded_step, made._saved_step = loaded, loaded if saved is None else saved
+    if saved:
+        made._saved_step = saved
     made._validate = lambda: calls.append(f"validated {made.global_steps}") or {"accuracy": 0.5}
     made.logger = type("Log", (), {"log": lambda self, data, step: calls.append(f"logged {data} at {step}")})()
     made._shutdown_dump_executor = lambda: None
@@ -129,9 +169,21 @@ def test_what_the_last_step_has_done_is_not_done_again(tmp_path, monkeypatch, wi
 
 
 def test_a_resumed_run_leaves_its_checkpoint_alone(tmp_path, monkeypatch, without_models):
+    before = trainer(tmp_path)
+    sample(before, 7, 90)
+    before._save_checkpoint()
+    folder = tmp_path / "checkpoints" / "global_step_7"
+    written = {file: file.stat().st_mtime_ns for file in folder.iterdir()}
     options = ("trainer.save_freq=5", "trainer.test_freq=5", "trainer.val_before_train=true")
-    _, calls = used_up(tmp_path, 8, monkeypatch, *options, loaded=7)
-    assert calls == [] and not (tmp_path / "checkpoints" / "global_step_7").exists()
+    _, calls = used_up(tmp_path, 8, monkeypatch, *options, loads=7)
+    assert calls == [] and written == {file: file.stat().st_mtime_ns for file in folder.iterdir()}
+
+
+@pytest.mark.parametrize("step", [2, 3])
+def test_data_that_lasts_for_a_step_is_used_up_and_no_fault(step, tmp_path, monkeypatch, without_models):
+    made, _ = used_up(tmp_path, step, monkeypatch, "trainer.save_freq=5")
+    assert str(made.used_up).startswith(f"the data is used up: step {step - 1} is the last")
+    assert (tmp_path / "checkpoints" / f"global_step_{step - 1}").is_dir()
 
 
 def test_without_frequencies_nothing_is_saved_or_validated(tmp_path, monkeypatch, without_models):

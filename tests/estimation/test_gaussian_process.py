@@ -44,11 +44,65 @@ def test_equals_the_papers_formulation(dtype):
         assert process.predict(np.arange(300)) == pytest.approx(dense.predict(), abs=1e-6)
 
 
+def test_prompts_beyond_the_first_block_follow_as_well():
+    points = np.random.default_rng(0).normal(size=(5000, 3))
+    some = np.r_[0:50, 2040:2060, 4090:4110, 4990:5000]
+    many, few = GaussianProcess(points, bandwidth=1.0), GaussianProcess(points[some], bandwidth=1.0)
+    for rows in (np.arange(5), np.arange(45, 60)):
+        rates = np.linspace(0.1, 0.9, rows.size)
+        many.observe(some[rows], rates)
+        few.observe(rows, rates)
+    assert many.predict(some) == pytest.approx(few.predict(np.arange(some.size)), abs=1e-9)
+    assert np.median(np.abs(few.predict(np.arange(some.size)) - 0.5)) > 0.01
+
+
 def test_bandwidth_is_the_median_distance():
     points = np.random.default_rng(1).normal(size=(50, 3)) + 100
     from scipy.spatial.distance import pdist
 
     assert GaussianProcess(points).bandwidth == pytest.approx(np.median(pdist(points)), rel=1e-9)
+
+
+def test_the_bandwidth_of_many_prompts_is_that_of_a_sample():
+    points = np.random.default_rng(2).normal(size=(3000, 4))
+    process = GaussianProcess(points)
+    whole = np.sqrt(np.median(((points[:1500, None] - points[None, 1500:]) ** 2).sum(axis=2)))
+    assert process.bandwidth == pytest.approx(whole, rel=0.01) and process.bandwidth != whole
+    assert GaussianProcess(points).bandwidth == process.bandwidth  # a resumed run has the same
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1e3])
+def test_the_bandwidth_follows_the_scale_of_the_embeddings(scale):
+    points = np.random.default_rng(1).normal(size=(50, 3))
+    assert GaussianProcess(scale * points).bandwidth == pytest.approx(scale * GaussianProcess(points).bandwidth)
+
+
+@pytest.mark.parametrize("points", [[[3.0, 1.0]], [[3.0, 1.0]] * 4])
+def test_without_two_different_prompts_the_bandwidth_is_1(points):
+    assert GaussianProcess(points).bandwidth == 1.0
+
+
+def test_a_common_offset_of_each_dimension_costs_no_digits():
+    points = np.random.default_rng(1).normal(size=(50, 3))
+    far = GaussianProcess(points + np.array([1e7, -1e7, 0.0]))
+    assert far.bandwidth == pytest.approx(GaussianProcess(points).bandwidth, rel=1e-6)
+
+
+def test_near_twins_are_solved_without_jitter():
+    """At a distance of 1e-4 the smaller squared pivot is 1e-8; a jitter of 1e-8 would halve the slope between them."""
+    points = np.array([[0.0], [1e-4], [1.0]])
+    process = GaussianProcess(points, bandwidth=1.0)
+    dense = DenseGaussianProcess(points, 1.0, 0.0, 0.02)
+    for each in (process, dense):
+        each.observe(np.array([0, 1]), np.array([0.5, 0.50001]))
+    assert process.mean[2] == pytest.approx(dense.mean[2], rel=1e-4) and abs(process.mean[2]) > 0.1
+
+
+def test_jitter_grows_only_until_the_matrix_can_be_factored():
+    """From 1e-20, which float64 cannot add to 1, ten times as much in each try; much jitter would hide the evidence."""
+    process = GaussianProcess(np.zeros((3, 2)), bandwidth=1.0, jitter=1e-20)
+    process.observe([0, 1], [0.8, 0.9])
+    assert process.mean[2] == pytest.approx(np.log([4.0, 9.0]).mean(), abs=0.1)
 
 
 def test_a_batch_is_predicted_at_what_was_observed_and_neighbours_follow():
@@ -120,6 +174,16 @@ def test_noise_keeps_near_twins_from_tilting_everything_else():
     assert predictions[0.0] > 0.99 and abs(predictions[0.5] - 0.5) < 0.05
 
 
+def test_a_prompt_twice_in_a_batch_is_observed_with_half_the_noise():
+    points, latent = np.array([[0.0], [1.0]]), np.log(9.0)
+    once, twice = (GaussianProcess(points, bandwidth=1.0, noise=0.5) for _ in range(2))
+    once.observe([0], [0.9])
+    twice.observe([0, 0], [0.9, 0.9])
+    kernel = np.exp(-0.5)
+    assert once.mean[1] == pytest.approx(kernel * latent / 1.5)
+    assert twice.mean[1] == pytest.approx(kernel * latent / 1.25)
+
+
 def test_softplus_link_predicts_variances():
     points = np.random.default_rng(0).normal(size=(5, 2))
     process = GaussianProcess(points, link="softplus")
@@ -135,6 +199,10 @@ def test_state_survives_json_and_other_embeddings_are_refused():
     one.observe(["p1", "p7"], [0.1, 0.9])
     other.load_state_dict(json.loads(json.dumps(one.state_dict())))
     assert other.predict(np.arange(20)).tolist() == one.predict([f"p{i}" for i in range(20)]).tolist()
+    rounded = {**one.state_dict(), "bandwidth": one.bandwidth * (1 + 3e-7)}  # another machine's last digits
+    other.load_state_dict(rounded)
+    with pytest.raises(ValueError, match="bandwidth"):
+        other.load_state_dict({**rounded, "bandwidth": one.bandwidth * (1 + 3e-6)})
     with pytest.raises(ValueError, match="prompts"):
         GaussianProcess(points[:5]).load_state_dict(one.state_dict())
     with pytest.raises(ValueError, match="bandwidth"):

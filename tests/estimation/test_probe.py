@@ -65,6 +65,83 @@ def test_dual_learns_how_sure_to_be(task):
     assert 0.25 <= strength[0] < 1.5 and 8 < strength[1] <= 16
 
 
+@pytest.mark.parametrize("dual", [False, True])
+@pytest.mark.parametrize("options", [{}, {"cycles": 2, "steps": 3, "decay": 0.5, "average": 0.8}])
+def test_each_cycle_takes_adam_steps_on_the_likelihood_of_the_latest_cycles(task, dual, options):
+    """The formulas of the class, written out: twelve cycles, so that the oldest of ten have left the window."""
+    settings = {"cycles": 10, "steps": 5, "decay": 0.97, "average": 0.99} | options
+    features = torch.tensor(task[0], dtype=torch.float32)
+    probe = LinearProbe(task[0], dual=dual, **options)
+    scale, shift = torch.ones(8), torch.zeros(8)
+    head, bias = torch.zeros(1 + dual, 8), torch.tensor([0.0, np.log(np.expm1(2.0))][: 1 + dual])
+    weights = [each.requires_grad_() for each in (scale, shift, head, bias)]
+    adam, averaged, seen = torch.optim.Adam(weights, lr=1e-3, weight_decay=1e-2), None, []
+
+    def outputs(x):
+        normed = (x - x.mean(1, keepdim=True)) / torch.sqrt(x.var(1, unbiased=False, keepdim=True) + 1e-5)
+        out = (normed * weights[0] + weights[1]) @ weights[2].T + weights[3]
+        strength = torch.log1p(torch.exp(out[:, 1])) if dual else torch.full((len(x),), 2.0)
+        return torch.sigmoid(out[:, 0]), strength
+
+    def loss(x, hits, trials):
+        p, s = outputs(x)
+        if not dual:
+            return -hits * torch.log(p) - (trials - hits) * torch.log(1 - p)
+        a, b = s * p, s * (1 - p)
+        grown, plain = (
+            (torch.lgamma(u) + torch.lgamma(v) - torch.lgamma(u + v))
+            for u, v in ((a + hits, b + trials - hits), (a, b))
+        )
+        return plain - grown
+
+    rng = np.random.default_rng(1)
+    for _ in range(12):
+        rows = rng.choice(400, 20, replace=False)
+        trials = rng.integers(1, 9, 20)
+        hits = rng.binomial(trials, task[1][rows])
+        probe.observe(rows, hits / trials, trials)
+        seen = [
+            *seen,
+            (features[rows], torch.tensor(hits / trials).float() * torch.tensor(trials), torch.tensor(trials)),
+        ]
+        for _ in range(settings["steps"]):
+            window = list(enumerate(reversed(seen[-settings["cycles"] :])))
+            total = sum(settings["decay"] ** age * loss(*cycle).sum() for age, cycle in window)
+            (total / sum(20 * settings["decay"] ** age for age, _ in window)).backward()
+            adam.step()
+            adam.zero_grad()
+        live = [each.detach().clone() for each in weights]
+        share = settings["average"]
+        averaged = (
+            live
+            if averaged is None
+            else [share * old + (1 - share) * new for old, new in zip(averaged, live, strict=True)]
+        )
+    torch.testing.assert_close(tensors_of(probe)["model"]["1.weight"], head.detach(), atol=2e-6, rtol=1e-4)
+    with torch.no_grad():
+        for each, value in zip(weights, averaged, strict=True):
+            each.copy_(value)
+        rates, strengths = outputs(features)
+    ours = probe.predict_prior(np.arange(400))
+    assert ours[0] == pytest.approx(rates.numpy(), abs=2e-5) and ours[1] == pytest.approx(strengths.numpy(), abs=2e-4)
+    assert np.abs(ours[0] - 0.5).max() > 0.003
+
+
+@pytest.mark.parametrize(
+    ("biases", "rate", "strength"),
+    [([0.0, 50.0], 0.5, 16.0), ([0.0, -50.0], 0.5, 0.25), ([50.0, 4.0], 1 - 1e-6, 4.018), ([-50.0, 0.3], 1e-6, 0.854)],
+)
+def test_rate_and_strength_are_clamped(task, biases, rate, strength):
+    probe = LinearProbe(task[0], dual=True)
+    tensors = tensors_of(probe)
+    tensors["averaged"]["module.1.bias"] = torch.tensor(biases)
+    buffer = io.BytesIO()
+    torch.save(tensors, buffer)
+    probe.load_state_dict({**probe.state_dict(), "tensors": base64.b64encode(buffer.getvalue()).decode()})
+    rates, strengths = probe.predict_prior([3])
+    assert rates[0] == pytest.approx(rate, abs=1e-7) and strengths[0] == pytest.approx(strength, abs=1e-3)
+
+
 def test_beta_binomial_loss_is_the_likelihood():
     """One gradient step on scipy's Beta-binomial log-probability, without its binomial coefficient."""
     import torch
@@ -78,14 +155,17 @@ def test_beta_binomial_loss_is_the_likelihood():
 
 def test_state_survives_json(task):
     features, _, outcomes = task
-    one, other = LinearProbe(features, dual=True), LinearProbe(features, dual=True)
-    one.observe(np.arange(50), outcomes[:50], np.full(50, 8))
+    one, other = LinearProbe(features, dual=True, cycles=2), LinearProbe(features, dual=True, cycles=2)
+    for start in (0, 50):
+        one.observe(np.arange(start, start + 50), outcomes[start : start + 50], np.full(50, 8))
     other.load_state_dict(json.loads(json.dumps(one.state_dict())))
     for probe in (one, other):
         probe.observe(np.arange(50, 90), outcomes[50:90], np.full(40, 8))
     assert (one.predict(np.arange(400)) == other.predict(np.arange(400))).all()
     with pytest.raises(ValueError, match="dual"):
         LinearProbe(features).load_state_dict(one.state_dict())
+    with pytest.raises(ValueError, match="width=8, and this estimator has 5"):
+        LinearProbe(features[:, :5], dual=True).load_state_dict(one.state_dict())
 
 
 def tensors_of(probe):
@@ -135,6 +215,24 @@ def test_a_run_keeps_its_learning_rate_and_starts_adam_afresh(task):
     assert (group["lr"], group["weight_decay"]) == (1e-3, 0.25)
     moved = max(float((after["model"][name] - before[name]).abs().max()) for name in before)
     assert 1e-3 < moved < 6e-3
+
+
+class Payload:
+    """Pickled, this is a call of ``open`` that creates a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+def test_a_state_that_is_code_is_refused_and_does_not_run(task, tmp_path):
+    buffer, probe = io.BytesIO(), LinearProbe(task[0])
+    torch.save({"model": Payload(tmp_path / "mark")}, buffer)
+    with pytest.raises(ValueError, match="the state's tensors are not those of a probe"):
+        probe.load_state_dict({**probe.state_dict(), "tensors": base64.b64encode(buffer.getvalue()).decode()})
+    assert not (tmp_path / "mark").exists()
 
 
 @pytest.mark.parametrize("tensors", ["", "bm90IGEgcHJvYmU=", 3, None])

@@ -1,4 +1,4 @@
-"""Two allocation methods that share no code with the solver: trying all allocations, and greedy rollout by rollout."""
+"""Allocation without any code of the solver: trying all allocations, and greedy rollout by rollout."""
 
 from __future__ import annotations
 
@@ -30,3 +30,18 @@ def one_at_a_time(gain: Value, lower: Sequence[int], upper: Sequence[int], budge
         else:
             heapq.heappop(heap)
     return counts
+
+
+def one_at_a_time_with_costs(
+    gain: Value, lower: Sequence[int], upper: Sequence[int], budget: float, costs: Sequence[float]
+) -> list[int]:
+    """Greedy by gain per unit of cost: every rollout to the largest that still fits, ties to the lowest index."""
+    counts = list(lower)
+    left = budget - sum(n * cost for n, cost in zip(counts, costs, strict=True))
+    while True:
+        fits = [i for i in range(len(counts)) if counts[i] < upper[i] and costs[i] <= left]
+        if not fits:
+            return counts
+        best = max(fits, key=lambda i: (gain(i, counts[i]) / costs[i], -i))
+        counts[best] += 1
+        left -= costs[best]

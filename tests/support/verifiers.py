@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
+
+marked = False  # set by a caller: a process that is forked from the caller would see it
 
 
 class CannotBePickled(Exception):
@@ -21,7 +25,13 @@ def misbehave(kind: str, argument: Any = None) -> Any:
     if kind == "sleep":
         time.sleep(600)
     elif kind == "allocate":
-        bytearray(8 << 30)
+        return len(bytearray(argument or 8 << 30)) > 0
+    elif kind == "write":
+        Path(argument).touch()
+    elif kind == "is marked":
+        return marked
+    elif kind == "dies of SIGTERM":
+        return signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     elif kind == "die":
         os._exit(3)
     elif kind == "exit":

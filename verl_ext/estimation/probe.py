@@ -110,7 +110,7 @@ class LinearProbe:
         """
         rows = self._features.rows(prompts)
         rates, trials = observed(success_rates, trials, rows.size)
-        if not self.online or not rows.size:
+        if not self.online:
             return
         self._cycles.append((rows.tolist(), rates.tolist(), trials.tolist()))
         for _ in range(self.steps):
