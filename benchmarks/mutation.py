@@ -19,6 +19,7 @@ import importlib.machinery
 import json
 import os
 import random
+import re
 import signal
 import sys
 import time
@@ -213,6 +214,12 @@ def run_module(verdicts: Verdicts, chosen: list[Mutant], equivalents: set[tuple[
             verdicts.add(mutant, survives(verdicts.module, mutant, timeout))
 
 
+def earlier_outcomes(page: Path) -> dict[str, Outcome]:
+    """The rows without survivors of a page written before: their verdicts may be on another machine."""
+    rows = re.findall(r"^\| `(.+)` \| \d+ \| (\d+) \| (\d+) \| 0 \|$", page.read_text() if page.exists() else "", re.M)
+    return {module: Outcome(module, int(killed), int(equivalent), []) for module, killed, equivalent in rows}
+
+
 def page(outcomes: list[Outcome], entries: list[dict[str, str]], how: str) -> Iterator[str]:
     """Lines of docs/mutation.md."""
     yield "# Tests that notice\n"
@@ -221,8 +228,8 @@ def page(outcomes: list[Outcome], entries: list[dict[str, str]], how: str) -> It
         "value, a removed statement or argument, a negated condition, swapped arguments. A mutant is killed if the "
         "module's fast tests fail with it. An equivalent mutant behaves as the module does, or differs in nothing that "
         "a caller could notice; a table below gives each reason. `GUARDS` in `benchmarks/mutation.py`, which wrote "
-        "this page, names the tests of each module. A module of `GUARDS` without a row has not been run since its last "
-        "change.\n"
+        "this page, names the tests of each module. A row without survivors stays until its module is run again, so "
+        "the module may have changed since; a module of `GUARDS` without a row has not been run.\n"
     )
     yield f"{how}\n"
     yield "| module | mutants | killed | equivalent | alive |\n|---|---:|---:|---:|---:|"
@@ -290,9 +297,10 @@ def table(
     out: Out = OUT,
     machine: Annotated[str, typer.Option(help="Machine of the run, for the page.")] = "not named",
 ) -> None:
-    """Write the verdicts so far as a page."""
-    entries = listed_equivalents()
-    outcomes = [Verdicts(module, out).outcome(draw(module, sample, seed), keys(entries)) for module in GUARDS]
+    """Write the verdicts so far as a page. Modules without verdicts keep their rows of the page."""
+    entries, earlier = listed_equivalents(), earlier_outcomes(path)
+    found = [Verdicts(module, out).outcome(draw(module, sample, seed), keys(entries)) for module in GUARDS]
+    outcomes = [outcome if any(outcome[1:]) else earlier.get(outcome.module, outcome) for outcome in found]
     command = f"`python benchmarks/mutation.py run --sample {sample} --seed {seed}`"
     how = f"Command: {command}. Machine: {machine}."
     path.write_text("\n".join(page([outcome for outcome in outcomes if any(outcome[1:])], entries, how)) + "\n")

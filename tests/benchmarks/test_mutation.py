@@ -69,3 +69,18 @@ def test_verdicts_are_kept_and_counted(tmp_path):
     outcome = mutation.Verdicts(module, tmp_path).outcome(drawn, equivalents)
     assert outcome == (module, 2, 1, [])
     assert "| `verl_ext/ledger.py` | 3 | 2 | 1 | 0 |" in list(mutation.page([outcome], [], "How."))
+
+
+def test_a_page_keeps_the_rows_of_modules_without_verdicts(tmp_path):
+    """Rows with survivors are left out, since the survivors' lines are unknown; so are modules that are gone."""
+    run, kept, alive = "verl_ext/ledger.py", "verl_ext/files.py", "verl_ext/checks.py"
+    rows = [f"| `{module}` | 10 | 7 | {3 - left} | {left} |" for module, left in ((run, 0), (kept, 0), (alive, 1))]
+    page, verdicts = tmp_path / "page.md", mutation.Verdicts(run, tmp_path)
+    page.write_text("\n".join([*rows, "| `verl_ext/gone.py` | 10 | 10 | 0 | 0 |"]))
+    drawn = mutation.draw(run, 2, 0)
+    for mutant in drawn:
+        verdicts.add(mutant, False)
+    mutation.table(page, sample=2, seed=0, out=tmp_path, machine="one core")
+    table = [line for line in page.read_text().splitlines() if line.startswith("| `verl_ext/") and line.count("|") == 6]
+    assert table == [rows[1], "| `verl_ext/ledger.py` | 2 | 2 | 0 | 0 |"]
+    assert "| all | 12 | 9 | 3 | 0 |" in page.read_text()
