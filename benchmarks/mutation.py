@@ -34,6 +34,8 @@ import yaml
 from mutants import Mutant, mutants
 from rich.console import Console
 
+from verl_ext.launch import export_environment
+
 ROOT = Path(__file__).parents[1]
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.yaml")
 CORE = ["tests/test_controller.py", "tests/test_ledger.py", "tests/test_policy.py", "tests/test_resume.py"]
@@ -100,6 +102,7 @@ GUARDS = {  # module: its fast tests, the quickest first
         "tests/driver/test_fit.py",
     ],
 }
+VERLS = ("verl.trainer.ppo.v1.trainer_colocate_async", "verl.trainer.ppo.v1.trainer_separate_async", "transformers")
 LIBRARIES = ("scipy.optimize", "scipy.stats", "hypothesis.strategies", "torch", "pandas", "pyarrow.parquet", "yaml")
 OUT = Path("outputs/mutants")
 console = Console(highlight=False)
@@ -271,7 +274,11 @@ def run(
     out = out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     os.chdir(ROOT)
-    for library in LIBRARIES:
+    libraries = LIBRARIES
+    if any("/driver/" in module for module in modules or GUARDS):
+        export_environment("cpu")  # as tests/conftest.py: verl reads its platform when it is imported
+        libraries += VERLS
+    for library in libraries:
         importlib.import_module(library)  # here once, and not in each forked process
     phases = [hypothesis.Phase.explicit, hypothesis.Phase.generate]  # a failure is not simplified
     hypothesis.settings.register_profile("mutation", deadline=None, derandomize=True, phases=phases)
