@@ -234,6 +234,7 @@ def test_a_baseline_over_all_rollouts_reaches_the_gradient_of_the_update(make, e
         (851, 100, 8, 9),  # 951 and 1,051
         (701, 200, 3, 4),  # 901 and 1,101
         (701, 100, 7, None),  # 801 and 901
+        (901, 100, 18, 19),
         (901, 100, 19, None),  # step 20 is the last in any case
         (2000, 100, 0, None),  # nothing is done yet
     ],
