@@ -8,17 +8,13 @@ import numpy as np
 import pytest
 import torch
 import transfer_queue as tq
-from support.engine import epochs, prompts
+from support.buffers import Scripted, begin, make_buffer
 from support.queue_rows import CAPACITY, QueueWriter, clear, running_queue, store, stored
 
 from recipe.grpo.policy import Uniform
 from recipe.pilot_commit.policy import PilotCommit
-from verl_ext.controller import RolloutController
-from verl_ext.driver import replay_buffer
 from verl_ext.driver.checkpoint import load_state, save_state
-from verl_ext.driver.replay_buffer import GroupReplayBuffer
-from verl_ext.errors import CannotFillBatch, EveryRolloutFailed, RunError
-from verl_ext.policy import Request, RolloutPolicy
+from verl_ext.errors import EveryRolloutFailed, RunError
 from verl_ext.trajectory import Trajectory
 
 
@@ -42,30 +38,8 @@ def room(queue):
 
 @pytest.fixture
 def make(queue):
-    def build(policy, writer, *, drain=True, stall_timeout=30.0, steps=5, **settings):
-        policy.start_run(steps, [])
-        buffer = GroupReplayBuffer(
-            poll_interval=0.01,
-            stall_timeout=stall_timeout,
-            drain=drain,
-            trainer_mode="policy_sync",
-            trainer_config={},
-            max_off_policy_threshold=None,
-            max_off_policy_strategy="drop",
-            sampler_kwargs={},
-            **settings,
-        )
-        buffer.controller = RolloutController(policy, epochs(prompts(40)), 40, writer)
-        writer.buffer = buffer
-        return buffer
-
-    yield build
+    yield make_buffer
     clear("train")
-
-
-def begin(buffer, step=1):
-    buffer._sync_metadata_from_transfer_queue()
-    buffer.controller.begin_step(step)
 
 
 def test_a_batch_holds_the_rows_of_the_groups_that_were_taken(make):
@@ -267,27 +241,6 @@ def test_a_reward_that_is_not_finite_is_no_obstacle_to_a_checkpoint(make, tmp_pa
 # ---- from rows to rollouts ----
 
 
-class Scripted(RolloutPolicy):
-    """Opens the given requests at every step, and trains on complete groups as soon as there are ``groups``."""
-
-    def __init__(self, *requests, groups=1):
-        self.requests, self.groups, self.ready = requests, groups, []
-
-    def start_step(self, step, draw):
-        prompts = draw(len(self.requests))
-        return [Request(prompt, *request) for prompt, request in zip(prompts, self.requests, strict=True)]
-
-    def on_group(self, group):
-        self.ready.append(group)
-        return []
-
-    def take_batch(self):
-        if len(self.ready) < self.groups:
-            return []
-        batch, self.ready = self.ready, []
-        return batch
-
-
 def rollouts_of(buffer, step=1):
     """Rollouts of the one group of the batch."""
     begin(buffer, step)
@@ -370,125 +323,3 @@ def test_a_response_that_begins_with_a_tools_tokens_has_no_trajectory(make):
     rollouts = rollouts_of(make(policy, writer))
     assert [rollout.trajectory is None for rollout in rollouts] == [True, False]
     assert [rollout.reward for rollout in rollouts] == [0.0, 1.0]
-
-
-# ---- waiting ----
-
-
-class Clock:
-    """Stands for the module ``time``: the test sets the time, and the seconds spent on reading the queue."""
-
-    def __init__(self):
-        self.now, self.read = 1000.0, 0.0
-
-    def monotonic(self):
-        return self.now
-
-    time = monotonic
-
-    def perf_counter(self):
-        return self.read
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(replay_buffer, "time", clock)
-    return clock
-
-
-def test_the_run_ends_when_no_rollout_has_finished_for_longer_than_the_limit(make, clock):
-    writer = QueueWriter(silent=True)
-    buffer = make(Uniform(train_batch_size=3, n=2), writer, stall_timeout=60.0)
-    begin(buffer)
-    groups = list(buffer.controller.live)
-    events = iter(
-        [
-            (60.0, None),  # exactly the limit is not too long
-            (30.0, lambda: writer.write(groups[0], [0, 1])),  # progress: the time counts from here
-            (60.0, None),
-            (1.0, None),
-        ]
-    )
-    sync, waited = buffer._sync_metadata_from_transfer_queue, []
-
-    def next_event():
-        if seconds_and_event := next(events, None):
-            waited.append(seconds_and_event[0])
-            clock.now += seconds_and_event[0] if seconds_and_event[1] is None else 0.0
-            if seconds_and_event[1]:
-                seconds_and_event[1]()
-        sync()
-
-    buffer._sync_metadata_from_transfer_queue = next_event
-    with pytest.raises(RunError, match="^step 1: no rollout has finished for 60 s while 4 are outstanding"):
-        buffer.sample(1, "train", 3)
-    assert waited == [60.0, 30.0, 60.0, 1.0]
-
-
-def test_reading_the_queue_takes_at_most_a_fifth_of_the_time(make, clock):
-    """Reads that take 0.5 s are 2 s apart, quick reads ``poll_interval``."""
-    writer = QueueWriter(silent=True)
-    buffer = make(Uniform(train_batch_size=1, n=2), writer)
-    assert buffer.poll_interval == 0.01  # also for validations, which verl waits for
-    begin(buffer)
-    (group,) = buffer.controller.live
-    reads, waits = iter([0.5, 0.001, 0.0, 0.0]), []
-    sync = buffer._sync_metadata_from_transfer_queue
-
-    def slow_read():
-        sync()
-        clock.read += next(reads)
-
-    def wait(partition, last_debug):
-        waits.append(buffer.poll_interval)
-        if len(waits) == 3:
-            writer.write(group, [0, 1])
-        return last_debug
-
-    buffer._sync_metadata_from_transfer_queue, buffer._wait_for_next_poll = slow_read, wait
-    buffer.sample(1, "train", 1)
-    assert waits == [2.0, 0.01, 0.01]
-
-
-def test_a_policy_without_batch_and_requests_ends_the_run_at_once(make):
-    buffer = make(Scripted((2,), groups=2), QueueWriter(), stall_timeout=3600.0)
-    begin(buffer)
-    with pytest.raises(CannotFillBatch, match="^step 1: Scripted has no batch to train on and asks for no more"):
-        buffer.sample(1, "train", 1)
-
-
-class LateWriter(QueueWriter):
-    """Answers the first group at once, and each further group only when the buffer looks again."""
-
-    def __init__(self):
-        super().__init__(silent=True)
-        self.late = []
-
-    def submit(self, wave):
-        super().submit(wave)
-        self.late += [(group.id, range(count)) for group, count in wave]
-        self.write(*self.late.pop(0))
-
-    def attend(self, buffer):
-        sync = buffer._sync_metadata_from_transfer_queue
-
-        def look():
-            sync()
-            if self.late:
-                self.write(*self.late.pop(0))
-
-        buffer._sync_metadata_from_transfer_queue = look
-
-
-@pytest.mark.parametrize(("drain", "step", "left"), [(False, 2, 4), (False, 3, 0), (True, 2, 0)])
-def test_all_rollouts_finish_before_engines_sleep_and_before_the_run_ends(make, drain, step, left):
-    """A batch is ready with the first of three groups; the last of three steps counts every rollout."""
-    writer = LateWriter()
-    buffer = make(Scripted((2,), (2,), (2,)), writer, drain=drain, steps=3)
-    begin(buffer, step)
-    writer.attend(buffer)
-    batch, _ = buffer.sample(step, "train", 1)
-    assert len(batch) == 2 and len({key.split("_")[0] for key in batch.keys}) == 1
-    assert buffer.controller.outstanding == left
-    assert buffer.controller.ledger.total["rollouts/sampled"] == 6 - left
