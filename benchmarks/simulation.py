@@ -3,9 +3,11 @@
     python benchmarks/simulation.py table1
     python benchmarks/simulation.py table2
     python benchmarks/simulation.py table3
+    python benchmarks/simulation.py concentration    (the fit of the populations to Table 3)
     python benchmarks/simulation.py figure4
     python benchmarks/simulation.py hora
     python benchmarks/simulation.py conditions
+    python benchmarks/simulation.py discarding
     python benchmarks/simulation.py modes
     python benchmarks/simulation.py speed
 
@@ -146,13 +148,39 @@ def table3(seeds: Seeds = 3) -> None:
     _, found = compare(runs)
     for cost, members, paper in zip(found, runs.values(), names.values(), strict=True):
         steps = [[record for step, record in member.records.items() if step] for member in members]
-        # Binding moves a step's first round into the step before, so every round after step 1 counts as a second round.
-        again = [float(np.mean([record["pilot_commit/rounds"] >= 1 for record in seed[1:]])) for seed in steps]
+        again = [second_rounds(member) for member in members]
         evicted = [seed[-1]["data/evicted_total"] / DEEPMATH.prompts for seed in steps]
         cells = (spread(cost.average("rollouts/sampled"), ",.0f", 8), spread(again, ".1f", 100, " %"))
         cells += (spread(cost.accuracy(), ".1f", 100, " %"), spread(evicted, ".0f", 100, " %"))
         rows.append((cost.name, *cells, *paper))
     console.print(Table("Table 3", header, rows))
+
+
+def second_rounds(member: SimulatedRun) -> float:
+    """Share of steps with a second round of pilots.
+
+    Binding moves a step's first round into the step before, so every round after step 1 counts as a second round.
+    """
+    return float(np.mean([record["pilot_commit/rounds"] >= 1 for step, record in member.records.items() if step > 1]))
+
+
+@app.command()
+def concentration(values: list[float], seeds: Seeds = 3, mean: float = 0.45) -> None:
+    """Steps with a second round, without eviction, for populations Beta(c mean, c (1 - mean)) with each value c."""
+    rows = []
+    for value in values:
+        population = f"1:{value * mean:.4g}:{value * (1 - mean):.4g}"
+        (members,) = run(
+            [pilot_commit(32, 96, p_solve="null")], replace(DEEPMATH, population=population), seeds
+        ).values()
+        shares = spread([second_rounds(member) for member in members], ".1f", 100, " %")
+        survivors = [[r["pilot_commit/pass_rate"] for step, r in m.records.items() if step] for m in members]
+        rows.append(
+            (f"{value:g}", population, shares, spread([float(np.mean(m)) for m in survivors], ".1f", 100, " %"))
+        )
+    console.print(
+        Table("Table 3, no eviction: 35.8 %", ("c", "population", "second rounds", "pilots that survive"), rows)
+    )
 
 
 @app.command()
@@ -224,10 +252,7 @@ def conditions(seeds: Seeds = 3) -> None:
     shown: list[tuple[str, ...]] = []
     tail: list[tuple[str, ...]] = []
     for name, world in worlds.items():
-        runs = run(["grpo n=16"], world, seeds)
-        curves = [member.records for member in runs["grpo-n=16"]]
-        start = curves[0][0][ACCURACY]
-        target = start + 0.7 * (min(records[world.steps][ACCURACY] for records in curves) - start)
+        runs, start, target = grpo_to_most_of_its_gain(world, seeds)
         runs |= run(other_cost, replace(world, until=target), seeds) | run(same_cost, world, seeds)
         _, found = compare(runs, target)
         cells = (ratio(found[0], cost) for cost in found[1:])
@@ -239,6 +264,26 @@ def conditions(seeds: Seeds = 3) -> None:
         tail.append((name, *(spread(each, ".2f") for each in relative)))
     console.print(Table("times fewer rollouts than GRPO, to 70 % of GRPO's gain", columns, shown))
     console.print(Table("gain in pass@32 over GRPO's, at equal rollouts", ("world", *columns[5:]), tail))
+
+
+def grpo_to_most_of_its_gain(world: World, seeds: int) -> tuple[dict[str, list[SimulatedRun]], float, float]:
+    """GRPO's runs with n = 16, their first accuracy, and the accuracy after 70 % of their gain."""
+    runs = run(["grpo n=16"], world, seeds)
+    curves = [member.records for member in runs["grpo-n=16"]]
+    start = curves[0][0][ACCURACY]
+    return runs, start, start + 0.7 * (min(records[world.steps][ACCURACY] for records in curves) - start)
+
+
+@app.command()
+def discarding(seeds: Seeds = 3) -> None:
+    """Compare Prefix Sampling with its baseline without prefixes, in the first world of ``conditions``."""
+    world = replace(POLARIS, prompts=800)
+    runs, start, target = grpo_to_most_of_its_gain(world, seeds)
+    methods = ["prefix_sampling n=16", "prefix_sampling n=16 use_prefixes=false"]
+    _, found = compare(runs | run(methods, replace(world, until=target), seeds), target)
+    rows = [(cost.name, ratio(found[0], cost)) for cost in found]
+    title = f"times fewer rollouts than GRPO, {world.population}, {start:.1%} to {target:.1%}"
+    console.print(Table(title, ("method", "times fewer"), rows))
 
 
 def gain(simulated: SimulatedRun, metric: str) -> float:

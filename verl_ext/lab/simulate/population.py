@@ -22,11 +22,11 @@ PRESETS = {
     # Knapsack-RL §3, "Late Training" (Qwen2.5-Math-7B, DAPO-Math-17K, 8 rollouts): 20 % all wrong, 40 % all correct.
     "dapo_math_7b_late": "1:0.3080:0.1978",
     # Pilot-Commit §4.1 and Table 3 (Qwen2.5-Math-1.5B, DeepMath-103K): no distribution is stated. The mean of 0.45 is
-    # assumed. The concentration is such that, without eviction, about a third of the steps needed a second round of
-    # pilots, as in Table 3, when a round had only the pilots expected to be missing; docs/simulation_results.md.
-    "deepmath_1_5b": "1:0.3:0.36",
+    # assumed. The concentration is such that, without eviction, 36 % of the steps need a second round of pilots, as in
+    # Table 3 (docs/simulation_results.md).
+    "deepmath_1_5b": "1:0.218:0.267",
     # Pilot-Commit §4.1 (Qwen3, Polaris-53K): only "harder" is stated. Assumed: a mean of 0.3, the same concentration.
-    "polaris_8b": "1:0.2:0.46",
+    "polaris_8b": "1:0.145:0.34",
     # Prefix Sampling §3.1 (AceReason-Math-Subset): no prompt has a pass rate of 75 % or more. Assumed: Beta(0.5, 1.7),
     # which has 4 % above 75 %.
     "ace_reason_4b": "1:0.5:1.7",
