@@ -263,7 +263,6 @@ def scheduled(tmp_path, monkeypatch):
         made.global_steps = step
         made.prepare_step()
         assert made.controller.step == step
-        made.controller._batch = []
         return made
 
     return build
