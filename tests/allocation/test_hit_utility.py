@@ -64,6 +64,15 @@ def test_equals_algorithm_1_where_gains_are_nearly_equal(beta):
     assert hit_utility.allocate([0, 0], trials, budget, prior=(1, beta)).tolist() == expected
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_equal_gains_go_to_the_lowest_index_although_log_gamma_rounds(order):
+    """For Beta(1, b) the gain is b / ((b + n)(b + n + 1)), and 3 · 1065 · 1066 = 1845 · 1846."""
+    betas, before = [1800, 600][::order], [45, 465][::order]
+    assert exact_gain(1, betas[0], before[0]) == exact_gain(1, betas[1], before[1])
+    counts = hit_utility.allocate([0, 0], 0, sum(before) + 1, prior=(1, betas))
+    assert counts.tolist() == [before[0] + 1, before[1]]
+
+
 @pytest.mark.parametrize(("alpha", "beta", "n"), [(1, 9_990, 50), (40, 9_990, 8), (3, 10**6, 10), (2, 10**11, 200)])
 def test_gains_are_exact_to_ten_digits(alpha, beta, n):
     """Below and above the size from which Stirling's series replaces log-gamma."""
@@ -103,6 +112,10 @@ def test_utility_is_the_expected_chance_of_a_hit(alpha, beta, n):
         nodes, weights = roots_jacobi(32, beta - 1, alpha - 1)
     miss = weights @ ((1 - nodes) / 2) ** n / weights.sum()
     assert hit_utility.utility([0], [0], [n], prior=(alpha, beta))[0] == pytest.approx(1 - miss, abs=1e-9)
+
+
+def test_utility_without_a_prior_is_that_of_the_uniform_one():
+    assert hit_utility.utility([1, 0], 3, [2, 1]) == pytest.approx([1 - 3 / 5 * 4 / 6, 1 / 5])
 
 
 def test_a_prompt_without_success_gets_the_most_and_one_with_all_still_something():

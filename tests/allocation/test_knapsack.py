@@ -273,6 +273,13 @@ def test_without_fallback_prompts_without_value_are_equal(info_gain):
     assert counts.tolist() == [7, 1, 1]
 
 
+@pytest.mark.parametrize("options", [{}, {"fallback": False}, {"info_gain": False, "fallback": False}])
+def test_rates_of_0_and_1_divide_by_nothing(options):
+    """numpy would print a warning in every step."""
+    with np.errstate(divide="raise", invalid="raise"):
+        assert knapsack.allocate([0.0, 1.0, 0.5], 12, **options).sum() == 12
+
+
 @pytest.mark.parametrize(("confidence", "needed"), [(0.5, 1), (0.75, 2), (0.875, 3), (0.9375, 4), (0.95, 5)])
 def test_rollouts_needed_at_another_confidence(confidence, needed):
     """Where the quotient of the logarithms is a whole number, rounding must not add a rollout."""
