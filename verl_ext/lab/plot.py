@@ -25,7 +25,9 @@ Series = tuple[np.ndarray, np.ndarray]
 """x and y, float64 of the same length."""
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#882255", "#999933")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p", "*")
+COLORS += ("#44AA99", "#AA4499", "#661100", "#332288", "#117733", "#DDCC77")
+"""At least one for each recipe."""
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p", "*", "<", ">", "h", "d", "8", "H")
 DASHES = ("-", (0, (5, 2)), (0, (1, 1)), (0, (5, 1, 1, 1)))
 STACK = {"trained": "#0072B2", "failed": "#000000", "buffered": "#CCCCCC"}
 REASONS = ("#E69F00", "#D55E00", "#CC79A7", "#F0E442", "#56B4E9", "#009E73", "#882255", "#999933", "#44AA99", "#8C564B")
