@@ -109,6 +109,7 @@ FAULTS = {
         None,
         (
             *RECIPES["pilot_commit"],
+            "actor_rollout_ref.rollout.n=8",
             "trainer.v1.trainer_mode=colocate_async",
             "rollout_policy.s=1",  # each step trains the prompts piloted in the step before
             "actor_rollout_ref.rollout.max_num_seqs=8",  # room for the commits of a step: pilots wait behind them,
