@@ -119,11 +119,18 @@ def target_of(kept: Kept, seeds: Sequence[int], share: float = CHOICE) -> float:
 
 
 def ranked(kept: Kept, method: str, settings: Sequence[Setting], seeds: Sequence[int], target: float) -> list[Setting]:
-    """The settings, best first: by the number of seeds that miss the target, then by the mean of log(rollouts)."""
+    """The settings, best first.
+
+    The number of seeds that miss the target comes first. Then, if no seed misses it, the mean of log(rollouts); and
+    otherwise the mean of the best accuracies, since a run that misses the target says nothing by its length.
+    """
 
     def badness(setting: Setting) -> tuple[int, float]:
         costs = kept.costs(method, setting, seeds, target, "rollouts")
-        return sum(not cost.reached for cost in costs), sum(math.log(cost.amount) for cost in costs)
+        missed = sum(not cost.reached for cost in costs)
+        if missed:
+            return missed, -sum(kept.final(method, setting, seeds))
+        return missed, sum(math.log(cost.amount) for cost in costs)
 
     return sorted(settings, key=badness)
 

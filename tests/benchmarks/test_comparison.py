@@ -75,11 +75,15 @@ def test_settings_are_ranked_by_missed_seeds_and_then_by_the_mean_logarithm(tmp_
             for seed, accuracy, spent in zip(TUNING, curves, points, strict=True)
         ]
 
-    even, uneven, missed, half = (Setting(lr, 4, 4) for lr in (1.0, 2.0, 3.0, 4.0))
+    even, uneven, missed, half, low, high = (Setting(lr, 4, 4) for lr in (1.0, 2.0, 3.0, 4.0, 5.0, 6.0))
     runs = kept(tmp_path, *both(even, 500, 500), *both(uneven, 100, 1000), *both(missed, 10, None))
     runs.add(run_of("grpo", half, 100, [0.0, 1.0], [0, 5]))
     order = ranked(runs, "grpo", [missed, even, uneven], TUNING, 0.9)
     assert order == [uneven, even, missed]  # sqrt(100 * 1000) < 500
+    for setting, best, length in ((low, 0.3, 10), (high, 0.6, 1000)):  # both miss the target: the accuracy decides
+        for seed in TUNING:
+            runs.add(run_of("grpo", setting, seed, [0.0, best], [0, length]))
+    assert ranked(runs, "grpo", [low, high, missed], TUNING, 0.9) == [missed, high, low]
     assert choose(runs, "grpo", TUNING) == uneven and choose(runs, "grpo", TUNING[:1]) == half
 
 
