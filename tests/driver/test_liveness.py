@@ -22,6 +22,7 @@ from verl_ext.driver.liveness import (
     note_nodes,
     note_workers,
 )
+from verl_ext.errors import EveryRolloutFailed
 
 
 @pytest.fixture
@@ -64,6 +65,17 @@ def test_only_nodes_of_the_run_matter_and_losing_one_ends_the_wait_for_it(cluste
     with pytest.raises(NodeLost, match="ours") as lost:
         Watch().explain(error)
     assert lost.value.__cause__ is error
+
+
+def test_rollouts_that_fail_because_of_a_lost_node_are_explained_by_the_loss(cluster):
+    """The rollouts fail at once; Ray notices the loss seconds later."""
+    node = cluster.add_node(num_cpus=1, resources={"dying": 1}, node_name="dying")
+    group = placement_group([{"dying": 1}])
+    ray.get(group.ready(), timeout=60)
+    note_nodes([group])
+    node.kill_raylet()
+    with pytest.raises(NodeLost, match="dying"):
+        Watch().explain(EveryRolloutFailed("step 4: all 80 rollouts failed"))
 
 
 @ray.remote

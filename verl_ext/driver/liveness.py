@@ -16,7 +16,7 @@ from ray.util import list_named_actors
 from ray.util.placement_group import PlacementGroup, placement_group_table
 
 from verl_ext.driver.cluster import QUEUE_NAMESPACE, read_note, write_note
-from verl_ext.errors import RunError
+from verl_ext.errors import EveryRolloutFailed, RunError
 
 INTERVAL = 5.0  # seconds between two checks
 NOTICE = 30.0  # seconds; after the loss of a worker, Ray may take this long to notice the loss of the node
@@ -158,7 +158,9 @@ class Watch:
         self._left.set()  # from now on, lost workers are expected: the run stops them
         if not ray.is_initialized():
             return  # Ray has not started, and a question would start it
-        patient = isinstance(error, (ray.exceptions.RayActorError, WorkerLost))
+        # With the node of the load balancer, all rollouts fail before Ray notices that the node is lost.
+        of_a_loss = isinstance(error, (ray.exceptions.RayActorError, WorkerLost, EveryRolloutFailed))
+        patient = of_a_loss and len(ray.nodes()) > 1
         if (lost := await_lost_node(NOTICE if patient else 0, threading.Event())) is not None:
             raise lost from error
 
