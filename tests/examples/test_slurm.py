@@ -126,7 +126,7 @@ def test_a_run_is_asked_to_stop_as_early_as_its_own_steps_need(slurm, tmp_path):
     )  # 300 s, of which 90 * 5 / 4 + 90 are needed; Slurm's signal is too late
     job = submit(slurm, tmp_path, "bash", "-c", run, options=options, CONTAINER="registry#verl-ext:1", PATH=path)
     slurm.wait((tmp_path / "started").exists, "start of the run", 200)
-    slurm.wait(lambda: slurm.job(job)["JobState"] == "PENDING", "requeue", 250)
+    slurm.wait(lambda: slurm.job(job)["JobState"] == "PENDING", "requeue", 285)  # of 300
     log = output(tmp_path, job)
     assert "the run needs 90 s to stop, and the time limit is near" in log
     assert "the run has STOP_TIMEOUT=" in log and "saved; back into the queue" in log
