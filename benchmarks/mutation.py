@@ -6,12 +6,14 @@
 
 The sample is drawn with a seed. Each module has a file of verdicts in ``--out``, so a second run goes on where the
 first one ended; a mutant that survived runs again, since a new test may notice it. ``equivalent_mutants.yaml`` lists
-mutants that nothing can notice. No module is written to: each mutant lives in a forked process, so a test that starts
-another program cannot notice it. Hours; not part of CI.
+mutants that nothing can notice. No module is written to: each mutant lives in a forked process and in the processes
+that ``multiprocessing`` spawns from it, so a test that starts another program cannot notice it. Hours; not part of CI.
 """
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import gc
 import hashlib
 import importlib
@@ -105,6 +107,7 @@ GUARDS = {  # module: its fast tests, the quickest first
 VERLS = ("verl.trainer.ppo.v1.trainer_colocate_async", "verl.trainer.ppo.v1.trainer_separate_async", "transformers")
 LIBRARIES = ("scipy.optimize", "scipy.stats", "hypothesis.strategies", "torch", "pandas", "pyarrow.parquet", "yaml")
 OUT = Path("outputs/mutants")
+SPAWNED = "MUTATED_MODULE", "MUTATED_SOURCE"  # environment of a mutant's process: path of the module, the mutant's text
 console = Console(highlight=False)
 app = typer.Typer(add_completion=False)
 
@@ -159,30 +162,34 @@ def survives(module: str, mutant: Mutant | None, timeout: float) -> bool:
         silent = os.open(os.devnull, os.O_RDWR)
         for stream in range(3):
             os.dup2(silent, stream)
-        for name in [name for name in sys.modules if name.split(".")[0] in ("verl_ext", "recipe")]:
-            del sys.modules[name]
         if mutant is not None:
-            _import_instead(ROOT / module, mutant)
+            os.environ |= dict(zip(SPAWNED, (str(ROOT / module), ast.unparse(mutant.tree)), strict=True))
+        _import_mutant()
         plugins = ["-p", "no:cacheprovider", "-p", "pytest_timeout", "-p", "_hypothesis_pytestplugin"]
         os._exit(int(pytest.main(["-x", "-q", *plugins, "--hypothesis-profile=mutation", *GUARDS[module]])))
-    ends = time.monotonic() + timeout
-    while time.monotonic() < ends:
-        pid, status = os.waitpid(child, os.WNOHANG)
-        if pid:
-            return status == 0
+    ended, status, ends = 0, 1, time.monotonic() + timeout
+    while not ended and time.monotonic() < ends:
         time.sleep(0.02)
-    os.killpg(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return False
+        ended, status = os.waitpid(child, os.WNOHANG)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)  # after its end, too: processes that the tests have spawned may remain
+    if not ended:
+        os.waitpid(child, 0)
+    return bool(ended) and status == 0
 
 
-def _import_instead(path: Path, mutant: Mutant) -> None:
-    """Let this process import the mutant as the module at ``path``."""
-    code = compile(mutant.tree, str(path), "exec")
+def _import_mutant() -> None:
+    """Let this process import the project anew, with the mutant that the environment names, if it names one."""
+    for name in [name for name in sys.modules if name.split(".")[0] in ("verl_ext", "recipe")]:
+        del sys.modules[name]
+    if SPAWNED[0] not in os.environ:
+        return
+    path, source = (os.environ[name] for name in SPAWNED)
+    code = compile(source, path, "exec")
     original = importlib.machinery.SourceFileLoader.get_code
 
     def get_code(loader, name):
-        return code if Path(loader.path) == path else original(loader, name)
+        return code if loader.path == path else original(loader, name)
 
     importlib.machinery.SourceFileLoader.get_code = get_code
 
@@ -315,3 +322,5 @@ def table(
 
 if __name__ == "__main__":
     app()
+elif __name__ == "__mp_main__":  # a process that a test has spawned; multiprocessing imports the main module first
+    _import_mutant()

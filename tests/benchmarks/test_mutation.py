@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import os
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import mutation
@@ -54,6 +57,20 @@ def test_listed_equivalents_are_mutants_of_the_code_as_it_is():
 def test_guards_name_files_that_exist():
     for module, tests in mutation.GUARDS.items():
         assert all((Path(mutation.ROOT) / path).is_file() for path in (module, *tests)), module
+
+
+def test_a_spawned_process_imports_the_mutant():
+    """In a process that multiprocessing spawns, the main module, here mutation.py, has the name __mp_main__."""
+    module = mutation.ROOT / "verl_ext/data/limited.py"
+    mutated = dict(zip(mutation.SPAWNED, (str(module), "TIMEOUT = 'mutated'"), strict=True))
+    code = f"import runpy, verl_ext.data.limited; runpy.run_path({mutation.__file__!r}, run_name='__mp_main__')"
+    code += "; from verl_ext.data.limited import TIMEOUT; print(TIMEOUT)"
+    folders = os.pathsep.join([str(mutation.ROOT / "benchmarks"), str(mutation.ROOT)])
+    for changed, printed in ((mutated, "mutated"), ({}, "15.0")):
+        environment = {**os.environ, "PYTHONPATH": folders, **changed}
+        command = [sys.executable, "-c", code]
+        result = subprocess.run(command, check=True, capture_output=True, text=True, env=environment, timeout=120)
+        assert result.stdout.strip() == printed
 
 
 def test_verdicts_are_kept_and_counted(tmp_path):
