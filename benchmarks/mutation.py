@@ -42,13 +42,14 @@ ROOT = Path(__file__).parents[1]
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.yaml")
 CORE = ["tests/test_controller.py", "tests/test_ledger.py", "tests/test_policy.py", "tests/test_resume.py"]
 RULES = ["tests/allocation/test_bad_input.py", "tests/allocation/test_extreme_magnitudes.py"]
+DEFAULTS = "tests/recipe/test_defaults.py"
 GUARDS = {  # module: its fast tests, the quickest first
     "recipe/dynamic_sampling/policy.py": ["tests/recipe/test_baselines.py"],
-    "recipe/greso/policy.py": ["tests/recipe/test_greso.py"],
-    "recipe/pods/policy.py": ["tests/recipe/test_pods.py"],
-    "recipe/reinforce_ada/policy.py": ["tests/recipe/test_reinforce_ada.py"],
-    "recipe/speed_rl/policy.py": ["tests/recipe/test_speed_rl.py"],
-    "recipe/mopps/policy.py": ["tests/recipe/test_mopps.py"],
+    "recipe/greso/policy.py": ["tests/recipe/test_greso.py", DEFAULTS],
+    "recipe/pods/policy.py": ["tests/recipe/test_pods.py", DEFAULTS],
+    "recipe/reinforce_ada/policy.py": ["tests/recipe/test_reinforce_ada.py", DEFAULTS],
+    "recipe/speed_rl/policy.py": ["tests/recipe/test_speed_rl.py", DEFAULTS],
+    "recipe/mopps/policy.py": ["tests/recipe/test_mopps.py", DEFAULTS],
     "recipe/grpo/policy.py": ["tests/recipe/test_baselines.py"],
     "recipe/hora/policy.py": ["tests/recipe/test_hora.py"],
     "recipe/hora/warm_up.py": ["tests/recipe/test_hora.py"],

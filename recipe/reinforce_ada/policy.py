@@ -59,7 +59,7 @@ class ReinforceAda(Uniform):
         exit: str = "balance",
         baseline: str = "all",
         positive_threshold: float = 0.7,
-        prompt_weight: str = "equal",
+        prompt_weight: str = "rollouts",
     ):
         checks.integer_from(2).check("n", n)
         checks.COUNT.check("N", N)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 
 import pytest
 import yaml
+from hydra.utils import get_class
 from omegaconf import OmegaConf
 from support.configs import RECIPES, compose
 
@@ -166,6 +168,15 @@ TRAINING = {
 def test_the_policys_defaults(recipe):
     settings = OmegaConf.to_container(compose(recipe).rollout_policy, resolve=True)
     assert {key: value for key, value in settings.items() if key not in DERIVED} == POLICIES[recipe]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_policys_class_has_the_same_defaults(recipe):
+    """For a policy that is constructed without a configuration; None stands for no options."""
+    for key, parameter in inspect.signature(get_class(compose(recipe).rollout_policy._target_)).parameters.items():
+        if parameter.default not in (parameter.empty, None) and key not in DERIVED:
+            default = list(parameter.default) if isinstance(parameter.default, tuple) else parameter.default
+            assert default == POLICIES[recipe][key], key
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

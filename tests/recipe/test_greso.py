@@ -66,6 +66,15 @@ def test_prompts_are_generated_with_their_probability(streak, seed, p):
     assert abs(policy._skipped + 20 - 20 / explored) <= 8 * math.sqrt(20 * (1 - explored)) / explored
 
 
+def test_prompts_that_a_round_may_not_draw_are_not_skipped_ones():
+    policy = Greso(train_batch_size=4, n=2, s=1, seed=0)
+    policy.streaks = {"p2": 100, "p4": 100}
+    rows = prompts(9)
+    policy._unfiltered = lambda count, but=(): [row for row in rows if row.id not in but][:count]
+    assert [prompt.id for prompt in policy._draw_selected(4, {"p0", "p1"})] == ["p3", "p5", "p6", "p7"]
+    assert policy._skipped == 2
+
+
 @given(st.integers(1, 40), st.integers(0, 40), st.integers(0, 40), st.integers(0, 40))
 def test_a_further_round_has_the_prompts_that_the_step_is_expected_to_need(size, spread, easy, ready):
     policy = Greso(train_batch_size=size, n=2)

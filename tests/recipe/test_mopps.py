@@ -53,6 +53,13 @@ def test_the_chosen_prompts_have_the_samples_closest_to_the_band(seed, size, ban
     assert max(distance[row] for row in taken) <= min(distance[row] for row in range(4 * size) if row not in taken)
 
 
+def test_as_many_candidates_as_prompts_need_no_choice():
+    policy = Mopps(train_batch_size=4, n=2, s=1)
+    policy._unfiltered = lambda count, but=(): prompts(count)
+    before = policy.state_dict()["rng"]
+    assert policy._draw_chosen(4) == prompts(4) and policy.state_dict()["rng"] == before
+
+
 def test_within_the_band_the_choice_is_random():
     policy = Mopps(train_batch_size=10, n=2, s=10, band=(0, 1))
     policy._unfiltered = lambda count, but=(): prompts(count)

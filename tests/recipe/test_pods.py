@@ -38,6 +38,12 @@ def test_of_equal_choices_the_one_with_more_high_rewards():
     assert np.array([0.0, 1, 0, 1])[max_variance(np.array([0.0, 1, 0, 1]), 3)].sum() == 2
 
 
+@pytest.mark.parametrize("n", [8, 64, 1000])
+def test_of_equal_rewards_the_first_are_the_low_ones_and_the_last_the_high_ones(n):
+    rewards = np.arange(n) % 2 * 1.0
+    assert max_variance(rewards, 4).tolist() == [0, 2, n - 3, n - 1]
+
+
 def test_rewards_far_from_zero_are_compared_exactly():
     for seed in range(20):
         rewards = np.random.default_rng(seed).random(9)
@@ -73,6 +79,17 @@ def test_a_group_with_too_few_usable_rollouts_is_trained_as_it_is():
     made.append(Rollout(9.0, None, 5, 0))
     policy._down_sample(group)
     assert group.trained == [1, 2, 4]  # rewards 1, 2 and 9
+
+
+def test_a_step_without_a_batch_has_no_variance():
+    assert Pods(train_batch_size=4, n=8, m=2).metrics() == {"pods/variance_all": 0.0, "pods/variance_trained": 0.0}
+
+
+def test_the_seed_is_0_unless_another_is_given():
+    rewards = np.arange(99.0)
+    sizes = {"train_batch_size": 4, "n": 99, "m": 9, "rule": "random"}
+    first, again, other = (Pods(**sizes, **seed)._chosen(rewards) for seed in ({}, {"seed": 0}, {"seed": 1}))
+    assert first == again != other
 
 
 def test_random_choices_go_on_after_a_restart():

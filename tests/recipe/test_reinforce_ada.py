@@ -95,6 +95,13 @@ def test_a_prompt_whose_rollouts_all_fail_is_given_up_after_its_rounds():
 def test_settings_for_divide_n():
     for n in range(2, 130):
         ReinforceAda(train_batch_size=8, **ReinforceAda.settings_for(8, n, 0))
+    settings = [ReinforceAda.settings_for(8, n, 0) for n in (2, 5, 6, 8, 64)]
+    assert [(each["n"], each["M"]) for each in settings] == [(2, 2), (2, 2), (3, 3), (4, 4), (4, 32)]
+
+
+def test_before_the_first_step_no_prompt_has_met_its_exit_condition():
+    metrics = ReinforceAda(train_batch_size=8).metrics()
+    assert metrics == {"reinforce_ada/rounds_mean": 0.0, "reinforce_ada/resolved": 0.0}
 
 
 @pytest.mark.parametrize(

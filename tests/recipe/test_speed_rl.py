@@ -106,11 +106,22 @@ def test_settings_for_divide_n():
     for n in range(2, 200):
         policy = SpeedRL(train_batch_size=8, **SpeedRL.settings_for(8, n, 0))
         assert policy.n_init + policy.n_cont == max(n, 3)
+    screening = [SpeedRL.settings_for(8, n, 0)["n_init"] for n in (2, 3, 4, 5, 24, 29, 30)]
+    assert screening == [2, 2, 3, 4, 4, 4, 5]
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("n_init", 1), ("n_cont", 0), ("s", 0.9), ("p_lower", 1.0), ("p_upper", -0.1), ("max_rounds", 1)],
+    [
+        ("n_init", 1),
+        ("n_cont", 0),
+        ("s", 0.9),
+        ("p_lower", 1.0),
+        ("p_lower", -0.1),
+        ("p_upper", -0.1),
+        ("p_upper", 1.1),
+        ("max_rounds", 1),
+    ],
 )
 def test_bad_parameters_are_named(key, value):
     with pytest.raises(ValueError, match=f"^{key}="):
