@@ -235,7 +235,7 @@ def controlled(policy: PrefixSampling, pass_rates: list[float]) -> list[float]:
 
 def test_the_controller_has_the_parameters_of_the_policy():
     """Each value differs from the default and changes the result; expected by hand from eq. 2 with alpha = 1/2."""
-    options = {"initial_ratio": 0.5, "ratio_bounds": [0.4, 0.7], "ema_alpha": 0.5, "target": 0.5}
+    options = {"initial_ratio": 0.5, "ratio_bounds": [0.4, 0.7], "ema_alpha": 0.5}
     options |= {"dead_zone": 0.2, "step": 0.15, "cooldown": 1}
     policy = PrefixSampling(train_batch_size=1, n=8, **options)
     # Averages: 0.35, within the dead zone; 0.175, up; cooling; 0.04, up to the bound; cooling; 0.51; 0.76, down;
@@ -243,6 +243,12 @@ def test_the_controller_has_the_parameters_of_the_policy():
     rates = [0.2, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0]
     expected = [0.5, 0.65, 0.65, 0.7, 0.7, 0.7, 0.55, 0.55, 0.4, 0.4]
     assert controlled(policy, rates) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("target", "ratio"), [(0.4, 0.28), (0.5, 0.28), (0.6, 0.32)])
+def test_below_the_target_prefixes_become_longer(target, ratio):
+    policy = PrefixSampling(train_batch_size=1, n=8, target=target, ema_alpha=1.0, dead_zone=0.01)
+    assert controlled(policy, [0.55]) == pytest.approx([ratio])
 
 
 def test_the_paper_waits_five_updates_after_a_step():

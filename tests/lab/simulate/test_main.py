@@ -77,6 +77,12 @@ def test_what_cannot_be_simulated_is_refused(tmp_path, arguments, message):
     assert message in flat(result)
 
 
+def test_an_out_that_is_a_file_is_refused_before_a_run(tmp_path):
+    (tmp_path / "logs").write_text("")
+    result = invoke(simulation, "grpo n=8", *SMALL, "--out", tmp_path / "logs")
+    assert result.exit_code == 2 and "logs is a file, name a folder." in flat(result)
+
+
 def test_a_fit_is_to_one_run(tmp_path):
     for name in ("a.jsonl", "b.jsonl"):
         (tmp_path / name).write_text('{"step": 0, "data": {}}\n')

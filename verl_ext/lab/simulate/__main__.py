@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from verl_ext.files import check_folder
 from verl_ext.lab.comparison import Methods, print_comparison
 from verl_ext.lab.report.runs import find_runs, read_run
 from verl_ext.lab.simulate import LearningModel, Method, SimulatedRun, World, simulate
@@ -98,6 +99,7 @@ def main(
     if stop_at_target and target is None:
         raise typer.BadParameter("--stop-at-target needs --target")
     try:
+        check_folder(out)
         world = World(
             population=population,
             prompts=prompts,
