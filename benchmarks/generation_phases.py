@@ -20,12 +20,12 @@ from typing import Annotated
 
 import numpy as np
 import typer
-from model_free import FastEngine, epochs, prompts
 
 from recipe.pilot_commit.policy import PilotCommit
 from verl_ext.controller import RolloutController
 from verl_ext.lab.table import Table, open_console
 from verl_ext.policy import Action, Group, Rollout
+from verl_ext.testing.engine import FastEngine, epochs, prompts
 
 PASS_RATES = (0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5)
 DEVIATIONS = {"expected": 0.0, "two deviations": 2.0, "whole": math.inf}

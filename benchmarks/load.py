@@ -18,10 +18,11 @@ from typing import Annotated
 
 import numpy as np
 import typer
-from model_free import FastEngine, epochs, policies, prompts, run_step
+from model_free import policies
 
 from verl_ext.controller import RolloutController
 from verl_ext.lab.table import Table, open_console
+from verl_ext.testing.engine import FastEngine, epochs, prompts, run_step
 
 ROLLOUTS = 16  # per prompt
 AT_ONCE = 64  # waves that finish between two checks for finished rollouts

@@ -1,12 +1,11 @@
-"""Runs of any recipe without a model, for benchmarks and tests: an engine, a training step, and bounded sizes."""
+"""Runs of any recipe without a model, for benchmarks and tests: policies of a small size, and bounded sizes."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,91 +25,11 @@ from recipe.reinforce_ada.policy import ReinforceAda
 from recipe.speed_rl.policy import SpeedRL
 from recipe.vip.policy import Vip
 from verl_ext.controller import RolloutController
-from verl_ext.policy import Group, Prompt, Rollout, RolloutPolicy
-from verl_ext.trajectory import Trajectory
+from verl_ext.policy import RolloutPolicy
+from verl_ext.testing.engine import FastEngine, epochs, prompts, run_step
 
-LENGTH = 20  # tokens of every trajectory
 PROMPTS = 256  # an epoch of uniform sampling is 32 steps
 BATCH = 8
-OUTCOMES = [Trajectory([outcome] * LENGTH, [True] * LENGTH) for outcome in (0, 1)]
-
-
-class FastEngine:
-    """Answers each rollout at once: correct with its prompt's success rate, failed with ``failure_rate``.
-
-    A trajectory is LENGTH equal tokens: 1 for a correct response, 0 for a wrong one. A prefix with a share x of its
-    tokens moves the success rate r to r + x (token - r). A rollout has the version of the weights that began it, so a
-    rollout in generation across steps is stale. All trajectories with the same outcome are one object, and
-    waves finish in the order of submission, so the engine takes little time beside the driver.
-    """
-
-    def __init__(self, success_rates: Mapping[str, float], seed: int = 0, failure_rate: float = 0.0):
-        self.success_rates, self.failure_rate = success_rates, failure_rate
-        self.rng = np.random.default_rng(seed)
-        self.waiting: list[tuple[Group, int, int]] = []  # group, rollouts, version of the weights at submission
-        self.version = 0
-
-    def submit(self, wave: list[tuple[Group, int]]) -> None:
-        self.waiting.extend((group, count, self.version) for group, count in wave)
-
-    def release(self, groups: list[Group]) -> None:
-        pass
-
-    def finish(self, count: int | None = None) -> list[tuple[str, list[Rollout]]]:
-        """Group ids and rollouts of the ``count`` oldest waves; None: of all waves."""
-        count = len(self.waiting) if count is None else count
-        done, self.waiting = self.waiting[:count], self.waiting[count:]
-        return [(group.id, [self.rollout(group, version) for _ in range(n)]) for group, n, version in done]
-
-    def success_rate(self, group: Group) -> tuple[float, int]:
-        """Success rate of a rollout of this group, and the tokens of its prefix."""
-        rate, prefix_tokens = self.success_rates[group.prompt.id], 0
-        if group.prefix is not None:
-            prefix_tokens = len(group.prefix)
-            rate += prefix_tokens / LENGTH * (int(group.prefix.tokens[0]) - rate)
-        return rate, prefix_tokens
-
-    def rollout(self, group: Group, version: int) -> Rollout:
-        draw, fails, tokens = self.rng.random(3).tolist()
-        if fails < self.failure_rate:
-            return Rollout(float("nan"), None, 0, version, failed=True)
-        rate, prefix_tokens = self.success_rate(group)
-        correct = draw < rate
-        return Rollout(
-            float(correct), correct, 1 + int(49 * tokens), version, prefix_tokens, trajectory=OUTCOMES[correct]
-        )
-
-
-def prompts(count: int) -> list[Prompt]:
-    return [Prompt(f"p{index}", index) for index in range(count)]
-
-
-def epochs(rows: list[Prompt], seed: int = 0) -> Iterator[Prompt]:
-    """Endless shuffled epochs."""
-    for epoch in itertools.count():
-        yield from (rows[index] for index in np.random.default_rng([seed, epoch]).permutation(len(rows)))
-
-
-def run_step(
-    run: RolloutController,
-    step: int,
-    *,
-    drain: bool = True,
-    at_once: int | None = 3,
-    engine: FastEngine | None = None,
-) -> list[Group]:
-    """One training step in the driver's order of calls; returns the batch.
-
-    Args:
-        at_once: waves that finish between two looks of the controller; None: all.
-        engine: the innermost engine, if ``run.engine`` wraps another engine.
-    """
-    engine = run.engine if engine is None else engine
-    engine.version = step - 1
-    run.begin_step(step)
-    batch = run.fill_batch(lambda: engine.finish(at_once), drain)
-    run.ledger.check(run.live.values())
-    return batch
 
 
 def policies(

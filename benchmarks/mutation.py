@@ -40,7 +40,7 @@ from verl_ext.launch import export_environment
 
 ROOT = Path(__file__).parents[1]
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.yaml")
-CORE = ["tests/test_controller.py", "tests/test_ledger.py", "tests/test_policy.py", "tests/test_resume.py"]
+CORE = ["tests/test_controller.py", "tests/test_ledger.py", "tests/test_policy.py", "tests/testing/test_contract.py"]
 RULES = ["tests/allocation/test_bad_input.py", "tests/allocation/test_extreme_magnitudes.py"]
 DEFAULTS = "tests/recipe/test_defaults.py"
 GUARDS = {  # module: its fast tests, the quickest first
@@ -54,9 +54,9 @@ GUARDS = {  # module: its fast tests, the quickest first
     "recipe/hora/policy.py": ["tests/recipe/test_hora.py"],
     "recipe/hora/warm_up.py": ["tests/recipe/test_hora.py"],
     "recipe/knapsack/policy.py": ["tests/recipe/test_knapsack.py", "tests/test_one_wave.py"],
-    "recipe/pilot_commit/policy.py": ["tests/recipe/test_pilot_commit.py", "tests/test_resume.py"],
+    "recipe/pilot_commit/policy.py": ["tests/recipe/test_pilot_commit.py", "tests/testing/test_contract.py"],
     "recipe/pilot_commit/survivors.py": ["tests/recipe/test_pilot_commit.py"],
-    "recipe/prefix_sampling/policy.py": ["tests/recipe/test_prefix_sampling.py", "tests/test_resume.py"],
+    "recipe/prefix_sampling/policy.py": ["tests/recipe/test_prefix_sampling.py", "tests/testing/test_contract.py"],
     "recipe/prefix_sampling/prefix_control.py": ["tests/recipe/test_prefix_control.py"],
     "recipe/prefix_sampling/prefix_store.py": ["tests/recipe/test_prefix_sampling.py"],
     "recipe/prefix_sampling/transitions.py": ["tests/recipe/test_prefix_transitions.py"],

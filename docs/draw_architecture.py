@@ -55,6 +55,7 @@ FLOORS = [
         Room("data", ("verl_ext.data*",), "prompts, verifiers", 760),
         Room("sandbox", ("verl_ext.sandbox*",), "where an agent's code runs", 300),
     ],
+    [Room("testing", ("verl_ext.testing*",), "checks of any policy", 720)],
     [
         Room("recipe", ("recipe*", "verl_ext.one_wave"), "one policy per method", 230),
         Room(

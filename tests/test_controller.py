@@ -7,15 +7,10 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from support.engine import BernoulliEngine, controller, epochs, prompts, run_step
 
 from recipe.dynamic_sampling.policy import DynamicSampling
 from recipe.grpo.policy import Uniform
-from recipe.pilot_commit.policy import PilotCommit
-from recipe.pods.policy import Pods
-from recipe.reinforce_ada.policy import ReinforceAda
 from verl_ext import controller as controller_module
 from verl_ext.controller import RolloutController
 from verl_ext.errors import CannotFillBatch, EveryRolloutFailed
@@ -36,44 +31,6 @@ class Scripted(RolloutPolicy):
 
     def take_batch(self):
         return self._batch()
-
-
-def five_policies():
-    return [
-        Uniform(train_batch_size=4, n=4),
-        DynamicSampling(train_batch_size=4, n=4, s=2, max_rounds=8),
-        PilotCommit(train_batch_size=4, n_pilot=4, n_commit=4, p_solve=None, max_rounds=20),
-        Pods(train_batch_size=4, n=6, m=3),
-        ReinforceAda(train_batch_size=4, n=2, N=3, M=4),
-    ]
-
-
-@settings(max_examples=30)
-@given(
-    which=st.integers(0, 4),
-    seed=st.integers(0, 1000),
-    failure_rate=st.sampled_from([0.0, 0.2]),
-    restart_at=st.integers(1, 6),
-)
-def test_every_rollout_is_counted_once_across_epochs_and_restarts(which, seed, failure_rate, restart_at):
-    rates = [0.5] * 14 + [0.0, 1.0] * 4
-    run = controller(five_policies()[which], rates, seed=seed, failure_rate=failure_rate)
-    handed_in = 0
-    for step in range(1, 8):
-        if step == restart_at:
-            state = json.loads(json.dumps(run.state_dict()))
-            rows, engine = run.prompts.rows, run.engine
-            run = controller(five_policies()[which], rates)
-            run.load_state_dict(state)
-            run.prompts.rows, run.engine = rows, engine
-        before = run.ledger.total["rollouts/sampled"]
-        batch = run_step(run, step)
-        metrics = run.metrics()
-        handed_in += run.ledger.total["rollouts/sampled"] - before
-        balance = metrics["rollouts/trained_total"] + metrics["rollouts/buffered"] + metrics["rollouts/discarded_total"]
-        assert metrics["rollouts/sampled_total"] == handed_in == balance + metrics["rollouts/failed_total"]
-        assert metrics["rollouts/trained"] == sum(len(group.trained_rollouts) for group in batch)
-        assert metrics["data/epoch"] > 0
 
 
 def test_uniform_trains_every_prompt_once_per_epoch():
@@ -129,6 +86,8 @@ def test_discards_are_counted_by_reason_and_released():
 
 def test_a_policy_that_waits_for_nothing_is_stopped():
     run = controller(Scripted(), [0.5] * 3)
+    with pytest.raises(RuntimeError, match="^no step has begun: begin_step comes before fill_batch$"):
+        run.fill_batch(run.engine.finish)
     run.begin_step(1)
     with pytest.raises(CannotFillBatch, match="Scripted has no batch"):
         run.check_progress()
@@ -226,6 +185,21 @@ def test_indices_of_trained_rollouts_are_in_a_checkpoint():
     assert restored.trained == [2, 0] and restored.trained_rollouts == [group.rollouts[2], group.rollouts[0]]
     group.trained = None
     assert "trained" not in group.state_dict() and Group.from_state_dict(group.state_dict()).trained is None
+
+
+def test_an_action_that_is_none_is_refused():
+    run = controller(Scripted(start=lambda draw: [(draw(1)[0], 4)]), [0.5] * 3)
+    with pytest.raises(RuntimeError, match=r"^Scripted returned \(Prompt.*, 4\): use Request, Discard and Evict$"):
+        run.begin_step(1)
+
+
+def test_a_group_cannot_be_trained_twice():
+    run, groups, batch = opened(2)
+    run.finish_waves(run.engine.finish())
+    batch.append(groups[0])
+    run.take_batch()
+    with pytest.raises(RuntimeError, match=f"^Scripted.take_batch returned group {groups[0].id}, which is not alive$"):
+        run.take_batch()
 
 
 def test_a_trained_group_is_no_longer_alive_and_its_prompt_can_be_drawn_again():

@@ -24,6 +24,7 @@ WITHOUT_VERL = [
     "lab",
     "evaluation",
     "record.py",
+    "testing",
     "trajectory.py",
     "files.py",
     "weights.py",

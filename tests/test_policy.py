@@ -5,9 +5,6 @@ import math
 
 import numpy as np
 import pytest
-from model_free import policies
-from support.configs import RECIPES
-from support.engine import controller
 
 from verl_ext.errors import BadReward
 from verl_ext.policy import PROMPT_WEIGHT, Group, Prompt, Request, Rollout, RolloutPolicy, has_spread
@@ -97,17 +94,3 @@ def test_a_policy_knows_the_end_of_the_run_and_gets_no_tokens_unless_it_asks():
     assert policy.total_steps == 17
     with pytest.raises(NotImplementedError):
         policy.take_batch()
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_between_steps_there_is_no_batch(recipe, tmp_path):
-    run = controller(policies(tmp_path, batch=4, prompts=64)[recipe](), [0.5] * 64)
-    assert run.policy.take_batch() == []  # before the first step
-    with pytest.raises(RuntimeError, match="^no step has begun: begin_step comes before fill_batch$"):
-        run.fill_batch(run.engine.finish)
-    for step in (1, 2):
-        run.begin_step(step)
-        batch = run.take_batch()
-        assert bool(batch) != bool(run.outstanding)  # a batch may be waiting already
-        assert batch or run.fill_batch(run.engine.finish)
-        assert run.policy.take_batch() == []  # the batch was taken

@@ -112,6 +112,8 @@ class RolloutController:
         if len(prompts) != len(groups):
             raise RuntimeError(f"{self.policy_name}.take_batch returned {len(groups)} groups of {len(prompts)} prompts")
         for group in groups:
+            if group.id not in self.live:
+                raise RuntimeError(f"{self.policy_name}.take_batch returned group {group.id}, which is not alive")
             if not group.usable or group.outstanding:
                 raise RuntimeError(f"{self.policy_name}.take_batch returned group {group.id}, which is not complete")
             _check_trained(group, self.policy_name)
@@ -210,6 +212,8 @@ class RolloutController:
                     released.append(group)
                 case Evict(prompt=prompt):
                     self.prompts.evict(prompt)
+                case _:
+                    raise RuntimeError(f"{self.policy_name} returned {action!r}: use Request, Discard and Evict")
         if released:
             self.engine.release(released)
         if wave:

@@ -16,6 +16,7 @@ from support.engine import controller, run_step
 from verl_ext.cli import main
 from verl_ext.driver.preflight.validate import validate
 from verl_ext.policy import has_spread
+from verl_ext.testing import CHECKS
 
 DOCUMENT = Path(__file__).parents[2] / "docs/your_own_policy.md"
 
@@ -49,6 +50,11 @@ def test_the_command_line_takes_it(module, tmp_path):
     overrides = [f"rollout_policy._target_={module.__name__}.Disagreement", "~rollout_policy.prompt_weight"]
     policy = validate(compose("grpo", *good_overrides(tmp_path), *overrides))
     assert isinstance(policy, module.Disagreement) and policy.n == 64
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_it_keeps_the_promises(module, check):
+    check(lambda: module.Disagreement(train_batch_size=4, n=8))
 
 
 def test_its_config_names_what_exists():

@@ -1,4 +1,4 @@
-"""What a policy says that a step costs, against the rollouts that its steps sample."""
+"""What a policy with its defaults says that a step costs, against the rollouts that its steps sample."""
 
 from __future__ import annotations
 
@@ -9,24 +9,13 @@ from support.configs import RECIPES
 from verl_ext.lab.method import Method
 from verl_ext.lab.simulate import World, simulate
 
-WORLDS = {"mixed": "1:1:1", "nearly hopeless": "0.9:0.05:20,0.1:1:1"}  # mixtures weight:alpha:beta
 
-
-def sampled(recipe: str, population: str) -> tuple[Method, np.ndarray]:
+def sampled(recipe: str) -> tuple[Method, np.ndarray]:
     method = Method.parse(recipe, 8)
     totals = []
-    world = World(population, prompts=4000, steps=12, test_freq=12)
+    world = World("1:1:1", prompts=4000, steps=12, test_freq=12)
     simulate(method, world, 0, lambda _, data: totals.append(data.get("rollouts/sampled_total", 0.0)))
     return method, np.diff(totals)
-
-
-@pytest.mark.parametrize("population", WORLDS.values(), ids=WORLDS)
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_no_step_samples_more_than_the_most(recipe, population):
-    method, rollouts = sampled(recipe, population)
-    cost = method.policy(0).step_cost()
-    assert cost.prompts == 8 and cost.n * 8 <= cost.usual <= cost.most
-    assert 0 < rollouts.max() <= cost.most
 
 
 VARYING = (
@@ -39,12 +28,12 @@ VARYING = (
 
 @pytest.mark.parametrize("recipe", sorted({*RECIPES} - {*VARYING}))
 def test_a_step_without_further_rounds_costs_the_usual(recipe):
-    method, rollouts = sampled(recipe, WORLDS["mixed"])
+    method, rollouts = sampled(recipe)
     assert rollouts.min() == method.policy(0).step_cost().usual
 
 
 def test_pilots_and_commits_of_a_full_step():
-    method, rollouts = sampled("pilot_commit", WORLDS["mixed"])
+    method, rollouts = sampled("pilot_commit")
     cost = method.policy(0).step_cost()
     assert cost.usual == 3 * 8 * 16 + 8 * 48 and cost.n == 64 and cost.most == 11 * 3 * 8 * 16 + 8 * 48
     assert np.median(rollouts) == cost.usual

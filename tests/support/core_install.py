@@ -15,6 +15,7 @@ PUBLIC = {
     "verl_ext.prompts": ("PromptStream",),
     "verl_ext.trajectory": ("Trajectory",),
     "verl_ext.record": ("RecordingController",),
+    "verl_ext.testing": ("CHECKS",),
     "verl_ext.allocation": ("hit_utility", "knapsack", "gradient_variance", "heuristics", "balance"),
     "verl_ext.estimation": ("BetaPosterior", "GaussianProcess", "History", "RidgeRegression", "MovingAverage"),
     "verl_ext.estimation.by_name": (),
@@ -55,6 +56,7 @@ from recipe.grpo.policy import Uniform  # noqa: E402
 from verl_ext.allocation import knapsack  # noqa: E402
 from verl_ext.controller import RolloutController  # noqa: E402
 from verl_ext.policy import Prompt, Rollout  # noqa: E402
+from verl_ext.testing import CHECKS  # noqa: E402
 
 assert knapsack.allocate([0.1, 0.5, 0.9], 24).sum() == 24
 
@@ -84,4 +86,6 @@ for step in (1, 2):
     assert [len(group.rollouts) for group in run.fill_batch(engine.finish)] == [4, 4]
     run.ledger.check(run.live.values())
 assert run.metrics()["rollouts/sampled_total"] == 16
+for check in CHECKS:
+    check(lambda: Uniform(train_batch_size=2, n=4))
 sys.stdout.write("the core works\n")

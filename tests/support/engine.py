@@ -1,14 +1,13 @@
-"""An engine without a model: rollouts of different lengths finish in random order. The simpler base class, and the
-step, are shared with the benchmarks."""
+"""An engine without a model: rollouts of different lengths finish in random order. The simpler base class and
+the step are those of verl_ext.testing."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from model_free import LENGTH, FastEngine, epochs, prompts, run_step
-
 from verl_ext.controller import RolloutController
 from verl_ext.policy import Group, Rollout, RolloutPolicy
+from verl_ext.testing.engine import LENGTH, FastEngine, epochs, prompts, run_step
 from verl_ext.trajectory import Trajectory
 
 __all__ = ["LENGTH", "BernoulliEngine", "controller", "epochs", "prompts", "run_step"]

@@ -8,15 +8,15 @@ from functools import cache
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from model_free import FastEngine, policies
+from model_free import policies
 from omegaconf import DictConfig, OmegaConf
 from support.configs import RECIPES, compose, good_overrides
-from support.engine import epochs, prompts, run_step
 
 from verl_ext.controller import RolloutController
 from verl_ext.driver.preflight.keys import OPTIONAL, REQUIRED
 from verl_ext.driver.preflight.validate import BadConfig, validate
 from verl_ext.errors import CannotFillBatch, EveryRolloutFailed
+from verl_ext.testing.engine import FastEngine, epochs, prompts, run_step
 
 EXAMPLES = 20  # of each recipe
 ROWS = 40

@@ -1,0 +1,305 @@
+"""Every recipe keeps the promises of a policy; a policy that breaks one is told which."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+from model_free import policies
+from support.configs import RECIPES
+
+from recipe.grpo.policy import Uniform
+from recipe.pilot_commit.policy import PilotCommit
+from verl_ext.checks import InvalidValue
+from verl_ext.policy import Discard, Request, StepCost
+from verl_ext.testing import CHECKS, BrokenPromise, contract, run
+from verl_ext.testing.run import COLOCATE, SEPARATE, SYNC, Conditions, Run
+
+PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_keeps_the_promises(recipe, check, tmp_path):
+    check(policies(tmp_path, batch=4, prompts=64)[recipe])
+
+
+class Policy(Uniform):
+    """GRPO of a small batch; each subclass breaks one promise."""
+
+    def __init__(self):
+        super().__init__(train_batch_size=4, n=4)
+
+
+class SamplesMore(Policy):
+    def start_step(self, step, draw):
+        return [Request(request.target, 5) for request in super().start_step(step, draw)]
+
+
+class TrainsMore(Policy):
+    def step_cost(self):
+        return StepCost(prompts=3, n=4, usual=16, most=16)
+
+
+class PromisesTooMuch(Policy):
+    def step_cost(self):
+        return StepCost(prompts=4, n=4, usual=17, most=99)
+
+
+class PromisesTooLittle(Policy):
+    def step_cost(self):
+        return StepCost(prompts=4, n=4, usual=15, most=99)
+
+
+class DropsRollouts(Policy):
+    def on_group(self, group):
+        group.rollouts = [rollout for rollout in group.rollouts if rollout.reward > 0] or group.rollouts
+        return super().on_group(group)
+
+
+class ChangesRewards(Policy):
+    def on_group(self, group):
+        group.rollouts[0] = group.rollouts[1]
+        return super().on_group(group)
+
+
+class TakesTwice(Policy):
+    def take_batch(self):
+        batch = super().take_batch()
+        return [*batch, *batch[:1]]
+
+
+class TakesUnfinished(Policy):
+    """Takes a group whose second wave is in generation."""
+
+    def on_group(self, group):
+        self._ready.append(group)
+        return [Request(group, 4)] if len(group.rollouts) == 4 else []
+
+    def take_batch(self):
+        batch, self._ready = self._ready, []
+        return batch
+
+
+class TrainsOnDiscarded(Policy):
+    def on_group(self, group):
+        return [*super().on_group(group), Discard(group, "mistake")]
+
+
+class NoAction(Policy):
+    def start_step(self, step, draw):
+        return [(request.target, 4) for request in super().start_step(step, draw)]
+
+
+class Hoards(Policy):
+    def take_batch(self):
+        return super().take_batch()[1:]
+
+
+class AlwaysTakes(Policy):
+    def take_batch(self):
+        self.last = super().take_batch() or getattr(self, "last", [])
+        return self.last
+
+
+class CountsAsIntegers(Policy):
+    def metrics(self):
+        return {"mine/rounds": 3}
+
+
+class Nan(Policy):
+    def metrics(self):
+        return {"mine/rate": float("nan")}
+
+
+class Guesses(Policy):
+    def start_step(self, step, draw):
+        rng = np.random.default_rng()
+        return [Request(request.target, int(rng.integers(2, 5))) for request in super().start_step(step, draw)]
+
+
+class Alternates(Policy):
+    """More rollouts in every second step, by a count that is not in the state."""
+
+    steps = 0
+
+    def start_step(self, step, draw):
+        self.steps += 1
+        return [Request(request.target, 3 + self.steps % 2) for request in super().start_step(step, draw)]
+
+
+class Measures(Policy):
+    """A metric by a count that is not in the state."""
+
+    steps = 0
+
+    def metrics(self):
+        self.steps += 0.5
+        return {"mine/steps": self.steps}
+
+
+class KeepsGroups(Policy):
+    def state_dict(self):
+        return super().state_dict() | {"seen": {3}}
+
+
+class NoVersion(Policy):
+    def state_dict(self):
+        return {"seen": 3}
+
+    def load_state_dict(self, state):
+        pass
+
+
+class AnyVersion(Policy):
+    def load_state_dict(self, state):
+        pass
+
+
+class InOrder(Policy):
+    """Takes for granted that groups finish in the order of their requests."""
+
+    def start_step(self, step, draw):
+        requests = super().start_step(step, draw)
+        self.waiting = [request.target for request in requests]
+        return requests
+
+    def on_group(self, group):
+        assert self.waiting.pop(0) == group.prompt
+        return super().on_group(group)
+
+
+class WantsAll(Policy):
+    """Waits for n usable rollouts of each group."""
+
+    def on_group(self, group):
+        return super().on_group(group) if len(group.usable) == 4 else []
+
+
+class WantsMore(Policy):
+    """Requests as many rollouts again, without end."""
+
+    def on_group(self, group):
+        return [Request(group, 100)]
+
+    def step_cost(self):
+        return None
+
+
+class Refusing(WantsAll):
+    """Waits for ever where rollouts fail, and refuses every mode."""
+
+    def check_trainer_mode(self, trainer_mode):
+        raise InvalidValue("trainer.v1.trainer_mode", trainer_mode, "use another method")
+
+
+class NeedsAFullDraw(Policy):
+    def start_step(self, step, draw):
+        requests = super().start_step(step, draw)
+        self._awaited = self.train_batch_size
+        return requests
+
+
+class IndexesTheDraw(Policy):
+    def start_step(self, step, draw):
+        requests = super().start_step(step, draw)
+        return [requests[place] for place in range(self.train_batch_size)]
+
+
+BROKEN = [
+    (SamplesMore, "check_budget", run.BUDGET, "step 1 sampled 20 rollouts, step_cost().most is 16"),
+    (TrainsMore, "check_budget", run.BUDGET, "step 1 trained 4 prompts, step_cost().prompts is 3"),
+    (PromisesTooMuch, "check_budget", run.USUAL, "steps sampled 16 to 16 rollouts"),
+    (PromisesTooLittle, "check_budget", run.USUAL, "usual=15"),
+    (DropsRollouts, "check_books", run.BOOKS, "in step 1 the rollouts of group "),
+    (ChangesRewards, "check_books", run.BOOKS, "in step 1 the rollouts of group "),
+    (TakesTwice, "check_books", run.BOOKS, "returned 5 groups of 4 prompts"),
+    (TakesUnfinished, "check_books", run.BOOKS, "which is not complete"),
+    (TrainsOnDiscarded, "check_books", run.BOOKS, "which is not alive"),
+    (NoAction, "check_books", run.BOOKS, "use Request, Discard and Evict"),
+    (Hoards, "check_books", run.KEPT, "from step 1 to step 40"),
+    (AlwaysTakes, "check_books", run.BETWEEN, "after the batch of step 1 it returned another one"),
+    (CountsAsIntegers, "check_books", run.METRICS, "mine/rounds is 3"),
+    (Nan, "check_books", run.METRICS, "mine/rate is nan"),
+    (Guesses, "check_repeatable", run.REPEATABLE, "request "),
+    (Alternates, "check_resume", run.RESUME, "with sync and the checkpoint of step 1, step 2, request 1 was "),
+    (Measures, "check_resume", run.RESUME, "mine/steps was 2.0, and is 1.0"),
+    (KeepsGroups, "check_resume", run.STATE, "not JSON serializable"),
+    (NoVersion, "check_resume", run.STATE, "has the keys seen"),
+    (AnyVersion, "check_resume", run.STATE, "takes a state of version -1"),
+    (InOrder, "check_orders", run.ENDS, "with sync, where no rollout fails: AssertionError"),
+    (WantsAll, "check_orders", run.ENDS, "has no batch to train on and asks for no more rollouts"),
+    (WantsMore, "check_orders", run.ENDS, "sampled more than 20,000 rollouts"),
+    (NeedsAFullDraw, "check_end_of_data", run.SHORT, "has no batch to train on"),
+    (IndexesTheDraw, "check_end_of_data", run.SHORT, "IndexError"),
+]
+
+
+@pytest.mark.parametrize(("policy", "check", "promise", "found"), BROKEN, ids=[row[0].__name__ for row in BROKEN])
+def test_a_broken_promise_is_named(policy, check, promise, found):
+    with pytest.raises(BrokenPromise) as caught:
+        getattr(contract, check)(policy)
+    assert caught.value.promise == promise
+    said = str(caught.value)
+    assert said.startswith(f'{policy.__name__} breaks the promise "{promise}" (docs/protocol.md): ') and found in said
+
+
+def test_every_promise_is_on_the_page_and_has_a_policy_that_breaks_it():
+    text = PAGE.read_text()
+    assert all(promise in text for promise in run.PROMISES)
+    assert {promise for _, _, promise, _ in BROKEN} == set(run.PROMISES)
+    assert {check for _, check, _, _ in BROKEN} == {check.__name__ for check in CHECKS}
+
+
+def test_modes_that_a_policy_refuses_are_not_run():
+    contract.check_orders(Refusing)
+    assert list(contract.accepted(Policy, (SYNC, COLOCATE, SEPARATE))) == [SYNC, COLOCATE, SEPARATE]
+
+
+def test_a_large_batch_is_refused():
+    with pytest.raises(ValueError, match="^train_batch_size=64 is not valid: use at most 16 in these checks$"):
+        contract.check_budget(lambda: Uniform(train_batch_size=64, n=2))
+
+
+SIZES = {"train_batch_size": 4, "n_pilot": 8, "n_commit": 8}
+
+
+@pytest.mark.parametrize("mode", [COLOCATE, SEPARATE])
+@pytest.mark.parametrize("delay", [2, 3])
+def test_rollouts_in_generation_during_an_update_are_stale_and_never_too_old(mode, delay):
+    trained = list(Run(lambda: PilotCommit(**SIZES, max_delay=delay), Conditions(mode=mode)).steps())
+    versions = [[each.policy_version for each in group.usable] for step in trained for group in step.batch]
+    delays = [step.number - 1 - each.policy_version for step in trained for g in step.batch for each in g.usable]
+    assert min(delays) >= 0 and max(delays) == delay
+    assert any(len(set(each)) > 1 for each in versions)
+
+
+@pytest.mark.parametrize("mode", [SYNC, COLOCATE, SEPARATE])
+def test_checkpoints_hold_rollouts_in_generation_where_updates_do_not_wait(mode):
+    straight = Run(lambda: PilotCommit(**SIZES), Conditions(mode=mode), saved=3)
+    assert len(list(straight.steps())) == 8
+    state, versions = straight.checkpoint
+    in_flight = [group["id"] for group in state["live"] if group["outstanding"]]
+    assert sorted(versions) == sorted(in_flight) and bool(in_flight) == (mode != SYNC)
+    resumed = Run(lambda: PilotCommit(**SIZES), Conditions(mode=mode), checkpoint=straight.checkpoint)
+    assert sum(count for _, count, _ in resumed.engine.waiting) == resumed.controller.outstanding
+    assert {group.id: version for group, _, version in resumed.engine.waiting} == versions
+    assert [step.number for step in resumed.steps()] == [4, 5, 6, 7, 8]
+
+
+def test_some_rollouts_and_some_waves_fail():
+    lost = Run(Policy, Conditions(lost_waves=0.3, steps=6))
+    failed = [[rollout.failed for rollout in rollouts] for rollouts in lost_groups(lost)]
+    assert any(map(all, failed)) and not any(any(each) and not all(each) for each in failed)
+    some = Run(Policy, Conditions(failure_rate=0.3, steps=6))
+    assert any(any(each.failed for each in group.rollouts) for step in some.steps() for group in step.batch)
+
+
+def lost_groups(found):
+    handed_in = []
+    wave = found.engine.wave
+    found.engine.wave = lambda *arguments: handed_in.append(wave(*arguments)) or handed_in[-1]
+    assert len(list(itertools.islice(found.steps(), 6))) == 6
+    return handed_in
