@@ -45,7 +45,14 @@ FLOORS = [
     [
         Room(
             "launch",
-            ("verl_ext.launch", "verl_ext.announce", "verl_ext.recipes", "verl_ext.config*"),
+            (
+                "verl_ext.launch",
+                "verl_ext.announce",
+                "verl_ext.new",
+                "verl_ext.template",
+                "verl_ext.recipes",
+                "verl_ext.config*",
+            ),
             "composes the configuration",
             470,
         )
