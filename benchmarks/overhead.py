@@ -16,7 +16,7 @@ import subprocess
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import psutil
 import typer
@@ -65,8 +65,20 @@ def processor_times(root: psutil.Process) -> Counter[str]:
     return seconds
 
 
-def per_rollout(command: list[str], folder: Path, name: str, steps: int, rollouts: int) -> dict[str, float]:
-    """Train for ``steps`` + 1 steps; milliseconds of processor time per rollout, by cause, after the warm-up."""
+class Measured(NamedTuple):
+    """One run, after the warm-up.
+
+    Attributes:
+        milliseconds: processor time per rollout, by cause.
+        speed: rollouts per second, while rollouts are generated.
+    """
+
+    milliseconds: dict[str, float]
+    speed: float
+
+
+def measure(command: list[str], folder: Path, name: str, steps: int, rollouts: int) -> Measured:
+    """Train for ``steps`` + 1 steps of this many rollouts."""
     metrics, log = folder / f"{name}.jsonl", folder / f"{name}.log"
     metrics.unlink(missing_ok=True)
     environment = {**os.environ, "VERL_FILE_LOGGER_PATH": str(metrics)}
@@ -85,7 +97,12 @@ def per_rollout(command: list[str], folder: Path, name: str, steps: int, rollout
     if run.returncode:
         raise RuntimeError(f"{name} ended with {run.returncode}: {log}")
     before, after = seen[WARM_UP], seen[steps]
-    return {key: 1000 * (after[key] - before[key]) / ((steps - WARM_UP) * rollouts) for key in after}
+    counted = (steps - WARM_UP) * rollouts
+    rows = [json.loads(line)["data"] for line in metrics.read_text().splitlines()[WARM_UP:steps]]
+    return Measured(
+        {key: 1000 * (after[key] - before[key]) / counted for key in after},
+        counted / sum(row["timing_s/gen"] for row in rows),
+    )
 
 
 def main(
@@ -97,28 +114,33 @@ def main(
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each kind.")] = 1,
     more: Annotated[list[str] | None, typer.Option("--override", help="Overrides of all runs.")] = None,
 ) -> None:
-    """Print milliseconds of processor time per rollout, and their ratio."""
+    """Print milliseconds of processor time per rollout, and rollouts per second of generation, with their ratios."""
     export_environment("cpu")
     out.mkdir(parents=True, exist_ok=True)
     overrides = [*shared(task.resolve(), steps + 1), f"data.train_batch_size={prompts}"]
     overrides += [f"actor_rollout_ref.rollout.n={n}", *(more or ())]
     kinds = {"ours": ours("grpo", overrides), "verl": verls(overrides, out)}
-    measured: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
+    measured: dict[str, list[Measured]] = {kind: [] for kind in kinds}
     for repeat in range(repeats):
         for kind, command in kinds.items():
-            measured[kind].append(per_rollout(command, out, f"overhead_{kind}_{repeat}", steps, prompts * n))
-    names = sorted({name for runs in measured.values() for run in runs for name in run})
+            measured[kind].append(measure(command, out, f"overhead_{kind}_{repeat}", steps, prompts * n))
+    names = sorted({name for runs in measured.values() for run in runs for name in run.milliseconds})
     medians = {
-        kind: {name: statistics.median(run.get(name, 0.0) for run in runs) for name in names}
+        kind: {name: statistics.median(run.milliseconds.get(name, 0.0) for run in runs) for name in names}
         for kind, runs in measured.items()
     }
+    speeds = {kind: statistics.median(run.speed for run in runs) for kind, runs in measured.items()}
     rows = [(name, *(f"{medians[kind][name]:.2f}" for kind in kinds), ratio(medians, name)) for name in names]
     for kind in kinds:
         medians[kind]["sum"] = sum(medians[kind].values())
     rows.append(("sum", *(f"{medians[kind]['sum']:.2f}" for kind in kinds), ratio(medians, "sum")))
     title = f"Processor time per rollout, ms ({prompts} prompts x {n} rollouts, median of {repeats})"
     console.print(Table(title, ("cause", *kinds, "ours / verl"), rows))
-    (out / "overhead.json").write_text(json.dumps(medians, indent=2))
+    ours_per_verl = speeds["ours"] / speeds["verl"]
+    console.print(
+        f"Rollouts per second of generation: {speeds['ours']:.1f} and {speeds['verl']:.1f}, ratio {ours_per_verl:.2f}"
+    )
+    (out / "overhead.json").write_text(json.dumps({"milliseconds": medians, "rollouts/s": speeds}, indent=2))
 
 
 def ratio(medians: dict[str, dict[str, float]], name: str) -> str:
