@@ -1,41 +1,46 @@
-"""The policy in docs/your_own_policy.md is short, spends its budget, and runs as the page says."""
+"""The commands of docs/your_own_policy.md, as written, from an empty folder on; and its policy of 40 lines."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
+import shlex
+import shutil
+import subprocess
 import sys
 import types
 from pathlib import Path
 
 import pytest
-import yaml
-from support.configs import compose, good_overrides
+from hydra.core.global_hydra import GlobalHydra
+from support.configs import compose, good_overrides, write_model, write_rows
 from support.engine import controller, run_step
+from support.learner import SmallSource
 
 from verl_ext.cli import main
+from verl_ext.driver import runner
 from verl_ext.driver.preflight.validate import validate
+from verl_ext.lab.learn import __main__ as learn
 from verl_ext.policy import has_spread
-from verl_ext.testing import CHECKS
 
-DOCUMENT = Path(__file__).parents[2] / "docs/your_own_policy.md"
-
-
-@pytest.fixture
-def source() -> str:
-    return re.search(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL).group(1)
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "docs" / "your_own_policy.md").read_text()
+SOURCE = re.search(r"```python\n(.*?)```", TEXT, re.DOTALL)[1]
+BLOCKS = re.findall(r"```bash\n(.*?)```", TEXT, re.DOTALL)
+COMMANDS = [line for block in BLOCKS for line in block.replace("\\\n", " ").splitlines()]
 
 
 @pytest.fixture
-def module(source, monkeypatch):
+def module(monkeypatch):
     module = types.ModuleType("disagreement_of_the_docs")
-    exec(source, module.__dict__)
+    exec(SOURCE, module.__dict__)
     monkeypatch.setitem(sys.modules, module.__name__, module)
     return module
 
 
-def test_it_is_40_lines(source):
-    assert len(source.strip().splitlines()) <= 40
+def test_it_is_40_lines():
+    assert len(SOURCE.strip().splitlines()) <= 40
 
 
 def test_it_spends_its_budget_exactly_where_it_says(module):
@@ -46,33 +51,72 @@ def test_it_spends_its_budget_exactly_where_it_says(module):
         assert all(has_spread(group.rewards[:4]) for group in batch) or len(batch) == 6
 
 
-def test_the_command_line_takes_it(module, tmp_path):
-    overrides = [f"rollout_policy._target_={module.__name__}.Disagreement", "~rollout_policy.prompt_weight"]
-    policy = validate(compose("grpo", *good_overrides(tmp_path), *overrides))
-    assert isinstance(policy, module.Disagreement) and policy.n == 64
-
-
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_it_keeps_the_promises(module, check):
-    check(lambda: module.Disagreement(train_batch_size=4, n=8))
-
-
-def test_its_config_names_what_exists():
-    config = yaml.safe_load(re.search(r"```yaml\n(.*?)```", DOCUMENT.read_text(), re.DOTALL).group(1))
-    assert config["defaults"][:2] == ["ppo_trainer", "base"]
-    assert set(config["rollout_policy"]) == {"_target_", "train_batch_size", "n"}
-
-
-def test_the_simulator_takes_its_two_files_as_written(source, tmp_path, monkeypatch):
-    """Through the console command, whose search path lacks the current folder."""
-    config = re.search(r"```yaml\n(.*?)```", DOCUMENT.read_text(), re.DOTALL).group(1)
-    (tmp_path / "my_package/config").mkdir(parents=True)
-    (tmp_path / "my_package/disagreement.py").write_text(source)
-    (tmp_path / "my_package/config/disagreement.yaml").write_text(config)
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An empty folder as the current one, without which the console command's search path is."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
-    arguments = ["--batch-size", "4", "--prompts", "50", "--steps", "3", "--seeds", "1"]
-    with pytest.raises(SystemExit, match="^0$"):
-        main(["simulate", "my_package/config/disagreement.yaml", *arguments])
-    lines = Path("outputs/simulation/disagreement_0.jsonl").read_text().splitlines()
+    yield tmp_path
+    GlobalHydra.instance().clear()
+    for name in [name for name in sys.modules if name.startswith("recipe.disagreement")]:
+        del sys.modules[name]
+
+
+def verl_ext(*arguments: str) -> int:
+    importlib.invalidate_caches()
+    try:
+        main(arguments)
+    except SystemExit as end:
+        return end.code or 0
+    return 0
+
+
+def test_every_command_works_as_written(folder, monkeypatch, capsys):
+    """Except that the learner's model is smaller, and that training ends before Ray starts."""
+    new, test, simulate, learns, helps, train, _ = COMMANDS
+    assert verl_ext(*shlex.split(new)[1:]) == 0
+    own = folder / "recipe" / "disagreement"
+    (own / "policy.py").write_text(SOURCE)
+    yaml = re.search(r"```yaml\n(.*?)```", TEXT, re.DOTALL)[1]
+    assert yaml in (own / "config" / "disagreement.yaml").read_text()
+    assert all((own / file).is_file() for file in re.findall(r"`([\w/]+\.\w+)`", TEXT.split("## Write it")[0]))
+
+    command = [sys.executable, *shlex.split(test)[1:], "-q"]
+    found = subprocess.run(command, capture_output=True, text=True, cwd=folder, env={"PYTHONPATH": str(ROOT)})
+    assert found.returncode == 0 and "6 passed" in found.stdout, found.stdout + found.stderr
+
+    small = ["--steps", "3", "--seeds", "1", "--prompts", "50", "--batch-size", "4"]
+    assert verl_ext(*shlex.split(simulate)[1:], *small) == 0
+    lines = (folder / "outputs/simulation/disagreement_0.jsonl").read_text().splitlines()
     assert json.loads(lines[-1])["data"]["rollouts/sampled_total"] == 3 * 4 * 8
+    monkeypatch.setattr(learn, "_source", lambda *_: SmallSource())
+    assert verl_ext(*shlex.split(learns)[1:], "--rollouts", "100", "--seeds", "1") == 0
+    assert (folder / "outputs/learn/disagreement_0.jsonl").is_file()
+
+    write_rows(folder / "train.parquet", 80)
+    write_rows(folder / "test.parquet", 4)
+    write_model(folder / "model")
+    capsys.readouterr()
+    assert verl_ext(*shlex.split(helps)[1:]) == 0 and "verl-ext train disagreement key=value" in capsys.readouterr().out
+    trained = []
+    monkeypatch.setattr(runner, "train", trained.append)
+    monkeypatch.setattr(sys, "argv", ["verl-ext"])
+    assert verl_ext(*shlex.split(train)[1:]) == 0, capsys.readouterr().err
+    assert trained[0].rollout_policy._target_ == "recipe.disagreement.policy.Disagreement"
+    assert "disagreement: Disagreement does not say how many rollouts a step samples" in capsys.readouterr().err
+
+
+def test_a_package_of_ones_own_needs_no_recipe(folder):
+    package = folder / "my_package"
+    package.mkdir()
+    (package / "disagreement.py").write_text(SOURCE)
+    section = re.search(r"```yaml\n(.*?)```", TEXT, re.DOTALL)[1]
+    (package / "mine.yaml").write_text(section.replace("recipe.disagreement.policy", "my_package.disagreement"))
+    small = ["--batch-size", "4", "--prompts", "50", "--steps", "3", "--seeds", "1"]
+    assert verl_ext("simulate", "my_package/mine.yaml", *small) == 0
+    assert (folder / "outputs/simulation/mine_0.jsonl").is_file()
+    overrides = [word.strip("'") for word in shlex.split(COMMANDS[-1])[3:]]
+    policy = validate(compose("grpo", *good_overrides(folder), *overrides))
+    assert type(policy).__module__ == "my_package.disagreement" and policy.n == 64
+    shutil.rmtree(package)
+    del sys.modules["my_package.disagreement"], sys.modules["my_package"]
