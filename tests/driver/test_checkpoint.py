@@ -15,11 +15,13 @@ import pytest
 from verl_ext.driver.checkpoint import (
     FILE_NAME,
     LAST_OF_VERL,
+    QUEUE,
     TRACKER,
     WEIGHTS,
     BadCheckpoint,
     folder_to_resume,
     load_state,
+    prune_queues,
     save_state,
     unwritten,
 )
@@ -165,3 +167,22 @@ def test_a_folder_that_is_a_file_is_one_clear_error(tmp_path):
 def test_numbers_that_json_cannot_hold_are_refused(tmp_path):
     with pytest.raises(ValueError, match="JSON"):
         save_state(tmp_path, {"reward": float("nan")})
+
+
+def test_the_queue_leaves_checkpoints_without_weights(tmp_path):
+    folders = {step: whole_checkpoint(tmp_path, step) for step in (2, 9, 10, 12)}
+    for folder in folders.values():
+        (folder / QUEUE / "simple_storage").mkdir(parents=True)
+    shutil.rmtree(folders[2] / WEIGHTS), shutil.rmtree(folders[12] / WEIGHTS)
+    prune_queues(folders[10])
+    assert [step for step, folder in folders.items() if (folder / QUEUE).exists()] == [9, 10, 12]  # 12 is newer
+    assert all((folder / FILE_NAME).is_file() for folder in folders.values())
+
+
+def test_queues_stay_where_the_weights_are_on_other_disks(tmp_path):
+    folders = [whole_checkpoint(tmp_path, step) for step in (2, 4)]
+    for folder in folders:
+        (folder / QUEUE).mkdir()
+        shutil.rmtree(folder / WEIGHTS)
+    prune_queues(folders[1])
+    assert all((folder / QUEUE).is_dir() for folder in folders)

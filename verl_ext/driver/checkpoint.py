@@ -13,7 +13,7 @@ from verl_ext.files import write_text
 
 FILE_NAME = "rollout_policy.json"
 TRACKER = "latest_checkpointed_iteration.txt"  # verl's: the step of the last complete checkpoint
-WEIGHTS = "actor"  # verl's trainer.max_actor_ckpt_to_keep removes only this folder of older checkpoints
+WEIGHTS = "actor"  # verl's trainer.max_actor_ckpt_to_keep removes this folder of older checkpoints
 QUEUE = "transfer_queue"  # verl's snapshot of TransferQueue
 LAST_OF_VERL = "data.pt"  # verl writes this file last, after the weights
 STEP_FOLDER = "global_step_"
@@ -89,7 +89,7 @@ def folder_to_resume(run: str | Path) -> Path | None:
 
 def newest_whole(run: Path, but: Path | None = None) -> Path | None:
     """The run's newest checkpoint with weights and an undamaged policy state, except ``but``; None if there is none."""
-    for folder in sorted(_folders(run), key=lambda folder: int(folder.name.removeprefix(STEP_FOLDER)), reverse=True):
+    for folder in sorted(_folders(run), key=_step, reverse=True):
         weights = folder / WEIGHTS
         if folder != but and (folder / LAST_OF_VERL).is_file() and weights.is_dir() and any(weights.iterdir()):
             try:
@@ -107,6 +107,23 @@ def storage_units(folder: Path) -> int | None:
     """
     file = folder / QUEUE / "simple_storage" / "storage_unit_info.json"
     return len(json.loads(file.read_text())) if file.is_file() else None
+
+
+def prune_queues(folder: Path) -> None:
+    """Remove the queue's snapshot from earlier checkpoints of which verl has removed the weights.
+
+    Nothing is removed if the checkpoint in ``folder`` has no weights on this disk: then those of the others may lie
+    elsewhere, too.
+    """
+    if not (folder / WEIGHTS).is_dir():
+        return
+    for older in _folders(folder.parent):
+        if _step(older) < _step(folder) and not (older / WEIGHTS).is_dir() and (older / QUEUE).is_dir():
+            shutil.rmtree(older / QUEUE)
+
+
+def _step(folder: Path) -> int:
+    return int(folder.name.removeprefix(STEP_FOLDER))
 
 
 def _folders(run: Path) -> Iterator[Path]:

@@ -25,7 +25,7 @@ from verl.utils.dataset.rl_dataset import collate_fn
 from verl_ext.controller import RolloutController
 from verl_ext.driver.agent_loop import PREFIX, ROLLOUTS, SESSION_OFFSET, WaveManager
 from verl_ext.driver.baseline import advantages_over_all
-from verl_ext.driver.checkpoint import BadCheckpoint, load_state, save_state, unwritten
+from verl_ext.driver.checkpoint import BadCheckpoint, load_state, prune_queues, save_state, unwritten
 from verl_ext.driver.cluster import check_queue_full
 from verl_ext.driver.liveness import check_workers, forget_workers, note_nodes, note_workers
 from verl_ext.driver.prompt_data import PromptDataset, PromptTexts, endless_rows, prompt_loader
@@ -282,6 +282,7 @@ class PolicyTrainer(StoppableTrainer, WeightTurns):
         save_state(folder, self.controller.state_dict() | {"budget_spent": self.budget_spent})
         try:
             super()._save_checkpoint()
+            prune_queues(folder)
         except (
             ray.exceptions.RayTaskError,
             OSError,
