@@ -168,6 +168,15 @@ def test_the_command_writes_both_splits(data, levels, counts, tmp_path):
         assert "class_name: verl_ext.driver.tools.sqlite.SqliteTool" in (tmp_path / "tools.yaml").read_text()
 
 
+def test_a_split_has_at_least_one_row(data, tmp_path):
+    assert run(data, "--out", tmp_path, "--train", 1, "--validation", 1).exit_code == 0
+    for split in ("--train", "--validation"):
+        refused = run(data, "--out", tmp_path, split, 0)
+        assert refused.exit_code == 2 and f"Invalid value for '{split}'" in refused.output
+    said = run(data, "--help").output
+    assert all(text in said for text in ("Training prompts.", "Validation prompts.", "The same seed gives the same"))
+
+
 @pytest.mark.parametrize(
     ("data", "level", "said"),
     [

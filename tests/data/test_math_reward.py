@@ -1,5 +1,6 @@
 """math-verify behind verl's reward interface."""
 
+import signal
 import threading
 
 import pytest
@@ -47,6 +48,20 @@ def test_a_limit_of_math_verify_is_counted_and_other_comparisons_go_on(monkeypat
     with pytest.raises(limited.TooExpensive):
         math_reward.is_correct(rf"\boxed{{{SUM}}}", "18")
     assert math_reward.is_correct(rf"\boxed{{{SUM}}}", SUM)
+
+
+def test_a_limit_of_the_parsing_is_counted(monkeypatch):
+    monkeypatch.setattr(math_reward, "LIMIT", 1)
+    with pytest.raises(limited.TooExpensive):
+        math_reward.is_correct(rf"\boxed{{{'1+' * 300_000}1}}", "300001")
+
+
+def test_parsing_and_comparison_have_the_limit_of_this_module(monkeypatch):
+    alarms = []
+    monkeypatch.setattr(signal, "alarm", alarms.append)
+    monkeypatch.setattr(math_reward, "LIMIT", 3)
+    assert math_reward.is_correct(r"\boxed{5}", "5")
+    assert alarms == [3, 0, 5, 0, 3, 0]  # the answer's parsing, the truth's in math-verify's own limit, the comparison
 
 
 def test_it_works_in_the_threads_that_verl_calls_it_from():

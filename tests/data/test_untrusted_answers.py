@@ -125,8 +125,12 @@ def test_everything_that_a_verifier_does_is_a_score_and_counted(arguments, count
 
 def test_a_process_may_allocate_the_limit_and_no_more_after_its_start():
     """Whatever the process holds by then: imports are not part of the answer."""
-    assert judge(misbehave, "allocate", limited.MEMORY - 8 * MEGABYTE)["score"] == 1.0
-    assert judge(misbehave, "allocate", limited.MEMORY + 8 * MEGABYTE) == WRONG | {"timed_out": 1.0}
+    assert judge(misbehave, "allocate", 2040 * MEGABYTE)["score"] == 1.0
+    assert judge(misbehave, "allocate", 2056 * MEGABYTE) == WRONG | {"timed_out": 1.0}
+
+
+def test_an_answer_has_15_seconds():
+    assert limited.TIMEOUT == 15
 
 
 def test_processes_are_new_ones_that_a_signal_ends(monkeypatch):
