@@ -105,8 +105,12 @@ GUARDS = {  # module: its fast tests, the quickest first
         "tests/driver/test_fit.py",
     ],
 }
-VERLS = ("verl.trainer.ppo.v1.trainer_colocate_async", "verl.trainer.ppo.v1.trainer_separate_async", "transformers")
-LIBRARIES = ("scipy.optimize", "scipy.stats", "hypothesis.strategies", "torch", "pandas", "pyarrow.parquet", "yaml")
+LIBRARIES = {  # part of a module's path: what its tests import, here once and not in each forked process
+    ".py": ("scipy.optimize", "scipy.stats", "hypothesis.strategies", "torch", "pandas", "pyarrow.parquet", "yaml"),
+    "/driver/": ("verl.trainer.ppo.v1.trainer_colocate_async", "verl.trainer.ppo.v1.trainer_separate_async"),
+    "/hidden_states": ("transformers.models.auto", "transformers.models.qwen2.modeling_qwen2"),
+    "/embeddings": ("sentence_transformers", "transformers.models.mpnet.modeling_mpnet"),
+}
 OUT = Path("outputs/mutants")
 SPAWNED = "MUTATED_MODULE", "MUTATED_SOURCE"  # environment of a mutant's process: path of the module, the mutant's text
 console = Console(highlight=False)
@@ -282,12 +286,10 @@ def run(
     out = out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     os.chdir(ROOT)
-    libraries = LIBRARIES
-    if any("/driver/" in module for module in modules or GUARDS):
-        export_environment("cpu")  # as tests/conftest.py: verl reads its platform when it is imported
-        libraries += VERLS
-    for library in libraries:
-        importlib.import_module(library)  # here once, and not in each forked process
+    export_environment("cpu")  # as tests/conftest.py: verl reads its platform when it is imported
+    for part, libraries in LIBRARIES.items():
+        for library in libraries if any(part in module for module in modules or GUARDS) else ():
+            importlib.import_module(library)
     phases = [hypothesis.Phase.explicit, hypothesis.Phase.generate]  # a failure is not simplified
     hypothesis.settings.register_profile("mutation", deadline=None, derandomize=True, phases=phases)
     gc.freeze()
