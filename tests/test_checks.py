@@ -66,6 +66,9 @@ def test_numbers_are_returned_as_float_within_closed_bounds():
     assert found == 2.0 and type(found) is float
     with pytest.raises(InvalidValue, match="^key=0 is not valid: use a number above 0$"):
         checks.positive_number("key", 0)
+    assert checks.positive_number("key", 1e-9) == 1e-9 and checks.positive_number("key", 3, 3) == 3.0
+    with pytest.raises(ValueError, match="^key=4 "):
+        checks.positive_number("key", 4, 3)
 
 
 def test_flags_choices_and_options():

@@ -225,6 +225,15 @@ def test_bound_pilots_go_out_together_with_the_commits():
     assert counts == [5] * 4 + [8] * 12
 
 
+@pytest.mark.parametrize(("bind", "least"), [(True, 2), (False, 1)])
+def test_generation_ahead_of_the_update_needs_a_larger_delay(bind, least):
+    policy(bind=bind, max_delay=least).check_trainer_mode("separate_async")
+    short = policy(bind=bind, max_delay=least - 1)
+    short.check_trainer_mode("sync")
+    with pytest.raises(ValueError, match=f"^max_delay={least - 1} .*use at least {least}"):
+        short.check_trainer_mode("separate_async")
+
+
 def test_last_step_pilots_nothing_for_later():
     run = controller(policy(), [0.4] * 400, total_steps=3)
     for step in (1, 2):
