@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from verl_ext.files import check_folder, obstacle_to_writing, write_text, written_whole
+from verl_ext.files import check_file, check_folder, obstacle_to_writing, write_text, written_whole
 
 
 def test_a_failure_keeps_the_old_file_and_leaves_nothing_behind(tmp_path):
@@ -36,11 +36,16 @@ def test_content_and_rename_reach_the_disk(tmp_path, monkeypatch):
 
 
 def test_the_room_of_a_disk_is_tried_for_real_whatever_the_size_of_a_buffer(tmp_path, monkeypatch):
-    sizes, sync = [], os.fsync
-    monkeypatch.setattr(os, "fsync", lambda file: (sizes.append(os.fstat(file).st_size), sync(file)))
+    tried, sync = [], os.fsync
+
+    def record(file: int) -> None:
+        tried.append((os.fstat(file).st_size, os.path.dirname(os.readlink(f"/proc/self/fd/{file}"))))
+        sync(file)
+
+    monkeypatch.setattr(os, "fsync", record)
     # Network file systems have buffers of a mebibyte.
     monkeypatch.setattr(tempfile, "TemporaryFile", partial(tempfile.TemporaryFile, buffering=1 << 20))
-    assert obstacle_to_writing(tmp_path) is None and sizes == [1 << 16]
+    assert obstacle_to_writing(tmp_path / "new" / "run") is None and tried == [(1 << 16, str(tmp_path))]
 
 
 def test_a_folder_appears_with_all_its_files(tmp_path):
@@ -64,3 +69,10 @@ def test_an_output_folder_is_checked_and_not_made(tmp_path):
     for out in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(ValueError, match=f"^--out {out}: {tmp_path}/file is a file, name a folder.$"):
             check_folder(out)
+
+
+def test_an_output_file_is_checked_and_not_made(tmp_path):
+    new = tmp_path / "one" / "two.json"
+    assert check_file(new) == new and not (tmp_path / "one").exists()
+    with pytest.raises(ValueError, match=f"^--out {tmp_path}: it is a folder; name a file.$"):
+        check_file(tmp_path)

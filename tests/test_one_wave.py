@@ -146,6 +146,18 @@ def test_by_default_a_step_has_one_round():
     assert len(run_step(run, 1)) == 2 and run.metrics()["one_wave/rounds"] == 1
 
 
+def test_further_rounds_cost_and_count_with_dynamic_sampling_only():
+    sizes = {"train_batch_size": 5, "n": 4, "max_rounds": 3}
+    assert Knapsack(**sizes).step_cost() == (5, 4, 20, 20)
+    assert Knapsack(**sizes, dynamic_sampling=True).step_cost() == (5, 4, 20, 60)
+
+
+@pytest.mark.parametrize("weight", ["equal", "rollouts"])
+def test_the_weight_of_a_prompt_can_be_chosen(weight):
+    assert Knapsack(train_batch_size=5, n=4, prompt_weight=weight).prompt_weight == weight
+    assert Vip(train_batch_size=5, n=4, estimator="history", prompt_weight=weight).prompt_weight == weight
+
+
 @pytest.mark.parametrize("make", [Vip, Knapsack])
 def test_state_is_restored(make, features):
     options = {"estimator": "gaussian_process", "estimator_options": {"features": features}} if make is Vip else {}
@@ -173,6 +185,8 @@ def test_prediction_metrics_by_hand():
     assert metrics["calibration_error"] == pytest.approx((0.1 + 0.15) / 3)  # 0.9 and 0.95 share a bin
     assert metrics["correlation"] == pytest.approx(np.corrcoef([0.1, 0.9, 0.95], [0.2, 0.7, 1.0])[0, 1])
     assert prediction_metrics(np.array([]), np.array([])) == {}
+    for predicted, realised in (([0.5, 0.5], [0.0, 1.0]), ([0.2, 0.4], [1.0, 1.0])):  # constants have no correlation
+        assert prediction_metrics(np.array(predicted), np.array(realised)).keys() == {"mae", "calibration_error"}
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,17 @@ import numpy as np
 import pytest
 
 from verl_ext.errors import BadReward
-from verl_ext.policy import PROMPT_WEIGHT, Group, Prompt, Request, Rollout, RolloutPolicy, has_spread
+from verl_ext.policy import (
+    BASELINE,
+    PROMPT_WEIGHT,
+    Group,
+    Prompt,
+    Request,
+    Rollout,
+    RolloutPolicy,
+    StepCost,
+    has_spread,
+)
 from verl_ext.trajectory import Trajectory
 
 
@@ -18,13 +28,23 @@ def rollouts(*rewards, correct=None, version=0):
 def test_prompts_are_compared_by_id_and_row():
     one, other = Prompt("p", 0, {"data_source": "a"}), Prompt("p", 0, {"data_source": "b"})
     assert one == other and hash(one) == hash(other) and one != Prompt("p", 1) and one != Prompt("q", 0)
-    assert PROMPT_WEIGHT.valid == "use one of equal, rollouts"
+    assert PROMPT_WEIGHT.valid == "use one of equal, rollouts" and BASELINE.valid == "use one of trained, all"
+
+
+def test_a_rollout_is_shown_without_its_tokens():
+    trajectory = Trajectory(np.arange(2), np.array([True, True]))
+    assert "trajectory" not in repr(Rollout(1.0, True, 2, 0, trajectory=trajectory))
+
+
+def test_rounds_multiply_the_largest_cost_only():
+    assert StepCost.of_rounds(5, 3) == StepCost(prompts=5, n=3, usual=15, most=15)
+    assert StepCost.of_rounds(5, 3, 4) == StepCost(prompts=5, n=3, usual=15, most=60)
 
 
 def test_spread_ignores_float_noise():
     assert not has_spread([0.1 + 0.2, 0.3])
     assert not has_spread([1e6 + 1e-4, 1e6])
-    assert has_spread([0.0, 1e-3])
+    assert has_spread([0.0, 1e-3]) and has_spread([0.0, 1.01e-6]) and not has_spread([0.0, 1e-6])
     assert not has_spread([1.0]) and not has_spread([])
 
 

@@ -96,10 +96,13 @@ def test_what_verl_calls_the_latest(tmp_path):
     assert folder_to_resume(tmp_path) == tmp_path / "global_step_4"
 
 
-@pytest.mark.parametrize(("text", "said"), [("", "''"), ("4\x00", "instead of a step"), ("5", "which does not exist")])
-def test_a_damaged_note_of_the_latest_is_refused(tmp_path, text, said):
+@pytest.mark.parametrize(
+    ("note", "said"),
+    [(b"", "''"), (b"4\x00", "instead of a step"), (b"4\xff", "instead of a step"), (b"5", "which does not exist")],
+)
+def test_a_damaged_note_of_the_latest_is_refused(tmp_path, note, said):
     whole_checkpoint(tmp_path, 4)
-    (tmp_path / TRACKER).write_text(text)
+    (tmp_path / TRACKER).write_bytes(note)
     with pytest.raises(BadCheckpoint, match=f"{TRACKER}.*{said}.*resume_from_path={tmp_path}/global_step_4"):
         folder_to_resume(tmp_path)
 

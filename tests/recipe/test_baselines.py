@@ -92,3 +92,13 @@ def test_bad_parameters_are_named(make, key, value):
 def test_bad_dynamic_sampling_parameters_are_named(key, value):
     with pytest.raises(ValueError, match=f"^{key}="):
         DynamicSampling(**{"train_batch_size": 2, "n": 2, key: value})
+
+
+def test_what_a_step_costs():
+    assert Uniform(train_batch_size=4, n=8).step_cost() == (4, 8, 32, 32)
+    assert DynamicSampling(train_batch_size=4, n=8, s=2.5, max_rounds=5).step_cost() == (4, 8, 80, 400)
+
+
+@pytest.mark.parametrize("policy", [Uniform, DynamicSampling])
+def test_before_the_first_step_there_is_no_batch(policy):
+    assert policy(train_batch_size=4, n=8).take_batch() == []
