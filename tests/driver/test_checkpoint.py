@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -151,10 +152,11 @@ def test_a_full_disk_leaves_the_old_state_and_is_one_clear_error(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
 
 
-def test_what_verl_fails_to_write_is_named_with_the_room_there_is(tmp_path):
+def test_what_verl_fails_to_write_is_named_with_the_room_there_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=1234 * 2**20))
     error = unwritten(tmp_path, OSError(28, "No space left on device"))
     assert re.fullmatch(
-        rf"{tmp_path} cannot be written \(\[Errno 28\] No space left on device; [\d,]+ MiB are free there\); earlier "
+        rf"{tmp_path} cannot be written \(\[Errno 28\] No space left on device; 1,234 MiB are free there\); earlier "
         "checkpoints are as they were: make room or .*, then start the same command to resume",
         str(error),
     )
