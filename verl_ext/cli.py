@@ -21,6 +21,7 @@ class Command(NamedTuple):
 
 
 GENERATED = {
+    "from": Command("verl_ext.data.columns:main", "Any file or data set of the hub, by its columns."),
     "reasoning_gym": Command("verl_ext.data.reasoning_gym:main", "Puzzles with verifiers."),
     "sql_tasks": Command("verl_ext.data.sql_tasks:main", "Tasks for an agent with a database."),
     "curate": Command("verl_ext.evaluation.curate:main", "The problems of a data set that a model rarely solves."),
@@ -58,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             _run(f"data {rest[0]}", GENERATED[rest[0]], rest[1:])
         else:
             if name == "data" and rest == ["--help"]:
-                _write("verl-ext data NAME ..., with a name below or one of these:", _lines(GENERATED))
+                _write("verl-ext data NAME ..., with a name below, or one of these:", _lines(GENERATED))
             _run(name, COMMANDS[name], rest)
     except extras.MissingExtra as error:
         _exit(error)

@@ -27,11 +27,13 @@ PROMPTS = {
     "Example question 1: Solve for x: 3x - 5 = 16.\n\nResponse:\nAdd 5 to both sides: 3x = 21.\n"
     "Divide both sides by 3: x = 7.\nAnswer: 7\n\nSolve the current question. Remember to put your answer on its own "
     'line after "Answer:".',
+    "hashes": '{question} Let\'s think step by step and output the final answer after "####".',
     "plain": "{question}",
 }
 """Templates that make a prompt of a question. :mod:`verl_ext.data.think_answer_reward` checks the format
 of ``think_answer``; ``answer_line`` is the template of DAPO-Math-17k; ``worked_example`` is Figure 4 of *Adaptive
-Rollout Allocation for Online RL with Verifiable Rewards*, which announces two examples and prints one."""
+Rollout Allocation for Online RL with Verifiable Rewards*, which announces two examples and prints one; ``hashes`` is
+that of verl's example for gsm8k, and verl's reward for gsm8k checks its format."""
 
 Row = Mapping[str, Any]
 

@@ -20,7 +20,7 @@ from verl_ext.checks import choice
 from verl_ext.data import sources
 from verl_ext.data.catalog import CATALOG, PROMPTS, DataSet, Question, Row
 from verl_ext.data.r2e_gym import R2E_GYM
-from verl_ext.data.schema import COLUMNS, JUDGED_BY_MATH_VERIFY, faults, is_readable, number_rows, sha256, write_rows
+from verl_ext.data.schema import COLUMNS, JUDGED_BY_MATH_VERIFY, faults, is_readable, number_rows, write_rows
 from verl_ext.data.swe_bench import SWE_BENCH_VERIFIED
 from verl_ext.files import check_folder
 
@@ -63,12 +63,11 @@ def write(
                 break
             read += 1
             question = data.question(row, seed)
-            if reason := _unusable(data, question, row, answers):
+            if reason := unusable(data, question, row, answers):
                 left_out[reason] += 1
             else:
                 rows.append(data.to_row(name, question, prompt, row))
-        entry = {"file": path.name, "bytes": path.stat().st_size, "sha256": sha256(path), "rows_read": read}
-        files.append(entry)
+        files.append(sources.entry(path, read))
     account = {
         "name": name,
         "repository": None if source.commit is None else data.repository,
@@ -103,7 +102,7 @@ def write(
     return summary
 
 
-def _unusable(data: DataSet, question: Question, row: Row, answers: dict[str, str]) -> str | None:
+def unusable(data: DataSet, question: Question, row: Row, answers: dict[str, str]) -> str | None:
     """Reason to leave a question out; None: keep it. The answer is added to ``answers``, which has one per question."""
     if reason := data.unwanted(question, row):
         return reason

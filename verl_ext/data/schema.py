@@ -25,13 +25,15 @@ def make_row(
     ground_truth: Any,
     *,
     ability: str,
+    system: str | None = None,
     tools: Mapping[str, Mapping[str, Any]] | None = None,
     **extra: Any,
 ) -> dict[str, Any]:
     """One row in verl's schema. :func:`number_rows` sets ``extra_info.index`` and ``extra_info.split``.
 
     Args:
-        question: content of the only message, which is the user's.
+        question: content of the user's message, which is the only one without ``system``.
+        system: content of a system message before the user's.
         tools: by tool name, arguments of the tool's ``create``; with them, verl's ``tool_agent`` loop runs the row.
         extra: further entries of ``extra_info``.
     """
@@ -40,7 +42,8 @@ def make_row(
         row["agent_name"] = "tool_agent"
         arguments = {name: {"create_kwargs": dict(values)} for name, values in tools.items()}
         extra |= {"need_tools_kwargs": True, "tools_kwargs": arguments}
-    messages = [{"role": "user", "content": question}]
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    messages.append({"role": "user", "content": question})
     identity = prompt_id(data_source, messages, ground_truth)
     return row | {
         "prompt": messages,

@@ -5,14 +5,18 @@ from __future__ import annotations
 import csv
 import fnmatch
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from verl_ext import checks
+from verl_ext.data.schema import sha256
 
 FORMATS = (".parquet", ".jsonl", ".json", ".csv")
+HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+HUB_FILE = re.compile(r"hf://datasets/([^@]+)@([^/]+)/(.+)")  # repository, commit and path, as datasets names a file
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,48 @@ def from_files(paths: Sequence[Path]) -> Source:
     return Source(tuple(files))
 
 
+def by_split(name: str, subset: str | None = None, revision: str = "main") -> dict[str, Source]:
+    """The files of each split of a data set, as Hugging Face's ``datasets`` finds them; the hub's are fetched.
+
+    Args:
+        name: a file; a folder; or ``<owner>/<name>`` on the hub. A file is the split ``train``.
+        subset: configuration of a data set that has several.
+        revision: branch, tag or commit of a data set on the hub.
+
+    Raises:
+        ValueError: there is no such data set, subset or format, or the hub cannot be reached or refuses access.
+    """
+    import httpx
+    from datasets import get_dataset_config_names, get_dataset_default_config_name, load_dataset_builder
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError
+
+    path = Path(name)
+    if path.is_file() or path.suffix in FORMATS:
+        return {"train": from_files([path])}
+    if not path.is_dir() and not HUB_NAME.fullmatch(name):
+        raise ValueError(f"{name} is neither a file, a folder, nor OWNER/NAME on the hub.")
+    options = {} if path.is_dir() else {"revision": revision}
+    sources: dict[str, Source] = {}
+    try:
+        known = get_dataset_config_names(name, **options)
+        subset = checks.choice("subset", subset or get_dataset_default_config_name(name, **options), known)
+        files = load_dataset_builder(name, subset, **options).config.data_files
+        for split, found in (files or {}).items():
+            paths, commit = [], None
+            for file in found:
+                if on_hub := HUB_FILE.fullmatch(file):
+                    repository, commit, inside = on_hub.groups()
+                    file = hf_hub_download(repository, inside, repo_type="dataset", revision=commit)
+                paths.append(Path(file))
+            sources[str(split)] = Source(from_files(paths).paths, commit)
+    except (OSError, ValueError, RuntimeError, httpx.HTTPError, HfHubHTTPError) as error:
+        raise ValueError(f"{name} cannot be read: {' '.join(str(error).split())}") from error
+    if not sources:
+        raise ValueError(f"{name} has no files in {', '.join(FORMATS)}; fetch them, and give a file or a folder.")
+    return sources
+
+
 def rows(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
     """These columns of a file's rows, in order; a parquet file is read in batches of 4,096 rows.
 
@@ -87,6 +133,11 @@ def rows(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
             yield {name: row[name] for name in columns}
     except (OSError, TypeError, ValueError, pyarrow.ArrowException) as error:
         raise ValueError(f"{path} cannot be read: {str(error).strip().partition(chr(10))[0]}") from error
+
+
+def entry(path: Path, read: int) -> dict[str, Any]:
+    """A file's line in an account: name, bytes, SHA-256, and the number of rows that were read."""
+    return {"file": path.name, "bytes": path.stat().st_size, "sha256": sha256(path), "rows_read": read}
 
 
 def _parquet(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:

@@ -1,0 +1,253 @@
+"""Any data set by its columns: local files, a folder in the hub's form, and a server with the hub's answers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import typer
+from pyarrow import Table, parquet
+from typer.testing import CliRunner
+
+from verl_ext.data import columns as command
+from verl_ext.prompts import prompt_id
+
+ROWS = [{"question": f"{n} + 1?", "answer": f"{n} + 1 is {n + 1}.\n#### {n + 1:,}"} for n in range(995, 1015)]
+CARD = """---
+configs:
+- config_name: main
+  data_files:
+  - split: train
+    path: main/train-*
+  - split: test
+    path: main/test-*
+- config_name: socratic
+  data_files:
+  - split: train
+    path: socratic/train-*
+---
+"""
+GSM8K = ("--prompt", "question", "--answer", "answer", "--answer-after", "####", "--template", "hashes")
+
+
+def run(*arguments: object):
+    app = typer.Typer()
+    app.command()(command.main)
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
+
+
+def said(result) -> str:
+    return " ".join(result.output.replace("│", " ").split())
+
+
+def written(folder: Path) -> dict[str, list[dict]]:
+    return {path.stem: parquet.read_table(path).to_pylist() for path in folder.glob("*.parquet")}
+
+
+def jsonl(path: Path, rows: list[dict]) -> Path:
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+@pytest.fixture
+def gsm8k(tmp_path) -> Path:
+    """A folder with the files of openai/gsm8k on the hub."""
+    folder = tmp_path / "gsm8k"
+    for name, rows in {"main/train": ROWS[:15], "main/test": ROWS[15:], "socratic/train": ROWS[:1]}.items():
+        path = folder / f"{name}-00000-of-00001.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        parquet.write_table(Table.from_pylist(rows), path)
+    (folder / "README.md").write_text(CARD)
+    return folder
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl", "json", "csv"])
+def test_a_file_is_divided_with_the_seed_in_verls_schema(suffix, tmp_path):
+    path = tmp_path / f"sums.{suffix}"
+    if suffix == "parquet":
+        parquet.write_table(Table.from_pylist(ROWS), path)
+    elif suffix == "csv":
+        lines = [f'{row["question"]},"{row["answer"]}"' for row in ROWS]
+        path.write_text("\n".join(["question,answer", *lines]))
+    else:
+        path.write_text(("\n".join(map(json.dumps, ROWS))) if suffix == "jsonl" else json.dumps(ROWS))
+    splits = {}
+    for seed in (0, 1):
+        out = tmp_path / str(seed)
+        result = run(path, *GSM8K, "--out", out, "--validation", 5, "--seed", seed, "--system", "Be brief.")
+        assert result.exit_code == 0, result.output
+        splits[seed] = written(out)
+    assert {split: len(rows) for split, rows in splits[0].items()} == {"train": 15, "validation": 5}
+    assert splits[0]["validation"] != splits[1]["validation"]
+    rows = sorted((row for part in splits[0].values() for row in part), key=lambda row: row["prompt"][1]["content"])
+    expected = sorted(str(n + 1) for n in range(995, 1015))
+    assert sorted(row["reward_model"]["ground_truth"] for row in rows) == expected
+    for row in rows:
+        number = int(row["reward_model"]["ground_truth"])
+        question = f'{number - 1} + 1? Let\'s think step by step and output the final answer after "####".'
+        assert row["prompt"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": question}]
+        assert row["data_source"] == "sums"
+        assert row["extra_info"]["prompt_id"] == prompt_id("sums", row["prompt"], str(number))
+    for split, part in splits[0].items():
+        assert [row["extra_info"]["index"] for row in part] == list(range(len(part)))
+        assert {row["extra_info"]["split"] for row in part} == {split}
+    account = json.loads((tmp_path / "0" / "validation.json").read_text())
+    assert account["rows"] == 5 and account["read"][0]["rows_read"] == 20
+    assert account["read"][0]["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_a_tenth_is_held_out_unless_told_otherwise(tmp_path):
+    path = jsonl(tmp_path / "sums.jsonl", ROWS)
+    assert run(path, *GSM8K, "--out", tmp_path / "out").exit_code == 0
+    assert {split: len(rows) for split, rows in written(tmp_path / "out").items()} == {"train": 18, "validation": 2}
+    assert run(path, *GSM8K, "--out", tmp_path / "all", "--validation", 0).exit_code == 0
+    assert {split: len(rows) for split, rows in written(tmp_path / "all").items()} == {"train": 20}
+
+
+def test_a_folder_of_the_hub_keeps_its_splits_and_verls_own_reward_judges_it(gsm8k, tmp_path):
+    from verl.utils.reward_score import default_compute_score
+
+    result = run(gsm8k, *GSM8K, "--out", tmp_path / "out", "--subset", "main", "--data-source", "openai/gsm8k")
+    assert result.exit_code == 0, result.output
+    splits = written(tmp_path / "out")
+    assert {split: len(rows) for split, rows in splits.items()} == {"train": 15, "test": 5}
+    for row in splits["train"]:
+        truth = row["reward_model"]["ground_truth"]
+        assert default_compute_score(row["data_source"], f"So #### {int(truth):,}", truth) == 1.0
+        assert default_compute_score(row["data_source"], "#### 7", truth) == 0.0
+
+
+def test_rows_that_cannot_be_used_are_refused_or_left_out_and_counted(tmp_path):
+    rows = [*ROWS[:3], ROWS[0], {"question": "Who?", "answer": "nobody"}, {"question": " ", "answer": "#### 1"}]
+    path = jsonl(tmp_path / "sums.jsonl", [*rows, ROWS[1] | {"answer": "#### 5"}])
+    result = run(path, *GSM8K, "--out", tmp_path / "out")
+    assert result.exit_code == 2 and not (tmp_path / "out").exists()
+    assert (
+        "some rows cannot be used: 1 x repeated question (first in row 4 of sums.jsonl); 1 x no answer (first in row 5 "
+        "of sums.jsonl); 1 x no question (first in row 6 of sums.jsonl); 1 x repeated question, with another answer "
+        "(first in row 7 of sums.jsonl); correct them, or write the others with --leave-out."
+    ) in said(result)
+    assert run(path, *GSM8K, "--out", tmp_path / "out", "--leave-out").exit_code == 0
+    assert {split: len(part) for split, part in written(tmp_path / "out").items()} == {"train": 2, "validation": 1}
+    assert sum(json.loads((tmp_path / "out" / "train.json").read_text())["left_out"].values()) == 4
+
+
+def test_a_question_of_the_test_split_leaves_the_training_split(gsm8k, tmp_path):
+    parquet.write_table(Table.from_pylist(ROWS[14:]), gsm8k / "main" / "test-00000-of-00001.parquet")
+    arguments = (gsm8k, *GSM8K, "--out", tmp_path / "out", "--subset", "main")
+    assert "1 x repeated question (first in row 15 of train-" in said(run(*arguments))
+    assert run(*arguments, "--leave-out").exit_code == 0
+    assert {split: len(rows) for split, rows in written(tmp_path / "out").items()} == {"train": 14, "test": 6}
+
+
+def test_a_template_of_ones_own_may_hold_braces(tmp_path):
+    path = jsonl(tmp_path / "sums.jsonl", [{"q": "1 {+} 1?", "a": 2.5}, {"q": "2?", "a": 3}])
+    columns = ("--prompt", "q", "--answer", "a", "--out", tmp_path / "out", "--validation", 0)
+    assert run(path, *columns, "--template", "{question} Write \\boxed{}.").exit_code == 0
+    rows = written(tmp_path / "out")["train"]
+    assert [row["prompt"][0]["content"] for row in rows] == ["1 {+} 1? Write \\boxed{}.", "2? Write \\boxed{}."]
+    assert [row["reward_model"]["ground_truth"] for row in rows] == ["2.5", "3"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"--prompt": "text"}, "it lacks the columns ['text']; it has ['answer', 'chat', 'question']"),
+        ({"--prompt": "chat"}, "column 'chat' holds a list; name a column of texts or numbers."),
+        ({"--template": "poem"}, "--template 'poem' must hold {question}, or be one of boxed, think_answer"),
+        ({"--validation": 2}, "--validation 2: 2 rows can be used, and at least one must be trained on."),
+        ({"--out": __file__}, "test_columns.py is a file, name a folder."),
+    ],
+)
+def test_bad_input_is_refused_in_one_sentence(changed, message, tmp_path):
+    path = jsonl(tmp_path / "sums.jsonl", [row | {"chat": [row["question"]]} for row in ROWS[:2]])
+    options = {"--prompt": "question", "--answer": "answer", "--answer-after": "####", "--out": tmp_path / "out"}
+    result = run(path, *(word for pair in (options | changed).items() for word in pair))
+    assert result.exit_code == 2 and message in said(result), result.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_data_sets_that_are_not_there_are_refused_in_one_sentence(gsm8k, tmp_path):
+    end = (*GSM8K, "--out", tmp_path / "out")
+    (tmp_path / "empty").mkdir()
+    assert "nowhere.jsonl must be a file that ends in .parquet" in said(run("nowhere.jsonl", *end))
+    assert "no/such/folder is neither a file, a folder, nor OWNER/NAME on the hub" in said(run("no/such/folder", *end))
+    assert "empty cannot be read" in said(run(tmp_path / "empty", *end))
+    assert "subset=None is not valid: use one of main, socratic" in said(run(gsm8k, *end))
+    assert "subset=mine is not valid: use one of main, socratic" in said(run(gsm8k, *end, "--subset", "mine"))
+    result = run(gsm8k, *end, "--subset", "main", "--validation", 3)
+    assert "has splits of its own, train, test; leave it out." in said(result)
+
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class Hub(BaseHTTPRequestHandler):
+    """``openai/gsm8k`` as the hub serves it: its files are those of the class's folder."""
+
+    folder: Path
+
+    def do_HEAD(self):
+        self.do_GET()
+
+    def do_GET(self):
+        path, kind = self.path.partition("?")[0], "/datasets/openai/gsm8k/"
+        names = [str(file.relative_to(self.folder)) for file in sorted(self.folder.rglob("*")) if file.is_file()]
+        if path.startswith(f"/api{kind}tree/{COMMIT}"):
+            under = path.removeprefix(f"/api{kind}tree/{COMMIT}").strip("/")
+            found = [{"type": "file", "path": name, "size": 1, "oid": name} for name in names if name.startswith(under)]
+            found += [] if under else [{"type": "directory", "path": "main", "oid": "main"}]
+            self.answer(json.dumps(found).encode())
+        elif path == f"/api{kind}revision/{COMMIT}":
+            siblings = [{"rfilename": name} for name in names]
+            self.answer(json.dumps({"id": "openai/gsm8k", "sha": COMMIT, "siblings": siblings}).encode())
+        elif (name := "/".join(path.removeprefix(f"{kind}resolve/").split("/")[1:])) in names:
+            self.answer((self.folder / name).read_bytes(), ETag=f'"{name}"', **{"X-Repo-Commit": COMMIT})
+        else:
+            self.answer(b"{}", status=404)
+
+    def answer(self, body: bytes, status: int = 200, **headers: str) -> None:
+        self.send_response(status)
+        for name, value in (headers | {"Content-Length": str(len(body))}).items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def hub(gsm8k) -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), type("Gsm8k", (Hub,), {"folder": gsm8k})) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_a_name_on_the_hub_is_its_data_source_and_the_commit_is_noted(hub, tmp_path):
+    """In a separate process, because huggingface_hub reads its environment variables at import."""
+    environment = os.environ | {"HF_ENDPOINT": hub, "HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "0"}
+    line = [sys.executable, "-m", "verl_ext.data.columns", "openai/gsm8k", *GSM8K, "--subset", "main"]
+    result = subprocess.run(
+        [*line, "--out", str(tmp_path / "out")],
+        env=environment | {"NO_PROXY": "127.0.0.1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr
+    splits = written(tmp_path / "out")
+    assert {split: len(rows) for split, rows in splits.items()} == {"train": 15, "test": 5}
+    assert {row["data_source"] for row in splits["train"]} == {"openai/gsm8k"}
+    account = json.loads((tmp_path / "out" / "train.json").read_text())
+    assert (account["name"], account["subset"], account["commit"]) == ("openai/gsm8k", "main", COMMIT)
