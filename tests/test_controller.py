@@ -14,7 +14,7 @@ from recipe.grpo.policy import Uniform
 from verl_ext import controller as controller_module
 from verl_ext.controller import RolloutController
 from verl_ext.errors import CannotFillBatch, EveryRolloutFailed
-from verl_ext.policy import Discard, Evict, Group, Request, Rollout, RolloutPolicy
+from verl_ext.policy import Discard, Evict, Group, PutBack, Request, Rollout, RolloutPolicy
 
 
 class Scripted(RolloutPolicy):
@@ -187,9 +187,28 @@ def test_indices_of_trained_rollouts_are_in_a_checkpoint():
     assert "trained" not in group.state_dict() and Group.from_state_dict(group.state_dict()).trained is None
 
 
+def test_a_prompt_is_put_back_if_it_has_no_group_and_requested_once_it_is_drawn_again():
+    run = controller(Scripted(), [0.5] * 6)
+    one, other = run.prompts.draw(2)
+    run._execute([Request(one, 2), PutBack(other)])
+    assert list(run.prompts.returned) == [other.id]
+    with pytest.raises(RuntimeError, match=f"^Scripted puts back prompt {one.id}, which has a live group$"):
+        run._execute([PutBack(one)])
+    with pytest.raises(RuntimeError, match=f"^Scripted requested prompt {other.id}, which it has put back: draw it"):
+        run._execute([Request(other, 2)])
+    restored = controller(Scripted(), [0.5] * 6)
+    restored.load_state_dict(json.loads(json.dumps(run.state_dict())))
+    assert restored.prompts.draw(1) == run.prompts.draw(1) == [other]
+    run.finish_waves(run.engine.finish())
+    run._execute([Discard(next(iter(run.live.values())), "later"), PutBack(one)])
+    assert run.prompts.draw(1) == [one]
+
+
 def test_an_action_that_is_none_is_refused():
     run = controller(Scripted(start=lambda draw: [(draw(1)[0], 4)]), [0.5] * 3)
-    with pytest.raises(RuntimeError, match=r"^Scripted returned \(Prompt.*, 4\): use Request, Discard and Evict$"):
+    with pytest.raises(
+        RuntimeError, match=r"^Scripted returned \(Prompt.*, 4\): use Request, Discard, Evict, PutBack$"
+    ):
         run.begin_step(1)
 
 

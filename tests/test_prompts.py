@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 
 import numpy as np
 import pytest
@@ -74,3 +75,36 @@ def test_a_stream_counts_what_it_has_seen_and_drawn():
     assert restored.metrics() == stream.metrics() and restored.evicted == {"p2"}
     with pytest.raises(ValueError, match="^PromptStream: state has version 9, this code reads version 1"):
         restored.load_state_dict({"version": 9})
+
+
+def test_prompts_that_were_put_back_come_first_and_once():
+    rows, live = [Prompt(f"p{row}", row, {"data_source": "a"}) for row in range(5)], set()
+    stream = PromptStream(itertools.cycle(rows), 5, live.__contains__)
+    first = stream.draw(4)
+    for prompt in (first[3], first[1], first[1]):
+        stream.put_back(prompt)
+    assert (stream.drawn_total, stream.metrics()["data/passed_over_total"]) == (2, 0)
+    state = json.loads(json.dumps(stream.state_dict()))
+    assert [prompt.id for prompt in stream.draw(1, but=["p3"])] == ["p1"]  # p3 stays where it is
+    assert [prompt.id for prompt in stream.draw(3)] == ["p3", "p4", "p0"]
+    assert stream.metrics()["data/passed_over_total"] == 0
+    restored = PromptStream(itertools.cycle([*rows[4:], *rows[:4]]), 5, live.__contains__)
+    restored.load_state_dict(state)
+    drawn = restored.draw(9)
+    assert [prompt.id for prompt in drawn] == ["p3", "p1", "p4", "p0", "p2"] and drawn[0].metadata == rows[3].metadata
+    stream.put_back(rows[1])
+    live.add("p1")
+    assert "p1" not in {prompt.id for prompt in stream.draw(9)}
+    live.clear()
+    assert [prompt.id for prompt in stream.draw(1)] == ["p1"]
+    stream.put_back(rows[1])
+    stream.evict(rows[1])
+    stream.put_back(rows[1])
+    assert not stream.returned and "p1" not in {prompt.id for prompt in stream.draw(9)}
+
+
+def test_a_prompt_that_waits_is_not_read_from_the_data_as_well():
+    rows = [Prompt(f"p{row}", row) for row in range(3)]
+    stream = PromptStream(itertools.cycle(rows), 3, lambda _: False)
+    stream.put_back(stream.draw(1)[0])
+    assert [prompt.id for prompt in stream.draw(3, but=["p0"])] == ["p1", "p2"] and list(stream.returned) == ["p0"]

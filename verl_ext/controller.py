@@ -19,6 +19,7 @@ from verl_ext.policy import (
     Evict,
     Group,
     Prompt,
+    PutBack,
     Request,
     Rollout,
     RolloutPolicy,
@@ -212,8 +213,12 @@ class RolloutController:
                     released.append(group)
                 case Evict(prompt=prompt):
                     self.prompts.evict(prompt)
+                case PutBack(prompt=prompt):
+                    if self._is_live(prompt.id):
+                        raise RuntimeError(f"{self.policy_name} puts back prompt {prompt.id}, which has a live group")
+                    self.prompts.put_back(prompt)
                 case _:
-                    raise RuntimeError(f"{self.policy_name} returned {action!r}: use Request, Discard and Evict")
+                    raise RuntimeError(f"{self.policy_name} returned {action!r}: use Request, Discard, Evict, PutBack")
         if released:
             self.engine.release(released)
         if wave:
@@ -222,6 +227,8 @@ class RolloutController:
     def _new_group(self, prompt: Prompt, prefix: Trajectory | None) -> Group:
         if self._is_live(prompt.id):
             raise RuntimeError(f"{self.policy_name} requested a second live group of prompt {prompt.id}")
+        if prompt.id in self.prompts.returned:
+            raise RuntimeError(f"{self.policy_name} requested prompt {prompt.id}, which it has put back: draw it again")
         self._groups_created += 1
         group = Group(f"{prompt.id}-{self._groups_created}", prompt, prefix=prefix)  # no "_": verl splits keys at it
         self.live[group.id] = group

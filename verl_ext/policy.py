@@ -217,7 +217,14 @@ class Evict:
     prompt: Prompt
 
 
-Action = Request | Discard | Evict
+@dataclass(frozen=True)
+class PutBack:
+    """Draw this prompt again before the rest of the data. It was drawn, and has no group."""
+
+    prompt: Prompt
+
+
+Action = Request | Discard | Evict | PutBack
 
 
 class Draw(Protocol):

@@ -93,6 +93,7 @@ class PromptStream:
     def __init__(self, rows: Iterator[Prompt], rows_per_epoch: int, is_live: Callable[[str], bool]):
         self.rows, self.rows_per_epoch, self.is_live = rows, rows_per_epoch, is_live
         self.evicted: set[str] = set()
+        self.returned: dict[str, Prompt] = {}  # drawn and put back, by id, in this order
         self.seen_total = 0
         self.drawn_total = 0
 
@@ -102,14 +103,19 @@ class PromptStream:
         return self.seen_total / self.rows_per_epoch
 
     def draw(self, count: int, but: Collection[str] = ()) -> list[Prompt]:
-        """The next ``count`` prompts, each at most once and none with an id in ``but``; fewer if there is no other."""
-        prompts: dict[str, Prompt] = {}
+        """The next ``count`` prompts, each at most once and none with an id in ``but``; fewer if there is no other.
+
+        Prompts that were put back come first.
+        """
+        free = [prompt for prompt in self.returned.values() if prompt.id not in but and not self._is_passed(prompt.id)]
+        prompts = {prompt.id: self.returned.pop(prompt.id) for prompt in free[:count]}
         without_success = 0
         # In a shuffled order up to two epochs can pass between two visits of the last prompt left.
         while len(prompts) < count and without_success < 2 * self.rows_per_epoch:
             prompt = next(self.rows)
             self.seen_total += 1
-            if prompt.id in prompts or prompt.id in but or prompt.id in self.evicted or self.is_live(prompt.id):
+            taken = prompt.id in prompts or prompt.id in self.returned or prompt.id in but
+            if taken or self._is_passed(prompt.id):
                 without_success += 1
                 continue
             prompts[prompt.id] = prompt
@@ -119,12 +125,22 @@ class PromptStream:
 
     def evict(self, prompt: Prompt) -> None:
         self.evicted.add(prompt.id)
+        self.returned.pop(prompt.id, None)
+
+    def put_back(self, prompt: Prompt) -> None:
+        """Draw the prompt again, before the rest of the data."""
+        if prompt.id not in self.returned and prompt.id not in self.evicted:
+            self.returned[prompt.id] = prompt
+            self.drawn_total -= 1
+
+    def _is_passed(self, prompt_id: str) -> bool:
+        return prompt_id in self.evicted or self.is_live(prompt_id)
 
     def metrics(self) -> dict[str, float]:
         return {
             "data/epoch": self.epoch,
             "data/drawn_total": float(self.drawn_total),
-            "data/passed_over_total": float(self.seen_total - self.drawn_total),
+            "data/passed_over_total": float(self.seen_total - self.drawn_total - len(self.returned)),
             "data/evicted_total": float(len(self.evicted)),
         }
 
@@ -134,9 +150,11 @@ class PromptStream:
             "evicted": sorted(self.evicted),
             "seen_total": self.seen_total,
             "drawn_total": self.drawn_total,
+            "returned": [[each.id, each.row, dict(each.metadata)] for each in self.returned.values()],
         }
 
     def load_state_dict(self, state: Mapping) -> None:
         check_state_version(state, self.VERSION, "PromptStream")
         self.evicted = set(state["evicted"])
+        self.returned = {each[0]: Prompt(*each) for each in state.get("returned", [])}
         self.seen_total, self.drawn_total = state["seen_total"], state["drawn_total"]

@@ -13,7 +13,7 @@ from support.configs import RECIPES
 from recipe.grpo.policy import Uniform
 from recipe.pilot_commit.policy import PilotCommit
 from verl_ext.checks import InvalidValue
-from verl_ext.policy import Discard, Request, StepCost
+from verl_ext.policy import Discard, PutBack, Request, StepCost
 from verl_ext.testing import CHECKS, BrokenPromise, contract, run
 from verl_ext.testing.run import COLOCATE, SEPARATE, SYNC, Conditions, Run
 
@@ -31,6 +31,27 @@ class Policy(Uniform):
 
     def __init__(self):
         super().__init__(train_batch_size=4, n=4)
+
+
+class Alternating(Policy):
+    """Draws twice as many prompts as it needs, and takes those of one data source in each step."""
+
+    def start_step(self, step, draw):
+        drawn = draw(2 * self.train_batch_size)
+        wanted = [each for each in drawn if each.metadata["data_source"] == f"source{step % 2}"]
+        wanted = wanted[: self.train_batch_size] or drawn[:1]
+        self._awaited, self._ready = len(wanted), []
+        back = [PutBack(prompt) for prompt in drawn if prompt not in wanted]
+        return [*(Request(prompt, self.n) for prompt in wanted), *back]
+
+
+@pytest.mark.parametrize("check", CHECKS[1:], ids=lambda check: check.__name__)
+def test_a_policy_that_chooses_prompts_and_puts_the_others_back_keeps_them(check):
+    check(Alternating)
+    steps = list(Run(Alternating, Conditions()).steps())
+    sources = [{group.prompt.metadata["data_source"] for group in step.batch} for step in steps]
+    assert sources == [{f"source{step.number % 2}"} for step in steps]
+    assert steps[-1].metrics["data/passed_over_total"] == 0 and steps[-1].metrics["data/epoch"] <= 0.75
 
 
 class SamplesMore(Policy):
@@ -218,7 +239,7 @@ BROKEN = [
     (TakesTwice, "check_books", run.BOOKS, "returned 5 groups of 4 prompts"),
     (TakesUnfinished, "check_books", run.BOOKS, "which is not complete"),
     (TrainsOnDiscarded, "check_books", run.BOOKS, "which is not alive"),
-    (NoAction, "check_books", run.BOOKS, "use Request, Discard and Evict"),
+    (NoAction, "check_books", run.BOOKS, "use Request, Discard, Evict, PutBack"),
     (Hoards, "check_books", run.KEPT, "from step 1 to step 40"),
     (AlwaysTakes, "check_books", run.BETWEEN, "after the batch of step 1 it returned another one"),
     (CountsAsIntegers, "check_books", run.METRICS, "mine/rounds is 3"),
