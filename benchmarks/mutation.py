@@ -243,8 +243,10 @@ def page(outcomes: list[Outcome], entries: list[dict[str, str]], how: str) -> It
         "value, a removed statement or argument, a negated condition, swapped arguments. A mutant is killed if the "
         "module's fast tests fail with it. An equivalent mutant behaves as the module does, or differs in nothing that "
         "a caller could notice; a table below gives each reason. `GUARDS` in `benchmarks/mutation.py`, which wrote "
-        "this page, names the tests of each module. A row without survivors stays until its module is run again, so "
-        "the module may have changed since; a module of `GUARDS` without a row has not been run.\n"
+        "this page, names the tests of each module. Survivors run again once tests are written for them, and the table "
+        "has the last verdicts; another seed draws other mutants, of which some will survive. A row without survivors "
+        "stays until its module is run again, so the module may have changed since; a module of `GUARDS` without a row "
+        "has not been run.\n"
     )
     yield f"{how}\n"
     yield "| module | mutants | killed | equivalent | alive |\n|---|---:|---:|---:|---:|"
