@@ -305,6 +305,8 @@ def test_state_is_restored(features):
     other.start_run(None, [""] * len(RATES))
     other.load_state_dict(state)
     assert other.warm_up.over and other.state_dict() == run.policy.state_dict()
+    with pytest.raises(ValueError, match="^Hora: state has version 2, this code reads version 1"):
+        other.load_state_dict(state | {"version": 2})
 
 
 @pytest.mark.parametrize(
