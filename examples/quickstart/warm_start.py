@@ -1,10 +1,10 @@
 """Train a small Qwen2 model from scratch on a data set's tasks: a starting point for RL.
 
 The examples come from the same generators as the data set, without any of its questions. Harder levels get fewer
-examples (``--decay``), so the model is sure of the easy levels, ignorant of the hardest, and uncertain in between. A
-few small steps with equally many examples of all levels then make the model less certain, until at most a share
-``--silent`` of the training prompts would give a group of 16 rollouts all right or all wrong. RL therefore starts from
-about the same model on every machine.
+examples (``--decay``, or ``--examples``), so the model is sure of the easy levels, ignorant of the hardest, and
+uncertain in between. A few small steps with equally many examples of all levels then make the model less certain, until
+at most a share ``--silent`` of the training prompts would give a group of 16 rollouts all right or all wrong; with 1
+there are none of these steps. The same settings give about the same model on every machine.
 
     python examples/quickstart/warm_start.py --data DIR --out DIR
 """
@@ -16,7 +16,6 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Annotated, Any
@@ -30,7 +29,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from verl_ext.data.levels import shares
+from verl_ext import checks
+from verl_ext.data.levels import divide
 from verl_ext.data.reasoning_gym import Level, distinct_entries, levels_of
 from verl_ext.files import written_whole
 
@@ -84,9 +84,21 @@ def make_model(tokenizer: PreTrainedTokenizerFast, hidden: int, layers: int) -> 
     )
 
 
-def exposure(levels: Sequence[Level], total: int, decay: float) -> list[int]:
-    """Number of the ``total`` examples from each level: ``decay`` times the number of the next easier level."""
-    return shares([replace(level, weight=decay**place) for place, level in enumerate(levels)], total)
+def parse_examples(text: str, levels: int) -> list[float]:
+    """The weights of ``levels`` levels, from numbers separated by commas.
+
+    Raises:
+        typer.BadParameter: the text has other parts, another number of them, or only zeros.
+    """
+    try:
+        weights = [checks.number("--examples", float(part), 0) for part in text.split(",")]
+    except ValueError as error:
+        raise typer.BadParameter(f"--examples={text} is not valid: use numbers from 0 on ({error}).") from error
+    if len(weights) != levels or not any(weights):
+        raise typer.BadParameter(
+            f"--examples={text} is not valid: use {levels} numbers, one for each level, not all 0."
+        )
+    return weights
 
 
 def collect(levels: Sequence[Level], counts: Sequence[int], seed: int, exclude: set[str]) -> list[tuple[str, str]]:
@@ -274,6 +286,9 @@ def main(
     decay: Annotated[
         float, typer.Option(min=0.01, max=1, help="Examples of a level per example of the next easier level.")
     ] = 0.3,
+    examples: Annotated[
+        str | None, typer.Option(help="Examples of each level, easiest first, in place of --decay: 9,3,1,0 for four.")
+    ] = None,
     silent: Annotated[float, typer.Option(min=0, max=1, help="Largest share of groups all right or all wrong.")] = 0.56,
     lr: Annotated[float, typer.Option(help="Peak learning rate.")] = 1.5e-3,
     hidden: Annotated[int, typer.Option(help="Width of the model, a multiple of 32.")] = 128,
@@ -292,6 +307,7 @@ def main(
         steps=steps,
         batch=batch,
         decay=decay,
+        examples=examples,
         silent=silent,
         lr=lr,
         hidden=hidden,
@@ -308,8 +324,11 @@ def main(
     frames = [pd.read_parquet(file) for file in files]
     known = {json.loads(info["entry"])["question"] for frame in frames for info in frame["extra_info"]}
     levels = levels_of(frames)
-    pairs = collect(levels, exposure(levels, steps * batch, decay), seed, known)
-    extra = collect(levels, exposure(levels, 150 * batch, 1.0), seed, known)
+    weights = [decay**place for place in range(len(levels))]
+    if examples is not None:
+        weights = parse_examples(examples, len(levels))
+    pairs = collect(levels, divide(steps * batch, weights), seed, known)
+    extra = collect(levels, divide(150 * batch, [1.0] * len(levels)), seed, known)
     rows = [(row.prompt[0]["content"], row.reward_model["ground_truth"]) for row in frames[0][:512].itertuples()]
     tokenizer = make_tokenizer([question for question, _ in pairs])
     model = make_model(tokenizer, hidden, layers)

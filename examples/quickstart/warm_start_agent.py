@@ -33,7 +33,6 @@ from warm_start import (
     START,
     byte_tokenizer,
     data_files,
-    exposure,
     is_done,
     make_model,
     progress_bar,
@@ -43,6 +42,7 @@ from warm_start import (
     train,
 )
 
+from verl_ext.data.levels import divide
 from verl_ext.data.sql_tasks import OBSERVED, RANDOM_OPERAND, Level, Task, distinct_tasks, levels_of, to_task
 from verl_ext.sandbox.database_server import Session
 from verl_ext.sandbox.databases import LIMITS
@@ -199,7 +199,9 @@ def main(
     model = make_model(tokenizer, hidden, layers)
     pad = tokenizer.pad_token_id
 
-    demonstrations = shuffled(levels, exposure(levels, steps * batch, decay), seed, share, known)
+    demonstrations = shuffled(
+        levels, divide(steps * batch, [decay**place for place in range(len(levels))]), seed, share, known
+    )
     batches = to_batches(encode(tokenizer, demonstrations), batch, pad, seed)
     prompts = to_batch(encode(tokenizer, list(map(demonstrate, map(to_task, rows[:PROMPTS])))), pad)
     rates = torch.zeros(0)

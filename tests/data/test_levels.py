@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from typing import NamedTuple
 
 import pandas as pd
@@ -63,6 +64,29 @@ def test_levels_get_rows_by_weight_and_are_found_again():
 
 
 @pytest.mark.parametrize(
+    ("module", "texts"),
+    [
+        (reasoning_gym, ["chain_sum:min_digits=2,max_digits=2@3/0", "chain_sum:min_digits=3,max_digits=3@1"]),
+        (sql_tasks, ["2@3/0", "3@1"]),
+    ],
+)
+def test_a_level_has_a_weight_of_its_own_in_the_validation_split(module, texts):
+    ranks = [(place,) if module is reasoning_gym else () for place in range(len(texts))]
+    levels = [module.parse_level(text, *rank) for text, rank in zip(texts, ranks, strict=True)]
+    assert [(level.weight, level.validation_weight) for level in levels] == [(3.0, 0.0), (1.0, None)]
+    rows = module.splits(levels, {"train": 8, "validation": 8}, seed=0)
+    key = "difficulty" if module is reasoning_gym else "length"
+    counts = {split: Counter(row["extra_info"][key] for row in rows[split]) for split in rows}
+    easy, hard = sorted(counts["train"])
+    assert counts == {"train": {easy: 6, hard: 2}, "validation": {hard: 8}}
+
+
+def test_levels_without_a_validation_prompt_are_refused():
+    with pytest.raises(ValueError, match="above 0 in the validation split is needed"):
+        sql_tasks.splits([sql_tasks.Level(2, validation_weight=0)], {"validation": 4}, seed=0)
+
+
+@pytest.mark.parametrize(
     ("total", "counts"),
     [(0, [0, 0, 0]), (1, [0, 1, 0]), (2, [1, 1, 0]), (3, [1, 2, 0]), (5, [1, 3, 1]), (10, [2, 6, 2])],
 )
@@ -87,6 +111,7 @@ class Letters(NamedTuple):
 
     letters: str
     weight: float = 1.0
+    validation_weight: float | None = None
 
 
 def split_of(levels, sizes, seed=0):
@@ -132,7 +157,7 @@ def test_rows_of_all_levels_are_mixed_in_an_order_of_each_seed_and_split():
 def test_a_level_with_too_few_questions_is_refused(data, level, said):
     with pytest.raises(ValueError, match=said):
         data.splits([level], {"train": 400, "validation": 100}, seed=0)
-    with pytest.raises(ValueError, match="levels: at least one is needed"):
+    with pytest.raises(ValueError, match="levels: at least one with a weight above 0 in the train split is needed"):
         data.splits([], {"train": 4}, seed=0)
 
 
@@ -183,6 +208,8 @@ def test_a_split_has_at_least_one_row(data, tmp_path):
         (reasoning_gym, "no_such_task", "no task named"),
         (reasoning_gym, "chain_sum:min_terms", "key=value"),
         (reasoning_gym, "chain_sum@-1", "weight=-1.0 is not valid"),
+        (reasoning_gym, "chain_sum@1/-1", "validation_weight=-1.0 is not valid"),
+        (reasoning_gym, "chain_sum@1/x", "could not convert"),
         (
             reasoning_gym,
             "chain_sum:terms=2",
@@ -198,6 +225,7 @@ def test_a_split_has_at_least_one_row(data, tmp_path):
         (sql_tasks, "17", "length=17 is not valid"),
         (sql_tasks, "3:0", "largest=0 is not valid"),
         (sql_tasks, "3@-1", "weight=-1.0 is not valid"),
+        (sql_tasks, "3@1/-1", "validation_weight=-1.0 is not valid"),
         (sql_tasks, "three", "must be of the form"),
     ],
 )

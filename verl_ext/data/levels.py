@@ -20,6 +20,7 @@ Row = dict[str, Any]
 
 Train = Annotated[int, typer.Option(min=1, help="Training prompts.")]
 Validation = Annotated[int, typer.Option(min=1, help="Validation prompts.")]
+WEIGHTS = "Weights: 3, or 3/0 for another weight in the validation split. Default: the quickstart's."
 Seed = Annotated[int, typer.Option(help="The same seed gives the same rows.")]
 
 
@@ -38,15 +39,37 @@ def distinct(draws: Iterable[Any], question: Callable[[Any], str], exclude: Coll
             return
 
 
-def shares(levels: Sequence[Any], total: int) -> list[int]:
-    """How many of ``total`` rows each level gets, in proportion to ``level.weight``; the counts sum to ``total``.
+def parse_weights(text: str) -> tuple[float, float | None]:
+    """Weights of a level from ``weight`` or ``weight/weight in the validation split``; without text 1.0.
 
     Raises:
-        ValueError: there is no level, or ``total`` is negative.
+        ValueError: a part of the text is not a number.
     """
-    if not levels:
-        raise ValueError("levels: at least one is needed.")
-    return proportional([level.weight for level in levels], total, lower=0, upper=total).tolist()
+    weight, _, in_validation = text.partition("/")
+    return float(weight or 1.0), float(in_validation) if in_validation else None
+
+
+def weight_in(level: Any, split: str) -> float:
+    """Weight of a level in a split: ``validation_weight`` in the validation split if it is given, else ``weight``."""
+    return level.weight if split != "validation" or level.validation_weight is None else level.validation_weight
+
+
+def shares(levels: Sequence[Any], total: int, split: str = "train") -> list[int]:
+    """How many of a split's ``total`` rows each level gets, in proportion to its weight; the counts sum to ``total``.
+
+    Raises:
+        ValueError: there is no level, all weights are 0, or ``total`` is negative.
+    """
+    weights = [weight_in(level, split) for level in levels]
+    if not any(weights):
+        raise ValueError(f"levels: at least one with a weight above 0 in the {split} split is needed.")
+    return divide(total, weights)
+
+
+def divide(total: int, weights: Sequence[float]) -> list[int]:
+    """``total`` in whole parts in proportion to the weights, of which at least one is above 0."""
+    parts = iter(proportional([weight for weight in weights if weight], total, lower=0, upper=total).tolist())
+    return [next(parts) if weight else 0 for weight in weights]
 
 
 def draw_splits(
@@ -58,7 +81,7 @@ def draw_splits(
     """Rows of each split in seeded order. No two rows have the same question.
 
     Args:
-        levels: each with a ``weight``; ``str(level)`` names it.
+        levels: each with a ``weight`` and a ``validation_weight``, which may be None; ``str(level)`` names it.
         sizes: number of rows by name of the split.
         seed: the same arguments give the same rows. The global random state is neither read nor changed.
         draw: questions of a level with their rows, without the questions in the second argument.
@@ -66,7 +89,7 @@ def draw_splits(
     Raises:
         ValueError: there is no level, or a level has too few distinct questions.
     """
-    counts = {split: shares(levels, size) for split, size in sizes.items()}
+    counts = {split: shares(levels, size, split) for split, size in sizes.items()}
     rows: dict[str, list[Row]] = {split: [] for split in sizes}
     questions: set[str] = set()
     for place, level in enumerate(levels):

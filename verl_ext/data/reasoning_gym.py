@@ -22,7 +22,7 @@ import reasoning_gym
 import typer
 
 from verl_ext import checks
-from verl_ext.data.levels import Seed, Train, Validation, distinct, draw_splits, write_splits
+from verl_ext.data.levels import WEIGHTS, Seed, Train, Validation, distinct, draw_splits, parse_weights, write_splits
 from verl_ext.data.limited import judge, tagged_answer
 from verl_ext.data.schema import make_row
 from verl_ext.files import check_folder
@@ -53,17 +53,21 @@ class Level:
         difficulty: rank of the level within its task; larger is harder.
         parameters: settings of the task's configuration, except ``seed`` and ``size``.
         weight: share of the rows from this level, relative to the other levels.
+        validation_weight: the same for the validation split, if it differs; 0 leaves the level out.
     """
 
     task: str
     difficulty: int
     parameters: Mapping[str, Any] = field(default_factory=dict)
     weight: float = 1.0
+    validation_weight: float | None = None
 
     def __post_init__(self) -> None:
         if self.task not in reasoning_gym.factory.DATASETS:
             raise ValueError(f"task: reasoning-gym has no task named {self.task!r}.")
         checks.positive_number("weight", self.weight)
+        if self.validation_weight is not None:
+            checks.number("validation_weight", self.validation_weight, 0)
         known = [entry.name for entry in fields(reasoning_gym.factory.DATASETS[self.task][1])]
         for name in self.parameters:
             checks.choice(f"parameter of {self.task}", name, [each for each in known if each not in ("seed", "size")])
@@ -81,14 +85,15 @@ solves a third of the prompts, is uncertain about half, and has no chance at a s
 
 
 def parse_level(text: str, difficulty: int) -> Level:
-    """A level from ``TASK[:key=value,...][@weight]``, for instance ``chain_sum:min_terms=2,max_terms=2@0.5``.
+    """A level from ``TASK[:key=value,...][@weights]``, for instance ``chain_sum:min_terms=2,max_terms=2@0.5``.
 
-    Values are read as JSON, and as plain text where they are not JSON.
+    :func:`~verl_ext.data.levels.parse_weights` reads the weights. Values are read as JSON, and as plain text where they
+    are not JSON.
 
     Raises:
         ValueError: the text has another form, or reasoning-gym has no such task, parameter or value.
     """
-    body, _, weight = text.partition("@")
+    body, _, weights = text.partition("@")
     task, _, assignments = body.partition(":")
     parameters: dict[str, Any] = {}
     for assignment in filter(None, assignments.split(",")):
@@ -100,7 +105,7 @@ def parse_level(text: str, difficulty: int) -> Level:
         except json.JSONDecodeError:
             parameters[key] = value
     try:
-        level = Level(task, difficulty, parameters, float(weight) if weight else 1.0)
+        level = Level(task, difficulty, parameters, *parse_weights(weights))
         next(_entries(level, seed=0))
     except ValueError as error:
         raise ValueError(f"level {text!r}: {error}") from error
@@ -256,7 +261,7 @@ def main(
     out: Annotated[Path, typer.Option(help="Folder for train.parquet and validation.parquet.")],
     level: Annotated[
         list[str] | None,
-        typer.Option(help="TASK[:key=value,...][@weight], once per level, easiest first. Default: the quickstart's."),
+        typer.Option(help="TASK[:key=value,...][@weights], once per level, easiest first. " + WEIGHTS),
     ] = None,
     train: Train = 2048,
     validation: Validation = 256,

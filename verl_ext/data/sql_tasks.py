@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from verl_ext import checks
-from verl_ext.data.levels import Seed, Train, Validation, distinct, draw_splits, write_splits
+from verl_ext.data.levels import WEIGHTS, Seed, Train, Validation, distinct, draw_splits, parse_weights, write_splits
 from verl_ext.data.schema import make_row
 from verl_ext.files import check_folder
 
@@ -49,16 +49,20 @@ class Level:
         length: number of operations, one call each; at most 16, which keeps values within SQLite's integers.
         largest: largest number to add or subtract, at most 99; factors are 2 to 9.
         weight: share of the rows from this level, relative to the other levels.
+        validation_weight: the same for the validation split, if it differs; 0 leaves the level out.
     """
 
     length: int
     largest: int = 9
     weight: float = 1.0
+    validation_weight: float | None = None
 
     def __post_init__(self) -> None:
         checks.number("length", self.length, 1, 16)
         checks.number("largest", self.largest, 1, 99)
         checks.positive_number("weight", self.weight)
+        if self.validation_weight is not None:
+            checks.number("validation_weight", self.validation_weight, 0)
 
     def __str__(self) -> str:
         return f"{self.length}:{self.largest}"
@@ -105,17 +109,17 @@ class Task:
 
 
 def parse_level(text: str) -> Level:
-    """A level from ``LENGTH[:LARGEST][@weight]``, for instance ``3:9@0.5``.
+    """A level from ``LENGTH[:LARGEST][@weights]``, for instance ``3:9@0.5``.
 
     Raises:
         ValueError: the text has another form, or a number is out of range.
     """
-    body, _, weight = text.partition("@")
+    body, _, weights = text.partition("@")
     length, _, largest = body.partition(":")
     try:
-        return Level(int(length), int(largest or 9), float(weight or 1.0))
+        return Level(int(length), int(largest or 9), *parse_weights(weights))
     except ValueError as error:
-        raise ValueError(f"level={text!r} must be of the form LENGTH[:LARGEST][@weight] ({error}).") from error
+        raise ValueError(f"level={text!r} must be of the form LENGTH[:LARGEST][@weights] ({error}).") from error
 
 
 def distinct_tasks(level: Level, seed: int, random_share: float = 0.0, exclude: Collection[str] = ()) -> Iterator[Task]:
@@ -235,7 +239,8 @@ def levels_of(frames: Sequence[pd.DataFrame]) -> list[Level]:
 def main(
     out: Annotated[Path, typer.Option(help="Folder for train.parquet, validation.parquet and tools.yaml.")],
     level: Annotated[
-        list[str] | None, typer.Option(help="LENGTH[:LARGEST][@weight], once per level. Default: the quickstart's.")
+        list[str] | None,
+        typer.Option(help="LENGTH[:LARGEST][@weights], once per level. " + WEIGHTS),
     ] = None,
     train: Train = 2048,
     validation: Validation = 256,
