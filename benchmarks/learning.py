@@ -1,6 +1,6 @@
 """Trains all recipes on the CPU task, at equal rollouts, over several seeds.
 
-    python benchmarks/learning.py --task outputs/quickstart_small
+    python benchmarks/learning.py --task outputs/spelling
 
 Finished runs are skipped, so the benchmark can be stopped and restarted at any time. Each run's metrics are
 ``<name>_<seed>.jsonl`` in ``--out``; ``verl-ext report`` and ``benchmarks/decisions.py`` read them.
@@ -103,7 +103,7 @@ def train(name: str, seed: int, rollouts: int, task: Path, out: Path) -> None:
 
 
 def main(
-    task: Annotated[Path, typer.Option(help="Folder with model/ and data/, made by the quickstart.")],
+    task: Annotated[Path, typer.Option(help="Folder with model/ and data/, made as docs/results.md says.")],
     out: Annotated[Path, typer.Option(help="Folder for metrics and logs.")] = Path("outputs/benchmarks/learning"),
     name: Annotated[
         list[str] | None, typer.Option(help="A recipe or variant, repeatable. Default: all recipes.")

@@ -32,7 +32,7 @@ def questions(rows):
 
 
 def test_splits_have_verls_columns_and_share_no_question(data):
-    splits = data.splits(data.QUICKSTART, SIZES, seed=3)
+    splits = data.splits(data.DEFAULT_LEVELS, SIZES, seed=3)
     for split, rows in splits.items():
         assert [row["extra_info"]["index"] for row in rows] == list(range(SIZES[split]))
         for row in rows:
@@ -46,7 +46,7 @@ def test_splits_have_verls_columns_and_share_no_question(data):
 def test_the_seed_decides_and_the_global_random_state_is_left_alone(data):
     random.seed(5)
     before = random.getstate()
-    first, again, other = (data.splits(data.QUICKSTART, SIZES, seed=seed) for seed in (3, 3, 4))
+    first, again, other = (data.splits(data.DEFAULT_LEVELS, SIZES, seed=seed) for seed in (3, 3, 4))
     assert random.getstate() == before
     assert first == again
     assert all(questions(first[split]) != questions(other[split]) for split in SIZES)

@@ -26,7 +26,7 @@ def questions(frame):
 
 @pytest.fixture(scope="module")
 def frames():
-    return splits(data.QUICKSTART, SIZES, seed=3)
+    return splits(data.DEFAULT_LEVELS, SIZES, seed=3)
 
 
 def test_rows_have_the_columns_verl_reads(frames):
@@ -44,7 +44,7 @@ def test_rows_have_the_columns_verl_reads(frames):
             assert row.extra_info["difficulty"] == len(row.reward_model["ground_truth"])
 
 
-@pytest.mark.parametrize("levels", [data.QUICKSTART, SUMS], ids=["spell_backward", "chain_sum"])
+@pytest.mark.parametrize("levels", [data.DEFAULT_LEVELS, SUMS], ids=["spell_backward", "chain_sum"])
 def test_verifier_judges(levels):
     for row in splits(levels, {"train": 24}, seed=1)["train"].itertuples():
         truth = row.reward_model["ground_truth"]

@@ -22,7 +22,7 @@ def splits(*arguments, **options):
 
 @pytest.fixture(scope="module")
 def frames():
-    return splits(data.QUICKSTART, SIZES, seed=3)
+    return splits(data.DEFAULT_LEVELS, SIZES, seed=3)
 
 
 def questions(frame):

@@ -184,7 +184,7 @@ def test_command_line_trains_once(tmp_path):
     data, out = tmp_path / "data", tmp_path / "model"
     missing = invoke("--data", data, "--out", out)
     assert missing.exit_code == 2 and "write it with verl-ext data sql_tasks" in missing.output
-    write_splits(sql_tasks.splits(sql_tasks.QUICKSTART, {"train": 24, "validation": 8}, 0, 0.5), data)
+    write_splits(sql_tasks.splits(sql_tasks.DEFAULT_LEVELS, {"train": 24, "validation": 8}, 0, 0.5), data)
     small = ("--data", data, "--out", out, "--batch", 2, "--hidden", 32, "--layers", 1)
     result = invoke(*small, "--steps", 2)
     assert result.exit_code == 0, result.output

@@ -20,7 +20,7 @@ Row = dict[str, Any]
 
 Train = Annotated[int, typer.Option(min=1, help="Training prompts.")]
 Validation = Annotated[int, typer.Option(min=1, help="Validation prompts.")]
-WEIGHTS = "Weights: 3, or 3/0 for another weight in the validation split. Default: the quickstart's."
+WEIGHTS = "Weights: 3, or 3/0 for another weight in the validation split."
 Seed = Annotated[int, typer.Option(help="The same seed gives the same rows.")]
 
 

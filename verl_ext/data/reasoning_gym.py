@@ -76,7 +76,7 @@ class Level:
         return ":".join(filter(None, (self.task, ",".join(f"{key}={value}" for key, value in self.parameters.items()))))
 
 
-QUICKSTART: tuple[Level, ...] = tuple(
+DEFAULT_LEVELS: tuple[Level, ...] = tuple(
     Level("spell_backward", letters, {"min_word_len": letters, "max_word_len": letters}, weight)
     for letters, weight in {3: 1.25, 4: 1.25, 5: 1.25, 6: 0.25, 7: 0.25, 8: 2.5, 9: 3.25, 10: 2.0}.items()
 )
@@ -261,7 +261,11 @@ def main(
     out: Annotated[Path, typer.Option(help="Folder for train.parquet and validation.parquet.")],
     level: Annotated[
         list[str] | None,
-        typer.Option(help="TASK[:key=value,...][@weights], once per level, easiest first. " + WEIGHTS),
+        typer.Option(
+            help="TASK[:key=value,...][@weights], once per level, easiest first. "
+            + WEIGHTS
+            + " Default: spell_backward."
+        ),
     ] = None,
     train: Train = 2048,
     validation: Validation = 256,
@@ -271,7 +275,7 @@ def main(
     """Write reasoning-gym tasks as training and validation data in verl's schema; no question occurs in both."""
     try:
         check_folder(out)
-        levels = [parse_level(text, place) for place, text in enumerate(level, 1)] if level else QUICKSTART
+        levels = [parse_level(text, place) for place, text in enumerate(level, 1)] if level else DEFAULT_LEVELS
         write_splits(splits(levels, {"train": train, "validation": validation}, seed, suffix), out)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error

@@ -68,7 +68,7 @@ class Level:
         return f"{self.length}:{self.largest}"
 
 
-QUICKSTART: tuple[Level, ...] = tuple(
+DEFAULT_LEVELS: tuple[Level, ...] = tuple(
     Level(length, weight=weight) for length, weight in {2: 0.75, 3: 1.25, 4: 1.25, 5: 1.0, 6: 0.75}.items()
 )
 
@@ -240,7 +240,7 @@ def main(
     out: Annotated[Path, typer.Option(help="Folder for train.parquet, validation.parquet and tools.yaml.")],
     level: Annotated[
         list[str] | None,
-        typer.Option(help="LENGTH[:LARGEST][@weights], once per level. " + WEIGHTS),
+        typer.Option(help=f"LENGTH[:LARGEST][@weights], once per level. {WEIGHTS} Default: the quickstart's."),
     ] = None,
     train: Train = 2048,
     validation: Validation = 256,
@@ -252,7 +252,7 @@ def main(
     """Write chains of SQL operations as training and validation data in verl's schema; no question occurs in both."""
     try:
         check_folder(out)
-        levels = [parse_level(text) for text in level] if level else QUICKSTART
+        levels = [parse_level(text) for text in level] if level else DEFAULT_LEVELS
         write_splits(splits(levels, {"train": train, "validation": validation}, seed, random_share), out)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
