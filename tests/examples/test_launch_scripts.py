@@ -128,11 +128,13 @@ def test_it_is_valid_and_fits_with_megatron(script, rows, local_tools):
         assert (actor.optim.lr_decay_style, actor.optim.clip_grad) == ("linear", 1.0)  # the paper's
 
 
-def test_every_run_has_checkpoints_of_its_own():
+def test_every_run_has_checkpoints_and_logs_of_its_own():
     runs = {}
     for script, choice in (case.values for case in ALL):
         config = resolved(script, **choice)
         folder = config["trainer"]["default_local_dir"]
+        assert "file" in config["trainer"]["logger"]  # which is written into this folder
+        assert config["trainer"]["rollout_data_dir"] == f"{folder}/rollouts"
         assert runs.setdefault(folder, config) == config
     assert len(runs) == len(ALL)
 
