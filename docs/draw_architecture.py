@@ -48,6 +48,7 @@ FLOORS = [
             (
                 "verl_ext.launch",
                 "verl_ext.announce",
+                "verl_ext.export",
                 "verl_ext.new",
                 "verl_ext.template",
                 "verl_ext.recipes",

@@ -36,6 +36,7 @@ COMMANDS = {
     "fit_probe": Command("verl_ext.lab.fit_probe:main", "Fit a prior of prompt difficulty on logged rollouts."),
     "verify": Command("verl_ext.lab.simulate.verify_record:main", "Run a fresh policy against a run's record."),
     "evaluate": Command("verl_ext.evaluation.command:app", "Sample a model on benchmarks: pass@k, mean@k, maj@k."),
+    "export": Command("verl_ext.export:main", "A checkpoint as a model for transformers and vLLM."),
     "data": Command("verl_ext.data.prepare:main", "Write a data set: a published or a generated one."),
     "hardware": Command("verl_ext.hardware.__main__:main", "Settings with which a model fits on GPUs."),
 }

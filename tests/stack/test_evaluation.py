@@ -23,7 +23,7 @@ SAVE_CHECKPOINT = Path(__file__).parents[1] / "support/save_checkpoint.py"
 
 def evaluate(task, checkpoint, model, out):
     command = [sys.executable, "-m", "verl_ext.evaluation", "run", "--data", task.folder / "data/validation.parquet"]
-    command += ["--checkpoint", checkpoint, "--out", out, "--n", "4"]
+    command += ["--out", out, "--n", "4", *([] if checkpoint is None else ["--checkpoint", checkpoint])]
     command += ["hardware=cpu", f"actor_rollout_ref.model.path={model}", "data.max_prompt_length=96"]
     command += ["data.max_response_length=24", "actor_rollout_ref.rollout.max_model_len=128"]
     command += ["reward.custom_reward_function.path=pkg://verl_ext.data.reasoning_gym"]
@@ -98,3 +98,18 @@ def test_a_checkpoint_in_shards_is_sampled_and_scored(task, tmp_path):
     again = evaluate(task, run / "global_step_3", model, out)
     assert again.returncode == 0 and file.stat().st_mtime_ns == written
     assert "verl" not in again.stderr and len(list(out.glob("*.jsonl"))) == 1
+
+
+def test_vllm_samples_an_exported_model(task, tmp_path):
+    """The export of a checkpoint of the warm-started model is sampled as a model, without a checkpoint."""
+    run, out = tmp_path / "run", tmp_path / "out"
+    ranks = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "1", SAVE_CHECKPOINT]
+    subprocess.run([*ranks, task.folder / "model", run, "3"], check=True, timeout=300)
+    export = [sys.executable, "-m", "verl_ext", "export", run / "global_step_3", "--out", tmp_path / "exported"]
+    subprocess.run(export, check=True, timeout=300)
+    result = evaluate(task, None, tmp_path / "exported", out)
+    assert result.returncode == 0, result.stderr
+    lines = [json.loads(line) for file in out.glob("*.jsonl") for line in file.read_text().splitlines()]
+    assert len(lines) == 4 * 8
+    untrained = make_untrained(task.folder / "model", tmp_path / "untrained")
+    assert surprise(task.folder / "model", lines) < surprise(untrained, lines) - 1

@@ -87,8 +87,8 @@ def check_checkpoint(faults: Faults, policy: type[RolloutPolicy]) -> None:
     saved = {int(file.name.split("_")[3]) for file in files}
     valid = (
         f"{folder} was saved by {max(saved, default=0)} devices, and this run has {devices} in trainer.nnodes and "
-        "trainer.n_gpus_per_node; use as many, or merge the checkpoint with python -m verl.model_merger and "
-        "train from the result"
+        "trainer.n_gpus_per_node; use as many, or write its model with verl-ext export and train from "
+        "the result"
     )
     faults.refuse_if(bool(saved) and devices not in saved, "trainer.n_gpus_per_node", valid)
     key = "transfer_queue.backend.SimpleStorage.num_data_storage_units"

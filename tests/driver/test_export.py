@@ -1,0 +1,148 @@
+"""Exports of a checkpoint that verl saved in two shards: the model is the trained one, and transformers loads it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from typer.testing import CliRunner
+
+from verl_ext import export as command
+
+SAVE_CHECKPOINT = Path(__file__).parents[1] / "support/save_checkpoint.py"
+TOKENS = {token: place for place, token in enumerate(["<pad>", "<end>", *sorted(pre_tokenizers.ByteLevel.alphabet())])}
+
+
+def run(*arguments: object):
+    app = typer.Typer()
+    app.command()(command.main)
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "300"})
+
+
+def said(result) -> str:
+    return " ".join(result.output.replace("│", " ").split())
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    sizes = {"vocab_size": len(TOKENS), "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 32}
+    Qwen2ForCausalLM(Qwen2Config(**sizes, **heads, tie_word_embeddings=False)).save_pretrained(folder)
+    letters = Tokenizer(models.BPE(TOKENS, []))  # transformers loads every qwen2 model with a byte-level BPE tokenizer
+    letters.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    PreTrainedTokenizerFast(tokenizer_object=letters, pad_token="<pad>", eos_token="<end>").save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(model, tmp_path_factory) -> Path:
+    """A run with one checkpoint, saved by verl from two ranks."""
+    folder = tmp_path_factory.mktemp("run")
+    ranks = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", SAVE_CHECKPOINT]
+    subprocess.run([*ranks, model, folder, "3"], check=True, timeout=300)
+    (folder / "latest_checkpointed_iteration.txt").write_text("3")
+    return folder
+
+
+@pytest.fixture
+def copied(trained, tmp_path) -> Path:
+    return shutil.copytree(trained, tmp_path / "run")
+
+
+def assert_same_model(exported: Path, original: Path) -> None:
+    weights, expected = (AutoModelForCausalLM.from_pretrained(folder).state_dict() for folder in (exported, original))
+    assert weights.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(weights[name].bfloat16(), value.bfloat16()), name
+    tokenizer = AutoTokenizer.from_pretrained(exported)
+    assert tokenizer("two").input_ids == [TOKENS[letter] for letter in "two"] and tokenizer.eos_token == "<end>"
+
+
+def test_shards_become_a_model_that_transformers_loads(trained, model, tmp_path):
+    assert len(list(trained.glob("global_step_3/actor/model_world_size_2_rank_*.pt"))) == 2
+    result = run(trained / "global_step_3", "--out", tmp_path / "new" / "exported")
+    assert result.exit_code == 0, result.output
+    assert_same_model(tmp_path / "new" / "exported", model)
+    assert not list((tmp_path / "new").glob("*.unfinished"))
+
+
+def test_a_runs_folder_stands_for_its_last_checkpoint(copied, model, tmp_path):
+    (copied / "global_step_9").mkdir()  # unfinished: verl's note names step 3
+    (tmp_path / "exported").mkdir()
+    result = run(copied, "--out", tmp_path / "exported")
+    assert result.exit_code == 0, result.output
+    assert "global_step_3/actor -> " in said(result)
+    assert_same_model(tmp_path / "exported", model)
+
+
+def test_a_model_that_verl_saved_whole_is_copied(copied, model, tmp_path):
+    """``actor_rollout_ref.actor.checkpoint.save_contents=[hf_model]``."""
+    actor = copied / "global_step_3" / "actor"
+    for shard in actor.glob("*.pt"):
+        shard.unlink()
+    shutil.copy(model / "model.safetensors", actor / "huggingface")
+    assert run(copied, "--out", tmp_path / "exported").exit_code == 0
+    assert_same_model(tmp_path / "exported", model)
+
+
+def test_checkpoints_that_are_not_whole_are_refused_in_one_sentence(copied, tmp_path):
+    step, out = copied / "global_step_3", tmp_path / "out"
+    actor, end = step / "actor", ("--out", out)
+
+    def refused(*arguments: object) -> str:
+        result = run(*arguments)
+        assert result.exit_code in (1, 2) and result.output.count("\n") < 9 and not out.exists(), result.output
+        return said(result)
+
+    assert "nowhere is not a folder" in refused(tmp_path / "nowhere", *end)
+    assert f"{tmp_path} has no folder actor; name a .../global_step_N that has one" in refused(tmp_path, *end)
+    assert "it holds files, name a new folder" in said(run(step, "--out", copied))
+    assert "test_export.py is a file, name a folder" in refused(step, "--out", __file__)
+    assert "--push=mine is not valid: use OWNER/NAME" in refused(step, *end, "--push", "mine")
+    assert "--private=True is not valid: it is for --push" in refused(step, *end, "--private")
+    shard = actor / "model_world_size_2_rank_1.pt"
+    content = shard.read_bytes()
+    shard.write_bytes(content[:100])
+    assert f"{actor} cannot be merged (" in refused(step, *end)
+    shard.unlink()
+    assert f"{actor} lacks 1 of 2 shards ({shard.name}); copy the shards of all nodes" in refused(step, *end)
+    (actor / "fsdp_config.json").unlink()
+    assert f"{actor} is a checkpoint of neither FSDP" in refused(step, *end)
+    shutil.rmtree(actor)
+    assert f"{step} has no folder actor" in refused(copied, *end)
+
+
+class Hub:
+    """Stands in for ``huggingface_hub.HfApi``: keeps the calls."""
+
+    calls: list[tuple] = []
+
+    def create_repo(self, repository: str, *, private: bool, exist_ok: bool) -> str:
+        self.calls.append((repository, private, exist_ok))
+        if repository == "no/way":
+            raise OSError("401 Unauthorized\nmore")
+        return f"https://hub/{repository}"
+
+    def upload_folder(self, *, repo_id: str, folder_path: Path) -> None:
+        self.calls.append((repo_id, json.loads((folder_path / "config.json").read_text())["model_type"]))
+
+
+def test_a_folder_is_pushed_only_if_asked(trained, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
+    monkeypatch.setattr(Hub, "calls", [])
+    result = run(trained, "--out", tmp_path / "a", "--push", "me/mine", "--private")
+    assert result.exit_code == 0 and "https://hub/me/mine" in result.output, result.output
+    assert Hub.calls == [("me/mine", True, True), ("me/mine", "qwen2")]
+    result = run(trained, "--out", tmp_path / "b", "--push", "no/way")
+    assert result.exit_code == 1 and "b is written, but no/way cannot be uploaded to (401 Unauthorized)" in said(result)
+    assert (tmp_path / "b" / "config.json").is_file()
