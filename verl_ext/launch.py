@@ -47,6 +47,10 @@ def main(recipe: str) -> None:
 
     register_resolvers()
     export_environment(hardware)
+    if hardware == "cpu" and not flags:
+        from verl_ext.driver.cpu import fork_server
+
+        fork_server.start()
     sys.argv[1:] = [*arguments, *implied(arguments, of_experiment), *flags]
     run = hydra.main(config_path=f"pkg://recipe.{recipe}.config", config_name=recipe, version_base=None)(_train)
     if FULL_ERROR in os.environ:  # the user asks for tracebacks

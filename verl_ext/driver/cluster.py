@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from ray.experimental import internal_kv
 from ray.util import list_named_actors
 
+from verl_ext.driver.cpu import fork_server
 from verl_ext.driver.preflight.combinations import QUEUE_SIZE
 from verl_ext.errors import RunError
 
@@ -19,6 +20,8 @@ HANDED_ON = ("VERL_", "WANDB_MODE", "WANDB_BASE_URL")  # prefixes of environment
 # `ray job submit` sets this variable: the job's runtime environment already holds
 # variables, and Ray refuses to get a variable twice.
 SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+
+EXECUTABLE = "runtime_env.py_executable"  # of Ray's workers
 
 QUEUE_NAMESPACE = "transfer_queue"  # set by TransferQueue for its actors
 QUEUE = {"name": "TransferQueueController", "namespace": QUEUE_NAMESPACE}
@@ -48,7 +51,10 @@ def join_cluster(config: DictConfig) -> None:
                 start.pop(key, None)
         elif any(start.get(key) is not None for key in OF_A_NEW_CLUSTER):
             start.address = "local"  # otherwise Ray joins a cluster on this machine, and refuses the resources
+            if (python := fork_server.command()) is not None and not OmegaConf.select(start, EXECUTABLE):
+                OmegaConf.update(start, EXECUTABLE, str(python), force_add=True)
             return
+        fork_server.stop()  # workers of another cluster start in its own way
         if SUBMITTED not in os.environ:
             variables = {name: value for name, value in os.environ.items() if name.startswith(HANDED_ON)}
             start.runtime_env = OmegaConf.merge({"env_vars": variables}, start.get("runtime_env") or {})

@@ -1,0 +1,216 @@
+"""Forks of one process stand in for new Python processes: same arguments, files, environment, signals and end."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing.spawn
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from support.forks import Driver
+
+from verl_ext.driver.cpu import fork_client, fork_server
+
+FIRST_JOB = {**os.environ, fork_client.JOB: fork_client.FIRST_JOB}
+
+
+def forked(python: str) -> bool:
+    """Whether ``python`` starts forks: the server has imported fractions, and a new interpreter has not."""
+    code = "import sys; print('fractions' in sys.modules)"
+    return subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60).stdout == "True\n"
+
+
+@pytest.fixture(scope="module")
+def driver():
+    driver = Driver()
+    yield driver
+    driver.end()
+
+
+def wait_for(true) -> None:
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_script_has_its_arguments_folder_environment_and_files(driver, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import json, os, sys\n"
+        "print(json.dumps([__name__, __file__, sys.argv, sys.path[0], os.getcwd(), os.environ.get('OWN'),\n"
+        "                  os.environ.get('OF_THE_DRIVER'), sys.stdin.read(), 'fractions' in sys.modules]))\n"
+        "print('said', file=sys.stderr)\n"
+        "os.write(int(sys.argv[2]), b'kept open')\n"
+        "sys.exit(7)"
+    )
+    reader, writer = os.pipe()
+    result = driver.run(
+        *("-u", str(script), "--a", str(writer)),
+        input="asked",
+        cwd=tmp_path,
+        env={"OWN": "1", "PATH": os.environ["PATH"]},
+        pass_fds=[writer],
+    )
+    os.close(writer)
+    arguments = [str(script), "--a", str(writer)]
+    expected = ["__main__", str(script), arguments, str(tmp_path), str(tmp_path), "1", None, "asked", True]
+    assert json.loads(result.stdout) == expected
+    assert result.stderr == "said\n" and result.returncode == 7
+    assert os.read(reader, 100) == b"kept open"
+    os.close(reader)
+
+
+def test_code_runs_as_multiprocessing_starts_it(driver):
+    code = "import sys, multiprocessing.spawn as s; print(sys.argv, s.get_executable().decode())"
+    result = driver.run("-B", "-X", "dev", "-Wignore", "-c", code, "--multiprocessing-fork")
+    assert result.stdout == f"['-c', '--multiprocessing-fork'] {driver.python}\n"
+
+
+def test_multiprocessing_starts_forks(driver, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import multiprocessing, os, sys\n"
+        "def child(queue):\n"
+        "    queue.put(('fractions' in sys.modules, __name__))\n"
+        "    os._exit(5)\n"
+        "if __name__ == '__main__':\n"
+        "    context = multiprocessing.get_context('spawn')\n"
+        "    queue = context.SimpleQueue()\n"
+        "    process = context.Process(target=child, args=(queue,))\n"
+        "    process.start()\n"
+        "    print(queue.get(), process.join(), process.exitcode)\n"
+    )
+    assert driver.run(str(script)).stdout == "(True, '__mp_main__') None 5\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "said"),
+    [
+        ("import sys; sys.exit('why')", 1, "why\n"),
+        ("import os; os.kill(os.getpid(), 9)", -9, ""),
+        ("import os; os.kill(os.getpid(), 15)", -15, ""),
+        ("import atexit, sys; atexit.register(lambda: sys.stderr.write('last'))", 0, "last"),
+    ],
+)
+def test_the_end_of_a_fork_is_the_end_of_its_command(driver, code, status, said):
+    result = driver.run("-c", code)
+    assert (result.returncode, result.stderr) == (status, said)
+
+
+def test_an_error_is_printed(driver):
+    result = driver.run("-c", "1 / 0")
+    assert result.returncode == 1 and result.stderr.endswith("ZeroDivisionError: division by zero\n")
+
+
+def test_signals_reach_the_fork(driver):
+    code = "import signal, time; signal.signal(15, lambda *_: exit(3)); print('ready', flush=True); time.sleep(60)"
+    process = subprocess.Popen([driver.python, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
+    process.terminate()
+    assert process.wait(timeout=60) == 3
+    process.stdout.close()
+
+
+def test_blocked_signals_stay_blocked(driver):
+    code = "import signal; print(signal.pthread_sigmask(signal.SIG_BLOCK, []))"
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        assert "SIGINT" in driver.run("-c", code).stdout
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert "SIGINT" not in driver.run("-c", code).stdout
+
+
+def test_a_killed_command_takes_its_fork_along(driver):
+    code = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+    process = subprocess.Popen([driver.python, "-c", code], stdout=subprocess.PIPE, text=True)
+    fork = psutil.Process(int(process.stdout.readline()))
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    wait_for(lambda: not fork.is_running())
+    assert forked(driver.python)
+
+
+def test_forks_share_neither_process_group_nor_random_numbers(driver):
+    """Ray kills the process group of a worker that has ended."""
+    code = "import numpy, os, random; print(os.getpgrp() == os.getpid(), numpy.random.random(), random.random())"
+    one, other = (driver.run("-c", code).stdout.split() for _ in range(2))
+    assert one[0] == other[0] == "True"
+    assert one[1] != other[1] and one[2] != other[2]
+
+
+def test_workers_of_another_job_start_as_ever(driver):
+    code = "import sys; print('fractions' in sys.modules)"
+    assert driver.run("-c", code, env=FIRST_JOB).stdout == "True\n"
+    assert driver.run("-c", code, env={**FIRST_JOB, fork_client.JOB: "02000000"}).stdout == "False\n"
+
+
+def test_the_server_and_its_forks_end_with_the_driver(monkeypatch):
+    driver = Driver()
+    folder = Path(driver.python).parent
+    sleeper = subprocess.Popen([driver.python, "-c", "import time; print(1, flush=True); time.sleep(2)"], stdout=-1)
+    sleeper.stdout.readline()
+    driver.process.kill()
+    driver.end()
+    assert sleeper.wait(timeout=60) == 0, "the fork may end itself"
+    sleeper.stdout.close()
+    wait_for(lambda: not folder.exists())
+
+
+def test_without_a_server_python_starts_as_ever():
+    driver = Driver()
+    command = Path(driver.python).read_text().splitlines()[1].replace('"$@"', "-c 'print(1)'").removeprefix("exec ")
+    driver.end()
+    wait_for(lambda: not Path(driver.python).exists())
+    assert subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60).stdout == "1\n"
+
+
+def test_a_driver_that_is_not_served_leaves_nothing():
+    """A refused configuration, or a run that joins another cluster."""
+    driver = Driver("refuse")
+    (server,) = iter_children(driver)
+    driver.end()
+    wait_for(lambda: not server.is_running())
+
+
+def iter_children(driver: Driver) -> list[psutil.Process]:
+    process = psutil.Process(driver.process.pid)
+    wait_for(process.children)
+    return process.children()
+
+
+def test_a_process_with_ray_gets_no_server(monkeypatch):
+    """Ray's C++ part has read the variables of a worker by then."""
+    monkeypatch.setitem(sys.modules, "ray", object())
+    fork_server.start()
+    assert fork_server.command() is None
+    fork_server.stop()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["-u", "a.py", "-c", "x"], ("", "a.py", ["-c", "x"])),
+        (["-B", "-Wignore", "-W", "error", "-c", "x", "-c"], ("-c", "x", ["-c"])),
+        (["-E", "a.py"], None),
+        (["-m", "module"], None),
+        (["-c"], None),
+        (["-u"], None),
+        ([], None),
+    ],
+)
+def test_command_lines_that_a_fork_can_serve(arguments, expected):
+    assert fork_client.parsed(arguments) == expected
+
+
+def test_multiprocessings_command_line_is_one_of_them():
+    _, *arguments = multiprocessing.spawn.get_command_line(tracker_fd=1, pipe_handle=2)
+    assert fork_client.parsed([os.fsdecode(argument) for argument in arguments])[0] == "-c"

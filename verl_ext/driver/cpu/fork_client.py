@@ -1,0 +1,98 @@
+"""Starts Python as a fork of :mod:`.fork_server`, and lives as long as the fork.
+
+A program of its own, for ``python -I -S``: it imports the smallest part of the standard library, and starts in 20 ms.
+``fork_client.py <python> <socket of the server> <arguments of Python>``
+"""
+
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+
+NUMBER = "!q"  # of the size of a request, of a process id and of an exit status
+MOST_FILES = 250  # that one message on a socket carries
+JOB, FIRST_JOB = "RAY_JOB_ID", "01000000"  # of a Ray cluster; set by Ray in workers
+FLAGS = ("-u", "-B", "-W", "-X")  # options of Python that a fork may leave out
+
+
+def parsed(arguments: list[str]) -> tuple[str, str, list[str]] | None:
+    """Kind, target and arguments of a command line of Python; None if a fork cannot serve it.
+
+    The kind is "-c", and the target the code; or the kind is "", and the target a script.
+    """
+    position = 0
+    while position < len(arguments) and arguments[position].startswith("-"):
+        argument = arguments[position]
+        if argument == "-c":
+            return ("-c", arguments[position + 1], arguments[position + 2 :]) if position + 1 < len(arguments) else None
+        if not argument.startswith(FLAGS):
+            return None
+        position += 2 if argument in ("-W", "-X") else 1
+    return ("", arguments[position], arguments[position + 1 :]) if position < len(arguments) else None
+
+
+def request(arguments: list[str], files: list[int]) -> bytes:
+    """What the fork takes over from this process, besides the open files themselves."""
+    content = {
+        "arguments": arguments,
+        "environment": dict(os.environ),
+        "folder": os.getcwd(),
+        "files": files,
+        "blocked": [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])],
+    }
+    return json.dumps(content).encode()
+
+
+def open_files() -> list[int]:
+    """Descriptors that a program started by this process would have."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if os.get_inheritable(int(name)):
+                found.append(int(name))
+        except OSError:  # the descriptor of the listing itself
+            continue
+    return sorted(found)
+
+
+def main() -> None:
+    """Ask the server for a fork, pass on signals, and end as the fork ends."""
+    python, address, *arguments = sys.argv[1:]
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    files = open_files()
+    try:
+        if parsed(arguments) is None or len(files) > MOST_FILES or os.environ.get(JOB, FIRST_JOB) != FIRST_JOB:
+            raise ConnectionError
+        server.connect(address)
+        content = request(arguments, files)
+        socket.send_fds(server, [struct.pack(NUMBER, len(content))], files)
+        server.sendall(content)
+        pid = receive(server)
+    except OSError:  # without a server, Python starts as ever
+        server.close()
+        os.execv(python, [python, *arguments])
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: os.kill(pid, number))
+    try:
+        status = receive(server)
+    except OSError:  # the server was killed
+        status = 1
+    if status < 0:
+        if -status != signal.SIGKILL:
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    sys.exit(status)
+
+
+def receive(server: socket.socket) -> int:
+    """The server's next number: the process id of the fork, and at its end its exit status, or a signal below 0."""
+    content = server.recv(struct.calcsize(NUMBER), socket.MSG_WAITALL)
+    if len(content) < struct.calcsize(NUMBER):
+        raise ConnectionError
+    return struct.unpack(NUMBER, content)[0]
+
+
+if __name__ == "__main__":
+    main()
