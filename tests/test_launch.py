@@ -136,6 +136,13 @@ def test_garbage_is_collected_still_but_rarely():
         gc.set_threshold(*before)
 
 
+def test_the_end_of_a_process_searches_for_no_garbage():
+    code = "import atexit, gc; atexit.register(lambda: print(gc.get_freeze_count() > 1000))\n"
+    code += "from verl_ext.launch import collect_rarely; collect_rarely()"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert result.stdout == "True\n", result.stderr
+
+
 def test_rays_workers_on_a_cpu_do_so_too_and_import_nothing_heavy_for_it():
     hook = compose("grpo").ray_kwargs.ray_init.runtime_env.worker_process_setup_hook
     module, name = hook.rsplit(".", 1)

@@ -8,13 +8,14 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pyarrow.parquet as pq
 
+from verl_ext.driver.cpu import fork_server
 from verl_ext.lab.simulate.verify_record import verify
 
 ROOT = Path(__file__).parents[2]
@@ -115,14 +116,23 @@ class TrainingRun:
     def kill_worker(self, title: str) -> None:
         """SIGKILL for one process of Ray or vLLM in this run with the name ``title...``."""
         titles = set()
-        for process in psutil.Process(self.process.pid).children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):  # the process has ended meanwhile
-                found = "".join(process.cmdline()[:1])
-                if found.startswith(title):
-                    process.kill()
-                    return
-                titles.add(found)
+        for found, process in self._titled(psutil.Process(self.process.pid).children(recursive=True)):
+            if found.startswith(title):
+                process.kill()
+                return
+            titles.add(found)
         raise AssertionError(f"no process of the run is named {title}, only {', '.join(sorted(titles))}")
+
+    def forks(self) -> set[str]:
+        """Titles of the processes that started as forks of one that has imported verl and vLLM."""
+        children = psutil.Process(self.process.pid).children()
+        (server,) = (process for title, process in self._titled(children) if title.startswith(fork_server.TITLE))
+        return {title.partition(".")[0] for title, _ in self._titled(server.children())}
+
+    def _titled(self, processes: list[psutil.Process]) -> Iterator[tuple[str, psutil.Process]]:
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):  # the process has ended meanwhile
+                yield "".join(process.cmdline()[:1]), process
 
     def kill(self) -> None:
         """SIGKILL for the driver and everything Ray started for it."""

@@ -47,6 +47,7 @@ MODULES = (  # what workers and engine import
     "vllm.v1.worker.cpu_worker",
     "vllm.v1.worker.cpu_model_runner",
 )
+TITLE = "verl-ext: forks"  # also lets forks have titles: the package must see the environment that Python started with
 GO = b"g"  # from the driver: serve
 GRACE = 30.0  # seconds that forks have to end after the driver
 PATIENCE = 60.0  # seconds that a client has to send its request
@@ -150,6 +151,8 @@ class _Server:
         for module in modules:
             with contextlib.suppress(ImportError):  # the worker that needs the module says so
                 importlib.import_module(module)
+        with contextlib.suppress(ImportError):
+            importlib.import_module("setproctitle").setproctitle(TITLE)
         gc.collect()
         gc.freeze()  # a search for garbage would write to every object, and so copy the shared memory
         self.signalled.setblocking(False)
