@@ -88,6 +88,7 @@ def test_a_run_prints_the_lines_before_ray_starts(monkeypatch, tmp_path, capsys)
 
     reached = []
     monkeypatch.setattr(runner, "train", lambda config: reached.append(config))
+    monkeypatch.setattr(launch, "prepare_forks", lambda: None)
     monkeypatch.chdir(tmp_path)
     GlobalHydra.instance().clear()
     arguments = ["hardware=cpu", *good_overrides(tmp_path)]

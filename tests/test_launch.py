@@ -24,6 +24,7 @@ def run(monkeypatch, tmp_path, capsys):
     """``python -m recipe.pilot_commit <arguments>`` in this process: exit code, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(launch.FULL_ERROR, raising=False)
+    monkeypatch.setattr(launch, "prepare_forks", lambda: None)  # the workers of a run are no forks of the tests
     thresholds = gc.get_threshold()
 
     def run(*arguments: str) -> tuple[int, str, str]:

@@ -28,6 +28,8 @@ GPU_GROUPS = ("model_size", "actor_engine")  # config groups of the GPU profiles
 GROUPS = ("experiment", "hardware", "model_engine", *GPU_GROUPS)
 SIMILAR = 0.6
 THRESHOLDS = (100_000, 20, 20)  # CPython's default: (700, 10, 10)
+FORKS = ("RAY_JOB_ID", "RAY_RAYLET_PID")  # what Ray tells its workers
+FIRST_JOB = "01000000"
 FULL_ERROR = "HYDRA_FULL_ERROR"  # "1": hydra raises its errors instead of printing several lines and exiting with 1
 
 
@@ -48,10 +50,8 @@ def main(recipe: str) -> None:
 
     register_resolvers()
     export_environment(hardware)
-    if hardware == "cpu" and not flags:
-        from verl_ext.driver.cpu import fork_server
-
-        fork_server.start()
+    if hardware == "cpu":
+        prepare_forks()
     sys.argv[1:] = [*arguments, *implied(arguments, of_experiment), *flags]
     run = hydra.main(config_path=f"pkg://recipe.{recipe}.config", config_name=recipe, version_base=None)(_train)
     if FULL_ERROR in os.environ:  # the user asks for tracebacks
@@ -62,7 +62,8 @@ def main(recipe: str) -> None:
     except (hydra.errors.HydraException, OmegaConfBaseException) as error:
         _refuse(_sentence(error, recipe, arguments))
     finally:
-        os.environ.pop(FULL_ERROR, None)
+        for name in (FULL_ERROR, *FORKS):
+            os.environ.pop(name, None)
 
 
 def chosen(arguments: Sequence[str], group: str, default: str) -> str:
@@ -163,6 +164,17 @@ def collect_rarely() -> None:
     atexit.register(gc.freeze)
 
 
+def prepare_forks() -> None:
+    """Set the variables with which forks of this process can be Ray's workers: see ``driver/cpu/fork_server.py``.
+
+    Ray's C++ part reads them when Ray is imported, which composing the configuration does, and never again. The job is
+    the first of the cluster that the driver starts. Ray means the raylet's process, without which a worker ends; the
+    raylet ends with the driver, so here it is the driver.
+    """
+    if "ray" not in sys.modules:
+        os.environ.update({FORKS[0]: FIRST_JOB, FORKS[1]: str(os.getpid())})
+
+
 def _print_help(recipe: str) -> None:
     extras.require("tools", "yaml")
     from verl_ext.recipes import help_page
@@ -172,6 +184,10 @@ def _print_help(recipe: str) -> None:
 
 def _train(config: DictConfig) -> None:
     os.environ.pop(FULL_ERROR, None)  # tracebacks of a run stay as hydra prints them
+    if all([os.environ.pop(name, None) for name in FORKS]):
+        from verl_ext.driver.cpu import fork_server
+
+        fork_server.start()
     from verl_ext.driver.preflight.packages import missing_packages
     from verl_ext.driver.preflight.validate import validate
     from verl_ext.errors import BadConfig

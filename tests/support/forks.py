@@ -9,7 +9,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 DRIVER = """
-import sys
+import logging, sys
+logging.basicConfig()
 sys.path.insert(0, sys.argv[1])
 from verl_ext.driver.cpu import fork_server
 fork_server.start(shared=["uuid"], modules=["numpy", "module_that_is_nowhere", "fractions"])

@@ -15,6 +15,7 @@ import psutil
 import pytest
 from support.forks import Driver
 
+from verl_ext import launch
 from verl_ext.driver.cpu import fork_client, fork_server
 
 FIRST_JOB = {**os.environ, fork_client.JOB: fork_client.FIRST_JOB}
@@ -43,9 +44,10 @@ def wait_for(true) -> None:
 def test_a_script_has_its_arguments_folder_environment_and_files(driver, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
-        "import json, os, sys\n"
+        "import json, logging, os, sys\n"
         "print(json.dumps([__name__, __file__, sys.argv, sys.path[0], os.getcwd(), os.environ.get('OWN'),\n"
-        "                  os.environ.get('OF_THE_DRIVER'), sys.stdin.read(), 'fractions' in sys.modules]))\n"
+        "                  os.environ.get('OF_THE_DRIVER'), sys.stdin.read(), 'fractions' in sys.modules,\n"
+        "                  len(logging.root.handlers)]))\n"
         "print('said', file=sys.stderr)\n"
         "os.write(int(sys.argv[2]), b'kept open')\n"
         "sys.exit(7)"
@@ -60,7 +62,7 @@ def test_a_script_has_its_arguments_folder_environment_and_files(driver, tmp_pat
     )
     os.close(writer)
     arguments = [str(script), "--a", str(writer)]
-    expected = ["__main__", str(script), arguments, str(tmp_path), str(tmp_path), "1", None, "asked", True]
+    expected = ["__main__", str(script), arguments, str(tmp_path), str(tmp_path), "1", None, "asked", True, 0]
     assert json.loads(result.stdout) == expected
     assert result.stderr == "said\n" and result.returncode == 7
     assert os.read(reader, 100) == b"kept open"
@@ -187,12 +189,20 @@ def iter_children(driver: Driver) -> list[psutil.Process]:
     return process.children()
 
 
-def test_a_process_with_ray_gets_no_server(monkeypatch):
-    """Ray's C++ part has read the variables of a worker by then."""
-    monkeypatch.setitem(sys.modules, "ray", object())
-    fork_server.start()
-    assert fork_server.command() is None
+def test_a_process_without_a_server_has_no_command():
     fork_server.stop()
+    assert fork_server.command() is None
+
+
+def test_a_process_that_has_imported_ray_prepares_no_forks(monkeypatch):
+    """Ray's C++ part has read the variables of a worker by then."""
+    monkeypatch.setattr(os, "environ", {})
+    monkeypatch.setitem(sys.modules, "ray", object())
+    launch.prepare_forks()
+    assert not os.environ
+    monkeypatch.delitem(sys.modules, "ray")
+    launch.prepare_forks()
+    assert os.environ == {"RAY_JOB_ID": fork_client.FIRST_JOB, "RAY_RAYLET_PID": str(os.getpid())}
 
 
 @pytest.mark.parametrize(

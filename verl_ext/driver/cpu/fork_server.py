@@ -3,10 +3,10 @@
 A run on the CPU starts eight Python processes, most of them one after another, and each would import torch, verl and
 vLLM anew: 5 to 9 s of processor time. A fork has the modules at once, and shares their memory with the other forks.
 
-The driver forks the server before any thread exists. Ray starts each worker with the command of the runtime
-environment's ``py_executable``, and :mod:`multiprocessing` its children with ``set_executable``: here both are
-:mod:`.fork_client`, which sends its command line, environment and open files to the server, and lives as long as the
-fork that the server makes from them.
+The driver forks the server once the configuration is composed, before any thread exists. Ray starts each worker with
+the command of the runtime environment's ``py_executable``, and :mod:`multiprocessing` its children with
+``set_executable``: here both are :mod:`.fork_client`, which sends its command line, environment and open files to the
+server, and lives as long as the fork that the server makes from them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import fcntl
 import gc
 import importlib
 import json
+import logging
 import multiprocessing.spawn
 import os
 import selectors
@@ -31,7 +32,7 @@ import threading
 import time
 import traceback
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -58,15 +59,11 @@ _started: tuple[Path, socket.socket] | None = None  # the executable, and the dr
 def start(shared: Iterable[str] = OF_THE_DRIVER, modules: Iterable[str] = MODULES) -> None:
     """Import ``shared``, and fork the server off this process. The server ends with this process.
 
-    The server imports ``modules`` once :func:`command` is asked for; until then its clients wait. A process that has
-    imported Ray already gets no server, see :func:`_as_worker`.
+    The server imports ``modules`` once :func:`command` is asked for; until then its clients wait.
     """
     global _started
-    if "ray" in sys.modules:
-        return
-    with _as_worker():
-        for module in shared:
-            importlib.import_module(module)
+    for module in shared:
+        importlib.import_module(module)
     folder = Path(tempfile.mkdtemp(prefix="verl_ext_"))
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(folder / ADDRESS))
@@ -102,23 +99,6 @@ def stop() -> None:
         _started = None
 
 
-@contextlib.contextmanager
-def _as_worker() -> Iterator[None]:
-    """Within this context, Ray is imported as in a worker.
-
-    Ray's C++ part reads two variables of a worker at import, and never again: the job, which is the first of the
-    cluster that the driver starts (:func:`.fork_client.main` lets workers of others start as ever), and the process
-    without which the worker ends. Ray names the raylet, which ends with the driver: here it is the driver.
-    """
-    variables = {fork_client.JOB: fork_client.FIRST_JOB, "RAY_RAYLET_PID": str(os.getpid())}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name in variables:
-            os.environ.pop(name)
-
-
 class _Server:
     """Serves clients until the driver's end of ``lifeline`` closes.
 
@@ -137,6 +117,8 @@ class _Server:
     def run(self, modules: Iterable[str]) -> None:
         os.setsid()  # the terminal's Ctrl-C is for the driver, which ends its workers itself
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        logging.root.handlers.clear()  # hydra's, for the driver
+        logging.root.setLevel(logging.WARNING)
         nothing = os.open(os.devnull, os.O_RDWR)
         for standard in range(3):
             os.dup2(nothing, standard)
