@@ -15,7 +15,6 @@ from pathlib import Path
 import psutil
 import pyarrow.parquet as pq
 
-from verl_ext.driver.cpu import fork_server
 from verl_ext.lab.simulate.verify_record import verify
 
 ROOT = Path(__file__).parents[2]
@@ -125,8 +124,8 @@ class TrainingRun:
 
     def forks(self) -> set[str]:
         """Titles of the processes that started as forks of one that has imported verl and vLLM."""
-        children = psutil.Process(self.process.pid).children()
-        (server,) = (process for title, process in self._titled(children) if title.startswith(fork_server.TITLE))
+        driver = psutil.Process(self.process.pid)
+        (server,) = (process for process in driver.children() if process.cmdline() == driver.cmdline())
         return {title.partition(".")[0] for title, _ in self._titled(server.children())}
 
     def _titled(self, processes: list[psutil.Process]) -> Iterator[tuple[str, psutil.Process]]:

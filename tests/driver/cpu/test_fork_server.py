@@ -149,6 +149,11 @@ def test_forks_share_neither_process_group_nor_random_numbers(driver):
     assert one[1] != other[1] and one[2] != other[2]
 
 
+def test_forks_have_titles(driver):
+    code = "import setproctitle; setproctitle.setproctitle('mine'); print(open('/proc/self/cmdline').read()[:5])"
+    assert driver.run("-c", code, env={**os.environ, "OF_THE_FORK": "1"}).stdout == "mine\0\n"
+
+
 def test_workers_of_another_job_start_as_ever(driver):
     code = "import sys; print('fractions' in sys.modules)"
     assert driver.run("-c", code, env=FIRST_JOB).stdout == "True\n"

@@ -48,7 +48,6 @@ MODULES = (  # what workers and engine import
     "vllm.v1.worker.cpu_worker",
     "vllm.v1.worker.cpu_model_runner",
 )
-TITLE = "verl-ext: forks"  # also lets forks have titles: the package must see the environment that Python started with
 GO = b"g"  # from the driver: serve
 GRACE = 30.0  # seconds that forks have to end after the driver
 PATIENCE = 60.0  # seconds that a client has to send its request
@@ -133,8 +132,6 @@ class _Server:
         for module in modules:
             with contextlib.suppress(ImportError):  # the worker that needs the module says so
                 importlib.import_module(module)
-        with contextlib.suppress(ImportError):
-            importlib.import_module("setproctitle").setproctitle(TITLE)
         gc.collect()
         gc.freeze()  # a search for garbage would write to every object, and so copy the shared memory
         self.signalled.setblocking(False)
@@ -221,8 +218,7 @@ class _Server:
             os.dup2(file, number)
             os.close(file)
         os.chdir(request["folder"])
-        os.environ.clear()
-        os.environ.update(request["environment"])
+        _replace_environment(request["environment"])
         signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
         _renew()
         multiprocessing.spawn.set_executable(str(self.folder / COMMAND))
@@ -238,6 +234,18 @@ def _receive(client: socket.socket) -> tuple[dict[str, Any], list[int]]:
     (size,) = struct.unpack(fork_client.NUMBER, content)
     with client.makefile("rb") as stream:
         return json.loads(stream.read(size)), files
+
+
+def _replace_environment(environment: dict[str, str]) -> None:
+    """Make ``os.environ`` equal to ``environment``, and write only what differs.
+
+    vLLM names its processes with a package that finds a process's arguments beside the first variable in memory.
+    """
+    for name in set(os.environ) - set(environment):
+        del os.environ[name]
+    for name, value in environment.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
 
 
 def _renew() -> None:
