@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -20,7 +20,11 @@ ROOT = Path(__file__).parents[2]
 SBATCH = ROOT / "examples/slurm/train.sbatch"
 PROGRAM = ROOT / "tests/support/count_nodes.py"
 
-needs_slurm = pytest.mark.skipif(bool(missing()), reason=f"Slurm is not installed: {', '.join(missing())}")
+
+def needs_slurm(test: Callable[..., None]) -> Callable[..., None]:
+    """Such a test starts Slurm and Ray, and takes one to four minutes."""
+    skip = pytest.mark.skipif(bool(missing()), reason=f"Slurm is not installed: {', '.join(missing())}")
+    return pytest.mark.stack(skip(test))
 
 
 @pytest.fixture(scope="module")
