@@ -64,7 +64,8 @@ class TrainingRun:
         self.metrics_file = folder / f"metrics_{len(list(folder.glob('metrics_*')))}.jsonl"
         command = [sys.executable, "-m", f"recipe.{recipe}", *task.overrides()]
         command += [f"trainer.default_local_dir={self.checkpoints}", f"rollout_driver.record={self.record}", *overrides]
-        environment = {**os.environ, "VERL_FILE_LOGGER_PATH": str(self.metrics_file), "PYTHONPATH": python_path}
+        environment = {**os.environ, "VERL_FILE_LOGGER_PATH": str(self.metrics_file)}
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), python_path)))
         with open(self.log_file, "a") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment, cwd=folder)
         self.deadline = time.monotonic() + TIMEOUT
