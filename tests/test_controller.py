@@ -275,6 +275,8 @@ def test_checkpoints_of_earlier_commits_stay_readable():
     """A new number here makes every checkpoint on a user's disk unreadable."""
     state = controller(Uniform(train_batch_size=2, n=2), [0.5] * 3).state_dict()
     assert (state["version"], state["ledger"]["version"], state["prompts"]["version"]) == (3, 1, 1)
+    with pytest.raises(ValueError, match="^RolloutController: state has version 2, this code reads version 3"):
+        controller(Uniform(train_batch_size=2, n=2), [0.5] * 3).load_state_dict(state | {"version": 2})
 
 
 def test_seconds_spent_deciding_are_those_of_the_step(monkeypatch):

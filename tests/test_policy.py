@@ -11,6 +11,7 @@ from verl_ext.policy import (
     BASELINE,
     PROMPT_WEIGHT,
     Group,
+    Panel,
     Prompt,
     Request,
     Rollout,
@@ -34,6 +35,10 @@ def test_prompts_are_compared_by_id_and_row():
 def test_a_rollout_is_shown_without_its_tokens():
     trajectory = Trajectory(np.arange(2), np.array([True, True]))
     assert "trajectory" not in repr(Rollout(1.0, True, 2, 0, trajectory=trajectory))
+
+
+def test_curves_of_a_plot_are_no_parts_of_a_whole_unless_it_says_so():
+    assert not Panel(name="a", pattern="b", title="c", caption="d", unit="e").stacked
 
 
 def test_rounds_multiply_the_largest_cost_only():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from verl_ext.policy import Prompt
-from verl_ext.prompts import PromptStream, prompt_id, prompt_id_of_group
+from verl_ext.prompts import PromptStream, RowKey, prompt_id, prompt_id_of_group
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1="}]
 
@@ -18,6 +18,14 @@ def test_ids_in_old_checkpoints_stay_valid():
     assert prompt_id("sums", MESSAGES, "2") == "cbf2f5c0150fb418"
     assert prompt_id(None, [{"role": "user", "content": "é"}], None) == "b5f8f5def347a094"
     assert prompt_id("sums", MESSAGES, {"answers": [1, 2.5], "unit": None}) == "17988de77f2fe963"
+
+
+@pytest.mark.parametrize(
+    ("key", "row"),
+    [("a-1_2_3", ("a-1", 2, 3)), ("a_b_2_0", ("a_b", 2, 0)), ("a-1", ("a-1", -1, -1)), ("a_2_x", ("a_2_x", -1, -1))],
+)
+def test_keys_of_rows_are_group_session_and_output(key, row):
+    assert RowKey.parse(key) == row
 
 
 def test_the_container_of_the_content_does_not_matter():
