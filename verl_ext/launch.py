@@ -171,7 +171,7 @@ def prepare_forks() -> None:
     the first of the cluster that the driver starts. Ray means the raylet's process, without which a worker ends; the
     raylet ends with the driver, so here it is the driver.
     """
-    if "ray" not in sys.modules:
+    if sys.platform == "linux" and "ray" not in sys.modules:
         os.environ.update({FORKS[0]: FIRST_JOB, FORKS[1]: str(os.getpid())})
 
 

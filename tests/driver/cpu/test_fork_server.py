@@ -199,6 +199,14 @@ def test_a_process_without_a_server_has_no_command():
     assert fork_server.command() is None
 
 
+def test_there_is_no_server_where_temporary_files_cannot_be_programs(monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.mkdtemp", lambda prefix: str(tmp_path / "t"))
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    (tmp_path / "t").mkdir()
+    fork_server.start([], [])
+    assert fork_server.command() is None and not (tmp_path / "t").exists()
+
+
 def test_a_process_that_has_imported_ray_prepares_no_forks(monkeypatch):
     """Ray's C++ part has read the variables of a worker by then."""
     monkeypatch.setattr(os, "environ", {})

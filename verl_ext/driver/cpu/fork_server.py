@@ -58,7 +58,8 @@ _started: tuple[Path, socket.socket] | None = None  # the executable, and the dr
 def start(shared: Iterable[str] = OF_THE_DRIVER, modules: Iterable[str] = MODULES) -> None:
     """Import ``shared``, and fork the server off this process. The server ends with this process.
 
-    The server imports ``modules`` once :func:`command` is asked for; until then its clients wait.
+    The server imports ``modules`` once :func:`command` is asked for; until then its clients wait. There is no server
+    where programs in temporary folders cannot be started.
     """
     global _started
     for module in shared:
@@ -70,6 +71,10 @@ def start(shared: Iterable[str] = OF_THE_DRIVER, modules: Iterable[str] = MODULE
     client = shlex.join([sys.executable, "-I", "-S", fork_client.__file__, sys.executable, str(folder / ADDRESS)])
     (folder / COMMAND).write_text(f'#!/bin/sh\nexec {client} "$@"\n')
     (folder / COMMAND).chmod(0o700)
+    if not os.access(folder / COMMAND, os.X_OK):  # the folder's file system starts no programs
+        listener.close()
+        shutil.rmtree(folder)
+        return
     ours, theirs = socket.socketpair()
     sys.stdout.flush()
     sys.stderr.flush()
