@@ -13,7 +13,7 @@ import logging, sys
 logging.basicConfig()
 sys.path.insert(0, sys.argv[1])
 from verl_ext.driver.cpu import fork_server
-fork_server.start(shared=["uuid"], modules=["numpy", "module_that_is_nowhere", "fractions"])
+fork_server.start(shared=["uuid"], modules=["numpy.random", "module_that_is_nowhere", "fractions"])
 if sys.argv[2] == "serve":
     print(fork_server.command(), flush=True)
 sys.stdin.read()

@@ -131,7 +131,7 @@ def test_blocked_signals_stay_blocked(driver):
 
 
 def test_a_killed_command_takes_its_fork_along(driver):
-    code = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+    code = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
     process = subprocess.Popen([driver.python, "-c", code], stdout=subprocess.PIPE, text=True)
     fork = psutil.Process(int(process.stdout.readline()))
     process.kill()
