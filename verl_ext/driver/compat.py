@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable
 from importlib import resources
 
@@ -10,7 +11,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_ext.errors import RunError
 
-VERL_VERSION = "0.9.1"
+VERL_VERSION = "0.9.1"  # the tested one
+logger = logging.getLogger(__name__)
 
 
 def verl_defaults(model_engine: str) -> DictConfig:
@@ -21,18 +23,29 @@ def verl_defaults(model_engine: str) -> DictConfig:
 
 
 def check_verl() -> None:
-    """Raise RunError unless the installed verl has the version, functions and constants used by the driver."""
+    """Raise RunError unless the installed verl has the functions and constants used by the driver.
+
+    A version other than the tested one is accepted if it has them, with a warning.
+    """
     import verl
 
-    if verl.__version__ != VERL_VERSION:
+    try:
+        signatures, constants = _signatures(), _constants()
+    except (AttributeError, ImportError) as error:
         raise RunError(
-            f"verl {verl.__version__} is installed, this package is written for verl {VERL_VERSION}: "
-            f"pip install verl=={VERL_VERSION}"
-        )
-    for function, parameters in _signatures().items():
+            f"verl {verl.__version__} is installed and does not fit ({error}); this package is tested with verl "
+            f"{VERL_VERSION}: pip install verl=={VERL_VERSION}"
+        ) from error
+    for function, parameters in signatures.items():
         check_signature(function, parameters)
-    for function, constants in _constants().items():
-        check_constants(function, constants)
+    for function, names in constants.items():
+        check_constants(function, names)
+    if verl.__version__ != VERL_VERSION:
+        logger.warning(
+            "verl %s has the functions that this package uses, but this package is tested with verl %s only",
+            verl.__version__,
+            VERL_VERSION,
+        )
 
 
 def check_signature(function: Callable, parameters: tuple[str, ...]) -> None:
