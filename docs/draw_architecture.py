@@ -83,7 +83,14 @@ FLOORS = [
         Room("estimation", ("verl_ext.estimation*",), "predicts success rates", 120),
         Room("allocation", ("verl_ext.allocation*",), "counts within a budget", 790),
     ],
-    [Room("protocol", ("verl_ext.policy", "verl_ext.trajectory"), "Prompt, Group, Rollout, RolloutPolicy", 470)],
+    [
+        Room(
+            "protocol",
+            ("verl_ext.policy", "verl_ext.sampling", "verl_ext.trajectory"),
+            "Prompt, Group, Rollout, RolloutPolicy",
+            470,
+        )
+    ],
     [
         Room(
             "basics",

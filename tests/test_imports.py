@@ -25,6 +25,7 @@ WITHOUT_VERL = [
     "evaluation",
     "record.py",
     "testing",
+    "sampling.py",
     "trajectory.py",
     "files.py",
     "weights.py",

@@ -201,8 +201,9 @@ class RolloutController:
         released: list[Group] = []
         for action in actions:
             match action:
-                case Request(target=target, rollouts=count, prefix=prefix):
+                case Request(target=target, rollouts=count, prefix=prefix, sampling=sampling):
                     group = self._new_group(target, prefix) if isinstance(target, Prompt) else self._known(target)
+                    group.sampling = sampling
                     group.outstanding += count
                     self._outstanding += count
                     wave.append((group, count))

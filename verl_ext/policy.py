@@ -14,6 +14,7 @@ import numpy as np
 
 from verl_ext import checks
 from verl_ext.errors import BadReward
+from verl_ext.sampling import Sampling
 from verl_ext.trajectory import Trajectory
 
 PROMPT_WEIGHT = checks.one_of("equal", "rollouts")
@@ -79,6 +80,7 @@ class Group:
         prefix: trajectory from which every rollout of the group starts; None: the bare prompt.
         trained: indices into ``rollouts`` of the rows to train on, two or more of usable rollouts; None: all usable
             rollouts. A policy sets them before it returns the group from :meth:`RolloutPolicy.take_batch`.
+        sampling: of the last wave requested; None: as verl's configuration says.
     """
 
     id: str
@@ -87,6 +89,7 @@ class Group:
     outstanding: int = 0
     prefix: Trajectory | None = None
     trained: Sequence[int] | None = None
+    sampling: Sampling | None = None
 
     @property
     def usable(self) -> list[Rollout]:
@@ -171,6 +174,7 @@ class Group:
             "outstanding": self.outstanding,
             "prefix": None if self.prefix is None else self.prefix.state_dict(),
             **({} if self.trained is None else {"trained": list(self.trained)}),
+            **({} if self.sampling is None else {"sampling": self.sampling.state_dict()}),
         }
 
     @classmethod
@@ -180,7 +184,8 @@ class Group:
         ]
         prefix = None if state["prefix"] is None else Trajectory.from_state_dict(state["prefix"])
         prompt, trained = Prompt(*state["prompt"]), state.get("trained")
-        return cls(state["id"], prompt, rollouts, state["outstanding"], prefix, trained)
+        sampling = Sampling.from_state_dict(state.get("sampling", {}))
+        return cls(state["id"], prompt, rollouts, state["outstanding"], prefix, trained, sampling)
 
 
 @dataclass(frozen=True)
@@ -189,17 +194,23 @@ class Request:
 
     With ``prefix``, every rollout of the new group starts from these tokens, which are not generated and not in the
     loss. All rollouts of a group share one start, so that their rewards can be compared. (With
-    ``rollout_driver.on_divergence=continue`` a rollout may leave the prefix early.)
+    ``rollout_driver.on_divergence=continue`` a rollout may leave the prefix early.) ``sampling`` holds for these
+    rollouts alone.
     """
 
     target: Prompt | Group
     rollouts: int
     prefix: Trajectory | None = None
+    sampling: Sampling | None = None
 
     def __post_init__(self) -> None:
         checks.COUNT.check("rollouts", self.rollouts)
         if self.prefix is not None and isinstance(self.target, Group):
             raise ValueError("Request.prefix opens a group: it cannot be given to one that exists")
+        start = self.target.prefix if isinstance(self.target, Group) else self.prefix
+        limit = None if self.sampling is None else self.sampling.response_length
+        if start is not None and limit is not None and limit <= len(start):
+            raise checks.InvalidValue("response_length", limit, f"the prefix has {len(start)} tokens, use more")
 
 
 @dataclass(frozen=True)

@@ -114,8 +114,7 @@ class PromptStream:
         while len(prompts) < count and without_success < 2 * self.rows_per_epoch:
             prompt = next(self.rows)
             self.seen_total += 1
-            taken = prompt.id in prompts or prompt.id in self.returned or prompt.id in but
-            if taken or self._is_passed(prompt.id):
+            if prompt.id in prompts or prompt.id in but or self._is_passed(prompt.id):
                 without_success += 1
                 continue
             prompts[prompt.id] = prompt

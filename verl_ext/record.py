@@ -26,8 +26,9 @@ class RecordingController(RolloutController):
     | ``resubmit`` | after a restart | the effects |
 
     The effects are ``rows``, the rows read from the data, each [id, row, metadata]; ``submitted``, the
-    requests, each [group id, rollouts, prefix or null]; and ``released``, the ids of discarded groups. Calls without
-    finished waves or a batch are left out: they do not change the policy.
+    requests, each [group id, rollouts, prefix or null], and a fourth entry if the request has its own sampling; and
+    ``released``, the ids of discarded groups. Calls without finished waves or a batch are left out: they do not change
+    the policy.
 
     Lines are written as the calls happen; a resumed run appends.
 
@@ -120,8 +121,9 @@ class _WatchedEngine:
 
 
 def request_state(group: Group, count: int) -> list:
-    """[group id, number of rollouts requested, their prefix or None]."""
-    return [group.id, count, None if group.prefix is None else group.prefix.state_dict()]
+    """[group id, number of rollouts requested, their prefix or None], and their sampling if it is not verl's."""
+    sampling = [] if group.sampling is None else [group.sampling.state_dict()]
+    return [group.id, count, None if group.prefix is None else group.prefix.state_dict(), *sampling]
 
 
 def batch_state(groups: list[Group]) -> list:

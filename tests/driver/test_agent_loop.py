@@ -136,6 +136,7 @@ def roll_out(queue, model, tokenizer):
         script=SCRIPT,
         worker_class=WaveWorker,
         engine_class=SlowEngine,
+        sampling=None,
     ):
         config = compose(
             "grpo",
@@ -162,6 +163,7 @@ def roll_out(queue, model, tokenizer):
                 "index": 0,
                 "session_offset": 2,
                 "rollout_prefix": {} if prefix is None else prefix.state_dict(),
+                "rollout_sampling": sampling or {},
                 "__rollout_n__": 1,
             }
             trajectory = {"step": 6, "sample_index": 0, "rollout_n": 0, "validate": False}
@@ -344,6 +346,42 @@ def test_a_submission_ends_the_trajectory(roll_out, tokenizer):
     for ratio in (0.05, 0.5, 0.95, 0.999):
         prefix = tokenizer.decode(trajectory.prefix(ratio).tokens)
         assert ADD in prefix and SUBMIT not in prefix
+
+
+def test_a_request_may_be_sampled_in_its_own_way(roll_out):
+    def sent(sampling):
+        _, _, engine = roll_out([ADD, "11"], sampling=sampling)
+        own = ("temperature", "top_p", "max_tokens")
+        return [{name: call["sampling_params"].get(name) for name in own} for call in engine.calls]
+
+    configured = {"temperature": 1.0, "top_p": None, "max_tokens": None}
+    assert sent({"temperature": 0.3, "top_p": 0.8}) == [{"temperature": 0.3, "top_p": 0.8, "max_tokens": None}] * 2
+    assert sent({}) == sent({"response_length": 9999}) == [configured] * 2
+
+
+def test_a_limit_of_a_request_holds_over_all_turns(roll_out, tokenizer):
+    _, whole, _ = roll_out([ADD, "the answer is 11"])
+    total, first = len(whole["responses"]), length_of(tokenizer, ADD)
+    observed = total - first - length_of(tokenizer, "the answer is 11")
+    for limit, calls in ((total, 2), (total - 3, 2), (first + observed, 1), (first + 2, 1), (first - 4, 1)):
+        status, row, engine = roll_out([ADD, "the answer is 11"], sampling={"response_length": limit})
+        assert status == "finished" and len(engine.calls) == calls, limit
+        assert row["responses"].tolist() == whole["responses"].tolist()[:limit]
+        assert len(row["response_mask"]) == len(row["rollout_log_probs"]) == limit
+        assert extra(row)["truncated"] == (limit < total)
+        assert engine.calls[0]["sampling_params"]["max_tokens"] == limit
+        if calls == 2:
+            assert engine.calls[1]["sampling_params"]["max_tokens"] == limit - first - observed
+        assert extra(row)["generated_tokens"] == int(row["response_mask"].sum())
+
+
+def test_a_limit_of_a_request_includes_its_prefix(roll_out, tokenizer):
+    text = tokenizer.encode("the answer is 11", add_special_tokens=False)
+    prefix = Trajectory(text[:6], [True] * 6)
+    status, row, engine = roll_out(["swer is 11"], prefix=prefix, sampling={"response_length": 10})
+    assert status == "finished" and engine.calls[0]["sampling_params"]["max_tokens"] == 4
+    assert tokenizer.decode(row["responses"].tolist()) == "the answer"
+    assert extra(row)["truncated"] and extra(row)["generated_tokens"] == 4 and extra(row)["prefix_tokens"] == 6
 
 
 def test_each_rollout_has_a_loop_of_its_own_and_hydra_composes_a_loop_once(queue, model, tokenizer, monkeypatch):

@@ -17,10 +17,10 @@ from support.update import LENGTH, PROMPT, VOCABULARY, gradient, log_probabiliti
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-from verl_ext.driver.agent_loop import PREFIX, ROLLOUTS, SESSION_OFFSET
+from verl_ext.driver.agent_loop import PREFIX, ROLLOUTS, SAMPLING, SESSION_OFFSET
 from verl_ext.driver.checkpoint import BadCheckpoint, load_state
 from verl_ext.driver.trainer import TRAINER_MODES, PolicyTrainerSync
-from verl_ext.policy import Group, Prompt, Request, Rollout
+from verl_ext.policy import Group, Prompt, Request, Rollout, Sampling
 from verl_ext.trajectory import Trajectory
 
 WORKERS = 2
@@ -361,7 +361,8 @@ def test_a_wave_holds_each_groups_prompt_and_prefix(make):
     trainer.global_steps = 7
     prompts = trainer.controller.prompts.draw(3)
     prefix = Trajectory(np.arange(4), np.array([True, False, True, True]))
-    trainer.controller._execute([Request(prompts[2], 5), Request(prompts[0], 2, prefix)])
+    own = Sampling(temperature=0.5, response_length=9)
+    trainer.controller._execute([Request(prompts[2], 5, sampling=own), Request(prompts[0], 2, prefix)])
     (wave,) = trainer.submitted
     assert sent(wave) == {f"{prompts[2].id}-1": (5, 0), f"{prompts[0].id}-2": (2, 0)}
     texts = [messages[0]["content"] for messages in wave["raw_prompt"]]
@@ -369,3 +370,4 @@ def test_a_wave_holds_each_groups_prompt_and_prefix(make):
         trainer.train_dataset[prompt.row]["raw_prompt"][0]["content"] for prompt in (prompts[2], prompts[0])
     ]
     assert list(wave[PREFIX]) == [{}, prefix.state_dict()] and wave["global_steps"] == 7
+    assert list(wave[SAMPLING]) == [{"temperature": 0.5, "response_length": 9}, {}]

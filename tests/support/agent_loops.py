@@ -48,7 +48,7 @@ def sql_call(query: str) -> str:
 
 @dataclass
 class ScriptedEngine:
-    """Answers each call with the next of its turns, and records the requests."""
+    """Answers each call with the next of its turns, cut off at ``max_tokens``, and records the requests."""
 
     tokenizer: Any
     turns: Iterable[str]
@@ -61,6 +61,7 @@ class ScriptedEngine:
     async def generate(self, request_id: str, *, prompt_ids, sampling_params, **kwargs) -> TokenOutput:
         self.calls.append({"prompt_ids": list(prompt_ids), "sampling_params": dict(sampling_params)})
         tokens = self.tokenizer.encode(next(self.turns) + END, add_special_tokens=False)
+        tokens = tokens[: sampling_params.get("max_tokens")]
         steps = {"global_steps": self.version, "min_global_steps": self.version, "max_global_steps": self.version}
         return TokenOutput(
             token_ids=tokens, log_probs=[-0.5] * len(tokens), stop_reason="completed", extra_fields=steps

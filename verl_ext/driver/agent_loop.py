@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
@@ -34,6 +35,7 @@ from verl_ext.trajectory import Trajectory
 ROLLOUTS = "__rollout_n__"  # verl's own: the number of rollouts
 SESSION_OFFSET = "session_offset"
 PREFIX = "rollout_prefix"  # checkpoint of the prefix, a Trajectory; {} for rollouts without a prefix
+SAMPLING = "rollout_sampling"  # checkpoint of the request's Sampling; {} for rollouts that are sampled as configured
 # Extra fields of a trajectory's row.
 GENERATED, REPLAYED, TRUNCATED, DIVERGED = "generated_tokens", "prefix_tokens", "truncated", "diverged"
 
@@ -80,11 +82,15 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
         session_id: int,
         session_offset: int = 0,
         rollout_prefix: Mapping | None = None,
+        rollout_sampling: Mapping | None = None,
         **kwargs,
     ):
+        own = dict(rollout_sampling or {})
+        most = min(own.pop("response_length", math.inf), self.rollout_config.response_length)
+        sampling_params = {**sampling_params, **own}
         prefix = Trajectory.from_state_dict(rollout_prefix) if rollout_prefix else None
         playback = None if prefix is None else PrefixPlayback(prefix, goes_on=self._continues)
-        transcript = Transcript(playback)
+        transcript = Transcript(playback, most if most < self.rollout_config.response_length else None)
         PLAYBACK.set(playback)
         TRANSCRIPT.set(transcript)
         kwargs["session_id"] = session_id + int(session_offset)
@@ -133,12 +139,13 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
         for each in [] if validate else output if isinstance(output, list) else [output]:
             if playback is not None:
                 mask_prefix(each, playback, version=int(kwargs["global_steps"]) - 1)
+            cut_to(each, transcript.most)
             each.extra_fields |= _replay(playback)
             # A loop that ends within a prefix was ended by a limit, or by a tool.
             cut_short = playback is not None and playback.goes_on and not playback.is_over
             note_ending(
                 each,
-                truncated=not transcript.ended_by_tool and (cut_short or await self._is_truncated(each)),
+                truncated=not transcript.ended_by_tool and (cut_short or await self._is_truncated(each, transcript)),
                 compact_filtering=self._compact_filtering,
             )
         return await self._verls_postprocess(self, output, validate, **kwargs)
@@ -152,10 +159,18 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
             named = {"prompt_id": identity, "data_source": str(source)}
             extra["reward_extra_info"] = {**extra.get("reward_extra_info", {}), **named}
 
-    async def _is_truncated(self, output: AgentLoopOutput) -> bool:
+    async def _is_truncated(self, output: AgentLoopOutput, transcript: Transcript) -> bool:
         if output.response_ids[-1:] != [self.tokenizer.eos_token_id]:
-            return len(output.response_ids) >= self.rollout_config.response_length
+            return len(output.response_ids) >= (transcript.most or self.rollout_config.response_length)
         return bool(self.tools) and await has_unanswered_call(output, self._tool_parser)
+
+
+def cut_to(output: AgentLoopOutput, most: int | None) -> None:
+    """Cut a response to its request's own limit; verl cuts to its configured limit only."""
+    if most is not None:
+        output.response_ids, output.response_mask = output.response_ids[:most], output.response_mask[:most]
+        if output.response_logprobs is not None:
+            output.response_logprobs = output.response_logprobs[:most]
 
 
 def _replay(playback: PrefixPlayback | None) -> dict[str, int | bool]:

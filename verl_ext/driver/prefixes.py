@@ -91,6 +91,8 @@ class PrefixClient:
             )
         recorded = playback.prefix.tokens[turn.start : turn.stop].tolist()
         room = self._response_length - turn.stop
+        if "max_tokens" in sampling_params:  # the request's own limit, from the beginning of the turn
+            room = min(room, sampling_params["max_tokens"] - len(recorded))
         if turn.stop < len(playback.prefix) or room < 1:
             return _recorded(recorded)
         # The prefix ends within this turn, so the policy continues the turn.

@@ -23,7 +23,7 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import collate_fn
 
 from verl_ext.controller import RolloutController
-from verl_ext.driver.agent_loop import PREFIX, ROLLOUTS, SESSION_OFFSET, WaveManager
+from verl_ext.driver.agent_loop import PREFIX, ROLLOUTS, SAMPLING, SESSION_OFFSET, WaveManager
 from verl_ext.driver.baseline import advantages_over_all
 from verl_ext.driver.checkpoint import BadCheckpoint, load_state, prune_queues, save_state, unwritten
 from verl_ext.driver.cluster import check_queue_full
@@ -154,6 +154,8 @@ class PolicyTrainer(StoppableTrainer, WeightTurns):
         batch[SESSION_OFFSET] = torch.tensor([len(group.rollouts) for group in groups])
         prefixes = [{} if group.prefix is None else group.prefix.state_dict() for group in groups]
         tu.assign_non_tensor_stack(batch, PREFIX, prefixes)
+        sampling = [{} if group.sampling is None else group.sampling.state_dict() for group in groups]
+        tu.assign_non_tensor_stack(batch, SAMPLING, sampling)
         tu.assign_non_tensor_data(batch, "global_steps", self.global_steps)
         self._submit_batch_to_rollout(batch)
 

@@ -24,6 +24,7 @@ class Transcript:
 
     Args:
         playback: the rollout's position in its prefix; None without a prefix.
+        most: most tokens of the response, if its request has a limit of its own.
 
     Attributes:
         prompt: tokens of the prompt; None until the first turn has ended.
@@ -33,8 +34,8 @@ class Transcript:
         loop_has_ended: the agent loop has returned; only the reward is missing.
     """
 
-    def __init__(self, playback: PrefixPlayback | None = None):
-        self._playback = playback
+    def __init__(self, playback: PrefixPlayback | None = None, most: int | None = None):
+        self._playback, self.most = playback, most
         self._last: TokenOutput | None = None
         self._versions: dict[str, int] = {}
         self._turns = 0
@@ -43,6 +44,12 @@ class Transcript:
         self.response: list[int] = []
         self.generated = 0
         self.ended_by_tool = self.loop_has_ended = False
+
+    def room(self, prompt_ids: Sequence[int]) -> int | None:
+        """Tokens that the next turn may have; None: as the engine is configured."""
+        if self.most is None:
+            return None
+        return self.most - (0 if self.prompt is None else len(prompt_ids) - len(self.prompt))
 
     def add(self, prompt_ids: Sequence[int], turn: TokenOutput, media: dict[str, Any]) -> None:
         """Note a turn; ``prompt_ids`` holds all tokens before the turn."""
@@ -119,8 +126,11 @@ class TranscriptClient:
         transcript = TRANSCRIPT.get()
         if transcript is None:
             return await self._client.generate(request_id, prompt_ids=prompt_ids, **kwargs)
-        if transcript.ended_by_tool:  # verl's loop ends after a turn without a tool call
+        room = transcript.room(prompt_ids)
+        if transcript.ended_by_tool or (room is not None and room < 1):  # verl's loop ends after a turn without a call
             return TokenOutput(token_ids=[], stop_reason="completed")
+        if room is not None:
+            kwargs["sampling_params"] = {**kwargs["sampling_params"], "max_tokens": room}
         generation = asyncio.ensure_future(self._client.generate(request_id, prompt_ids=prompt_ids, **kwargs))
         try:
             turn = await asyncio.shield(generation)

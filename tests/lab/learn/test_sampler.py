@@ -10,8 +10,9 @@ import pytest
 import torch
 from support.learner import LEVELS, draw, trained_model
 
-from verl_ext.lab.learn.sampler import Response, Start, log_probs, sample, success_rates
+from verl_ext.lab.learn.sampler import Response, Start, log_probs, most_likely, sample, success_rates
 from verl_ext.lab.learn.tasks import CALL, END, LETTERS, PAD, START, TASKS, Problem, generated
+from verl_ext.sampling import Sampling
 
 
 def draw_responses(task, starts, counts, limit=12, temperature=1.0, seed=0) -> list[Response]:
@@ -80,6 +81,32 @@ def test_a_prefix_is_given_and_counts_toward_the_limit():
         assert not response.log_probs[:2].any() and response.log_probs[2:].all()
     assert max(len(response.tokens) for response in responses) == 4
     assert any(response.truncated for response in responses)
+
+
+def test_a_start_has_its_own_temperature_and_limit():
+    problems = draw("words", 6)
+    hot = [Start(problem, sampling=Sampling(temperature=1.7, response_length=3)) for problem in problems]
+    mixed = draw_responses("words", [*hot, *map(Start, problems)], [40] * 12)
+    assert max(len(response.tokens) for response in mixed[:240]) == 3 < max(len(each.tokens) for each in mixed[240:])
+    for responses, temperature in ((mixed[:240], 1.7), (mixed[240:], 1.0)):
+        prompts = [problem.prompt for problem in problems for _ in range(40)]
+        tokens = [response.tokens for response in responses]
+        with torch.no_grad():
+            scores = log_probs(trained_model("words"), prompts, tokens, temperature, PAD).numpy()
+        for response, row in zip(responses, scores, strict=True):
+            np.testing.assert_allclose(response.log_probs, row[: len(response.tokens)], atol=2e-5)
+
+
+def test_only_the_most_likely_tokens_are_sampled():
+    problems = draw("words", 4)
+    greedy = [Start(problem, sampling=Sampling(top_p=1e-6)) for problem in problems]
+    responses = draw_responses("words", [*greedy, *map(Start, problems)], [30] * 8)
+    for at in range(4):
+        assert len({tuple(each.tokens.tolist()) for each in responses[30 * at : 30 * at + 30]}) == 1
+        assert len({tuple(each.tokens.tolist()) for each in responses[120 + 30 * at : 150 + 30 * at]}) > 1
+    assert not any(response.log_probs.any() for response in responses[:120])
+    likely = most_likely(torch.tensor([[0.2, 0.5, 0.3], [0.2, 0.5, 0.3]]).log(), torch.tensor([[0.6], [0.4]]))
+    np.testing.assert_allclose(likely.exp(), [[0, 0.625, 0.375], [0, 1, 0]], atol=1e-6)
 
 
 def test_the_tool_answers_the_call_as_it_was_made():

@@ -7,7 +7,7 @@ from verl_ext.lab.simulate.engine import TRAJECTORIES, PrefixEffect, SimulatedEn
 from verl_ext.lab.simulate.engine_speed import EngineSpeed, LengthModel
 from verl_ext.lab.simulate.learning import Ability
 from verl_ext.lab.simulate.population import sigmoid
-from verl_ext.policy import Group, Prompt
+from verl_ext.policy import Group, Prompt, Sampling
 
 
 def engine(logits, trajectories=False, lengths=None, **speed) -> SimulatedEngine:
@@ -67,6 +67,20 @@ def test_a_wrong_response_at_the_maximum_is_truncated():
     cut = [rollout for rollout in rollouts if rollout.truncated]
     assert cut and all(rollout.tokens == 400 and not rollout.correct for rollout in cut)
     assert any(rollout.tokens == 400 and rollout.correct for rollout in rollouts)
+
+
+def test_a_limit_of_a_request_cuts_off_its_responses_alone():
+    free, short, long = (group(row) for row in range(3))
+    short.sampling, long.sampling = Sampling(response_length=200), Sampling(response_length=900)
+    made = engine([0.0, 0.0, 0.0], lengths=LengthModel(300, 1.0, 400))
+    made.submit([(each, 2000) for each in (free, short, long)])
+    waves = finish_all(made)
+    for name, limit in (("g0", 400), ("g1", 200), ("g2", 400)):
+        assert max(rollout.tokens for rollout in waves[name]) == limit
+        assert all(rollout.truncated == (rollout.tokens == limit and not rollout.correct) for rollout in waves[name])
+    whole = np.mean([rollout.correct for rollout in waves["g0"]])
+    cut = np.mean([rollout.correct for rollout in waves["g1"]])
+    assert cut == pytest.approx(0.5 * 0.342, abs=0.03) and whole == pytest.approx(0.5, abs=0.03)  # Φ(ln(200 / 300))
 
 
 def test_a_prefix_moves_the_logit_and_shortens_what_is_generated():

@@ -62,7 +62,7 @@ class LearnerEngine:
         """Generate everything that was requested."""
         requested, self._requested = self._requested, []
         self.waves += 1
-        starts = [Start(self.problems[group.prompt.row], group.prefix) for group, _ in requested]
+        starts = [Start(self.problems[group.prompt.row], group.prefix, group.sampling) for group, _ in requested]
         responses = iter(
             sample(
                 self.model,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from verl_ext.lab.learn.tasks import Problem, Task
+from verl_ext.sampling import Sampling
 from verl_ext.trajectory import Trajectory
 
 AT_ONCE = 1024  # rows
@@ -55,10 +56,12 @@ class Response(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Where responses begin: a problem, and the first tokens of the response where they are given."""
+    """Where responses begin: a problem, and the first tokens of the response where they are given; and how they go on
+    where not as the others."""
 
     problem: Problem
     prefix: Trajectory | None = None
+    sampling: Sampling | None = None
 
     @property
     def given(self) -> list[int]:
@@ -107,8 +110,10 @@ class Batch:
 
     def __init__(self, task: Task, starts: Sequence[Start], which: np.ndarray, limit: int):
         self.task, self.starts, self.which = task, starts, which
+        self.own = [Sampling() if start.sampling is None else start.sampling for start in starts]
+        limits = np.array([min(limit, own.response_length or limit) for own in self.own])
         given = np.array([len(start.given) for start in starts])
-        self.room = (limit - given)[which]
+        self.room = (limits - given)[which]
         shape = (which.size, int(self.room.max()))
         self.tokens = np.full(shape, task.pad)
         self.observed = np.full(shape, -1)  # tokens that the environment will write
@@ -128,8 +133,12 @@ class Batch:
         which = torch.from_numpy(self.which)
         logits, cache, positions = logits[which], cache.select(which), (first + lengths)[which]
         alive = np.arange(self.which.size)  # the response of each row of the cache
+        temperatures = torch.tensor([own.temperature or temperature for own in self.own])[which, None]
+        top_p = torch.tensor([own.top_p or 1.0 for own in self.own])[which, None]
         for column in range(self.tokens.shape[1]):
-            log_probs = (logits / temperature).log_softmax(-1)
+            log_probs = (logits / temperatures[alive]).log_softmax(-1)
+            if (top_p < 1).any():
+                log_probs = most_likely(log_probs, top_p[alive])
             noise = torch.empty_like(log_probs).exponential_(generator=generator)
             tokens = (log_probs.exp() / noise).argmax(-1)
             of_tokens = log_probs.gather(-1, tokens[:, None])[:, 0].numpy()
@@ -177,6 +186,14 @@ class Batch:
             np.concatenate([before.astype(np.float32), self.log_probs[row, :length]]),
             not bool(self.ended[row]),
         )
+
+
+def most_likely(log_probs: Tensor, top_p: Tensor) -> Tensor:
+    """(B, V) log-probabilities among the most likely tokens whose probabilities reach ``top_p``, (B, 1); else -inf."""
+    ordered, places = log_probs.sort(-1, descending=True)
+    before = ordered.exp().cumsum(-1) - ordered.exp()
+    kept = torch.empty_like(log_probs, dtype=torch.bool).scatter_(-1, places, before < top_p)
+    return log_probs.masked_fill(~kept, -torch.inf).log_softmax(-1)
 
 
 def log_probs(

@@ -56,7 +56,9 @@ class SimulatedEngine:
 
     The clock runs during generation and stands still during updates, when engines sleep or are interrupted; a trainer
     whose engines go on generating advances ``clock`` itself. A rollout succeeds with its prompt's probability at the
-    time of submission. Interruption by an update changes neither the probability nor the rollout's policy version.
+    time of submission. Interruption by an update changes neither the probability nor the rollout's policy version. A
+    request's own ``response_length`` cuts responses off, which makes them wrong; its temperature and top_p have no
+    effect.
 
     Args:
         ability: success rates; the trainer changes them.
@@ -94,12 +96,14 @@ class SimulatedEngine:
             logits, share = self._behind_prefixes([group for group, _ in wave], logits)
         correct = self.rng.random(counts.sum()) < np.repeat(sigmoid(logits), counts)
         whole = self.lengths.draw(correct, self.rng)
+        limits = np.repeat([self._limit(group) for group, _ in wave], counts)
+        correct &= whole <= limits  # a response that is cut off has no answer
         in_prefix = np.repeat(share, counts)
-        tokens = np.maximum(1, np.rint(whole * (1 - in_prefix))).astype(np.int64)
+        tokens = np.maximum(1, np.rint(np.minimum(whole, limits) * (1 - in_prefix))).astype(np.int64)
         ends = self.slots.schedule(tokens, self.clock)
         starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
         finished = np.maximum.reduceat(ends, starts).tolist()
-        truncated = ~correct & (whole >= self.lengths.maximum)
+        truncated = ~correct & (whole >= limits)
         prefix_tokens = np.rint(in_prefix * self.lengths.median).astype(int)
         trajectories = TRAJECTORIES if self.trajectories else (None, None)
         columns = (column.tolist() for column in (correct, tokens, prefix_tokens, truncated))
@@ -127,6 +131,11 @@ class SimulatedEngine:
             _, _, group_id, rollouts = heapq.heappop(self._waiting)
             waves.append((group_id, rollouts))
         return waves
+
+    def _limit(self, group: Group) -> int:
+        """Most tokens of a response of this wave."""
+        own = None if group.sampling is None else group.sampling.response_length
+        return self.lengths.maximum if own is None else min(own, self.lengths.maximum)
 
     def _behind_prefixes(self, groups: list[Group], logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Logits of success, and share of a response already in the prefix (0 without a prefix), for each group."""

@@ -123,7 +123,7 @@ class Verification:
         _compare(where, "discarded groups", event["released"], self.released)
         _compare(where, "unread rows of the data", [], [row.id for row in self.rows])
         self.requests += len(self.submitted)
-        self.rollouts += sum(count for _, count, _ in self.submitted)
+        self.rollouts += sum(count for _, count, *_ in self.submitted)
         self.submitted, self.released = [], []
 
 
