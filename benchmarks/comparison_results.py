@@ -257,7 +257,7 @@ def picture(found: Mapping[tuple[str, str], Sequence[Result]]) -> Figure:
         panel.set_title(f"{world}: {TITLES[question]}", fontsize=10)
     for panel in panels.flat[len(found) :]:
         panel.set_axis_off()
-    figure.supxlabel("times fewer rollouts than GRPO, with 95 % interval (right of the line: the method needs less)")
+    figure.supxlabel("times fewer rollouts than GRPO, with 95 % interval\n(right of the line: the method needs less)")
     return figure
 
 
