@@ -158,7 +158,8 @@ class Result(NamedTuple):
     """One method on the fresh seeds of one question in one world.
 
     Attributes:
-        method, setting: with the setting that its tuning chose.
+        method: name of the recipe.
+        setting: chosen by the method's tuning.
         rollouts: ratio at each of :data:`SHARES`.
         missed: seeds that miss the target at each of :data:`SHARES`.
         tokens, waves: ratios at the target by which settings are chosen.

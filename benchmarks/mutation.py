@@ -289,7 +289,7 @@ def run(
     out = out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     os.chdir(ROOT)
-    export_environment("cpu")  # as tests/conftest.py: verl reads its platform when it is imported
+    export_environment("cpu")  # verl reads its platform at import, as tests/conftest.py says
     for part, libraries in LIBRARIES.items():
         for library in libraries if any(part in module for module in modules or GUARDS) else ():
             importlib.import_module(library)

@@ -28,7 +28,7 @@ GPU_GROUPS = ("model_size", "actor_engine")  # config groups of the GPU profiles
 GROUPS = ("experiment", "hardware", "model_engine", *GPU_GROUPS)
 SIMILAR = 0.6
 THRESHOLDS = (100_000, 20, 20)  # CPython's default: (700, 10, 10)
-FORKS = ("RAY_JOB_ID", "RAY_RAYLET_PID")  # what Ray tells its workers
+FORKS = ("RAY_JOB_ID", "RAY_RAYLET_PID")  # environment variables that Ray sets in its workers
 FIRST_JOB = "01000000"
 FULL_ERROR = "HYDRA_FULL_ERROR"  # "1": hydra raises its errors instead of printing several lines and exiting with 1
 

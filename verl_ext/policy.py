@@ -70,7 +70,7 @@ class Rollout:
 
 @dataclass
 class Group:
-    """The rollouts of one prompt that are trained together, filled in one or several waves under one identity.
+    """The rollouts of one prompt that are trained together. One or several waves fill a group; its id stays the same.
 
     Attributes:
         id: unique over the whole run.
@@ -290,9 +290,9 @@ class StepCost(NamedTuple):
 class RolloutPolicy:
     """Decides which prompts get how many rollouts, and which groups are trained on.
 
-    In each training step the driver calls :meth:`start_step` once, and :meth:`on_group` for each group whose requested
-    rollouts have all finished. After each call it asks :meth:`take_batch`, until a batch is returned. A group that is
-    neither taken nor discarded stays buffered, across steps and restarts; buffering needs no action.
+    In each training step the driver calls :meth:`start_step` once, and :meth:`on_group` whenever all requested rollouts
+    of a group have finished. After each of these calls the driver calls :meth:`take_batch`, until that returns a batch.
+    A group that the policy neither takes nor discards stays buffered, across steps and restarts, without an action.
 
     Attributes:
         prompt_weight: weight of a prompt in the loss. ``"equal"``: 1/B, whatever its number of rollouts;

@@ -16,9 +16,9 @@ EXITS = ("balance", "positive")
 class ReinforceAda(Uniform):
     """M rollouts a round for each of B prompts, for at most N rounds, until the prompt meets the exit condition.
 
-    ``balance``: the prompt has n/2 correct and n/2 wrong rollouts. ``positive``: it has a correct one. Then n of its
-    rollouts are trained on, half of them correct where there are as many. The baseline is the mean reward of all
-    rollouts of the prompt.
+    The exit condition ``balance`` is met by n/2 correct and n/2 wrong rollouts, ``positive`` by one correct rollout.
+    The update then trains on n rollouts of the prompt; n/2 of these are correct if the prompt has so many. The
+    baseline is the mean reward of all rollouts of the prompt.
 
     Source: Xiong et al., "Reinforce-Ada: An Adaptive Sampling Framework for Reinforce-Style LLM Training"
     (arXiv 2510.04996), Algorithm 1, and the authors' release.

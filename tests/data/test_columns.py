@@ -7,15 +7,14 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
 from pathlib import Path
 
 import pytest
-import typer
 from pyarrow import Table, parquet
-from typer.testing import CliRunner
+from support.commands import flat, invoke
+from support.hub import Hub, serving
 
 from verl_ext.data import columns as command
 from verl_ext.prompts import prompt_id
@@ -38,14 +37,7 @@ configs:
 GSM8K = ("--prompt", "question", "--answer", "answer", "--answer-after", "####", "--template", "hashes")
 
 
-def run(*arguments: object):
-    app = typer.Typer()
-    app.command()(command.main)
-    return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
-
-
-def said(result) -> str:
-    return " ".join(result.output.replace("│", " ").split())
+run = partial(invoke, command.main)
 
 
 def written(folder: Path) -> dict[str, list[dict]]:
@@ -134,7 +126,7 @@ def test_rows_that_cannot_be_used_are_refused_or_left_out_and_counted(tmp_path):
         "some rows cannot be used: 1 x repeated question (first in row 4 of sums.jsonl); 1 x no answer (first in row 5 "
         "of sums.jsonl); 1 x no question (first in row 6 of sums.jsonl); 1 x repeated question, with another answer "
         "(first in row 7 of sums.jsonl); correct them, or write the others with --leave-out."
-    ) in said(result)
+    ) in flat(result)
     assert run(path, *GSM8K, "--out", tmp_path / "out", "--leave-out").exit_code == 0
     assert {split: len(part) for split, part in written(tmp_path / "out").items()} == {"train": 2, "validation": 1}
     assert sum(json.loads((tmp_path / "out" / "train.json").read_text())["left_out"].values()) == 4
@@ -143,7 +135,7 @@ def test_rows_that_cannot_be_used_are_refused_or_left_out_and_counted(tmp_path):
 def test_a_question_of_the_test_split_leaves_the_training_split(gsm8k, tmp_path):
     parquet.write_table(Table.from_pylist(ROWS[14:]), gsm8k / "main" / "test-00000-of-00001.parquet")
     arguments = (gsm8k, *GSM8K, "--out", tmp_path / "out", "--subset", "main")
-    assert "1 x repeated question (first in row 15 of train-" in said(run(*arguments))
+    assert "1 x repeated question (first in row 15 of train-" in flat(run(*arguments))
     assert run(*arguments, "--leave-out").exit_code == 0
     assert {split: len(rows) for split, rows in written(tmp_path / "out").items()} == {"train": 14, "test": 6}
 
@@ -171,32 +163,29 @@ def test_bad_input_is_refused_in_one_sentence(changed, message, tmp_path):
     path = jsonl(tmp_path / "sums.jsonl", [row | {"chat": [row["question"]]} for row in ROWS[:2]])
     options = {"--prompt": "question", "--answer": "answer", "--answer-after": "####", "--out": tmp_path / "out"}
     result = run(path, *(word for pair in (options | changed).items() for word in pair))
-    assert result.exit_code == 2 and message in said(result), result.output
+    assert result.exit_code == 2 and message in flat(result), result.output
     assert not (tmp_path / "out").exists()
 
 
 def test_data_sets_that_are_not_there_are_refused_in_one_sentence(gsm8k, tmp_path):
     end = (*GSM8K, "--out", tmp_path / "out")
     (tmp_path / "empty").mkdir()
-    assert "nowhere.jsonl must be a file that ends in .parquet" in said(run("nowhere.jsonl", *end))
-    assert "no/such/folder is neither a file, a folder, nor OWNER/NAME on the hub" in said(run("no/such/folder", *end))
-    assert "empty cannot be read" in said(run(tmp_path / "empty", *end))
-    assert "subset=None is not valid: use one of main, socratic" in said(run(gsm8k, *end))
-    assert "subset=mine is not valid: use one of main, socratic" in said(run(gsm8k, *end, "--subset", "mine"))
+    assert "nowhere.jsonl must be a file that ends in .parquet" in flat(run("nowhere.jsonl", *end))
+    assert "no/such/folder is neither a file, a folder, nor OWNER/NAME on the hub" in flat(run("no/such/folder", *end))
+    assert "empty cannot be read" in flat(run(tmp_path / "empty", *end))
+    assert "subset=None is not valid: use one of main, socratic" in flat(run(gsm8k, *end))
+    assert "subset=mine is not valid: use one of main, socratic" in flat(run(gsm8k, *end, "--subset", "mine"))
     result = run(gsm8k, *end, "--subset", "main", "--validation", 3)
-    assert "has splits of its own, train, test; leave it out." in said(result)
+    assert "has splits of its own, train, test; leave it out." in flat(result)
 
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
-class Hub(BaseHTTPRequestHandler):
-    """``openai/gsm8k`` as the hub serves it: its files are those of the class's folder."""
+class DataSets(Hub):
+    """Serves the files in ``folder`` as the hub serves the data set ``openai/gsm8k``."""
 
     folder: Path
-
-    def do_HEAD(self):
-        self.do_GET()
 
     def do_GET(self):
         path, kind = self.path.partition("?")[0], "/datasets/openai/gsm8k/"
@@ -214,24 +203,11 @@ class Hub(BaseHTTPRequestHandler):
         else:
             self.answer(b"{}", status=404)
 
-    def answer(self, body: bytes, status: int = 200, **headers: str) -> None:
-        self.send_response(status)
-        for name, value in (headers | {"Content-Length": str(len(body))}).items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
-
-    def log_message(self, *_):
-        pass
-
 
 @pytest.fixture
 def hub(gsm8k) -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), type("Gsm8k", (Hub,), {"folder": gsm8k})) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    with serving(type("Gsm8k", (DataSets,), {"folder": gsm8k})) as address:
+        yield address
 
 
 def test_a_name_on_the_hub_is_its_data_source_and_the_commit_is_noted(hub, tmp_path):

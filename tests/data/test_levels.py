@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pandas as pd
 import pytest
-from typer.testing import CliRunner
+from support.commands import invoke
 
 from verl_ext.data import reasoning_gym, sql_tasks
 from verl_ext.data.levels import LAST_TRIES, distinct, draw_splits, shares
@@ -162,9 +162,7 @@ def test_a_level_with_too_few_questions_is_refused(data, level, said):
 
 
 def run(data, *arguments):
-    app = data.typer.Typer()
-    app.command()(data.main)
-    return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "400"})
+    return invoke(data.main, *arguments, columns=400)
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,13 @@ import json
 import os
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
 from pathlib import Path
 
 import pytest
-import typer
 from pyarrow import Table, parquet
-from typer.testing import CliRunner
+from support.commands import invoke
+from support.hub import Hub, serving
 
 from verl_ext.data import prepare as command
 from verl_ext.data.catalog import CATALOG, PROMPTS
@@ -88,10 +87,7 @@ def store(name: str, folder: Path) -> Path:
     return path
 
 
-def run(*arguments: object):
-    app = typer.Typer()
-    app.command()(command.main)
-    return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
+run = partial(invoke, command.main)
 
 
 def prepared(name: str, folder: Path, *arguments: object) -> list[dict]:
@@ -378,7 +374,7 @@ def as_parquet(rows: list[dict]) -> bytes:
     return buffer.getvalue()
 
 
-class Hub(BaseHTTPRequestHandler):
+class DataSets(Hub):
     """Three data sets with one file each, served as on the hub: by repository, the commit of a revision, and the file's
     name and content."""
 
@@ -403,9 +399,6 @@ class Hub(BaseHTTPRequestHandler):
         ),
     }
 
-    def do_HEAD(self):
-        self.do_GET()
-
     def do_GET(self):
         for repository, (revision, commit, name, content) in self.served.items():
             if self.path.startswith(f"/api/datasets/{repository}/revision/{revision}"):
@@ -414,17 +407,6 @@ class Hub(BaseHTTPRequestHandler):
             if self.path == f"/datasets/{repository}/resolve/{commit}/{name}":
                 return self.answer(content, ETag=f'"{name}"', **{"X-Repo-Commit": commit})
         return self.answer(b"{}", status=404)
-
-    def answer(self, body: bytes, status: int = 200, **headers: str) -> None:
-        self.send_response(status)
-        for name, value in (headers | {"Content-Length": str(len(body))}).items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
-
-    def log_message(self, *_):
-        pass
 
 
 def fetch(endpoint: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess:
@@ -441,10 +423,8 @@ def fetch(endpoint: str, folder: Path, *arguments: str) -> subprocess.CompletedP
 
 @pytest.fixture
 def hub():
-    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    with serving(DataSets) as address:
+        yield address
 
 
 @pytest.mark.parametrize(
@@ -459,7 +439,7 @@ def test_from_a_hub_every_file_is_of_one_commit_which_is_noted(hub, name, files,
     fetched = fetch(hub, tmp_path, name)
     assert fetched.returncode == 0, fetched.stderr
     repository = command.DATA_SETS[name].repository
-    _, commit, file, content = Hub.served[repository]
+    _, commit, file, content = DataSets.served[repository]
     for stem, rows in files.items():
         account = json.loads((tmp_path / f"{stem}.json").read_text())
         assert (account["repository"], account["commit"], account["rows"]) == (repository, commit, rows)

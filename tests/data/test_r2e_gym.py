@@ -9,12 +9,12 @@ import hashlib
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
-import typer
 from pyarrow import Table, parquet
-from typer.testing import CliRunner
+from support.commands import invoke
 
 from verl_ext.data import prepare as command
 from verl_ext.data import r2e_gym as data
@@ -70,10 +70,7 @@ def folder(tmp_path) -> Path:
     return folder
 
 
-def run(*arguments: object):
-    app = typer.Typer()
-    app.command()(command.main)
-    return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
+run = partial(invoke, command.main)
 
 
 def prepared(out: Path, *arguments: object) -> dict[str, list[dict]]:

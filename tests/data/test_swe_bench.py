@@ -10,10 +10,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import typer
 from pyarrow import Table, parquet
+from support.commands import invoke
 from support.swe_bench import COLOURED, DJANGO, PYTEST, git, local, make_repository, row
-from typer.testing import CliRunner
 
 from verl_ext.data import limited, swe_bench
 from verl_ext.data import prepare as command
@@ -41,10 +40,8 @@ def expected(style: dict, **changes: object) -> str:
 
 def prepared(folder: Path, rows: list[dict], *arguments: object) -> list[dict]:
     parquet.write_table(Table.from_pylist(rows), folder / "test.parquet")
-    app = typer.Typer()
-    app.command()(command.main)
-    line = ["swe_bench_verified", "--out", folder, "--local", folder / "test.parquet", *arguments]
-    result = CliRunner().invoke(app, [str(argument) for argument in line], env={"COLUMNS": "200"})
+    source = ("--local", folder / "test.parquet")
+    result = invoke(command.main, "swe_bench_verified", "--out", folder, *source, *arguments)
     assert result.exit_code == 0, result.output
     return parquet.read_table(folder / "swe_bench_verified.parquet").to_pylist()
 

@@ -6,14 +6,14 @@ import json
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-import typer
+from support.commands import flat, invoke
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
-from typer.testing import CliRunner
 
 from verl_ext import export as command
 
@@ -21,14 +21,7 @@ SAVE_CHECKPOINT = Path(__file__).parents[1] / "support/save_checkpoint.py"
 TOKENS = {token: place for place, token in enumerate(["<pad>", "<end>", *sorted(pre_tokenizers.ByteLevel.alphabet())])}
 
 
-def run(*arguments: object):
-    app = typer.Typer()
-    app.command()(command.main)
-    return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "300"})
-
-
-def said(result) -> str:
-    return " ".join(result.output.replace("│", " ").split())
+run = partial(invoke, command.main, columns=300)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +74,7 @@ def test_a_runs_folder_stands_for_its_last_checkpoint(copied, model, tmp_path):
     (tmp_path / "exported").mkdir()
     result = run(copied, "--out", tmp_path / "exported")
     assert result.exit_code == 0, result.output
-    assert "global_step_3/actor -> " in said(result)
+    assert "global_step_3/actor -> " in flat(result)
     assert_same_model(tmp_path / "exported", model)
 
 
@@ -102,11 +95,11 @@ def test_checkpoints_that_are_not_whole_are_refused_in_one_sentence(copied, tmp_
     def refused(*arguments: object) -> str:
         result = run(*arguments)
         assert result.exit_code in (1, 2) and result.output.count("\n") < 9 and not out.exists(), result.output
-        return said(result)
+        return flat(result)
 
     assert "nowhere is not a folder" in refused(tmp_path / "nowhere", *end)
     assert f"{tmp_path} has no folder actor; name a .../global_step_N that has one" in refused(tmp_path, *end)
-    assert "it holds files, name a new folder" in said(run(step, "--out", copied))
+    assert "it holds files, name a new folder" in flat(run(step, "--out", copied))
     assert "test_export.py is a file, name a folder" in refused(step, "--out", __file__)
     assert "--push=mine is not valid: use OWNER/NAME" in refused(step, *end, "--push", "mine")
     assert "--private=True is not valid: it is for --push" in refused(step, *end, "--private")
@@ -144,5 +137,5 @@ def test_a_folder_is_pushed_only_if_asked(trained, tmp_path, monkeypatch):
     assert result.exit_code == 0 and "https://hub/me/mine" in result.output, result.output
     assert Hub.calls == [("me/mine", True, True), ("me/mine", "qwen2")]
     result = run(trained, "--out", tmp_path / "b", "--push", "no/way")
-    assert result.exit_code == 1 and "b is written, but no/way cannot be uploaded to (401 Unauthorized)" in said(result)
+    assert result.exit_code == 1 and "b is written, but no/way cannot be uploaded to (401 Unauthorized)" in flat(result)
     assert (tmp_path / "b" / "config.json").is_file()

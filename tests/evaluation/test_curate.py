@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
-import typer
 from pyarrow import Table, parquet
-from typer.testing import CliRunner
+from support.commands import invoke
 
 from verl_ext.evaluation import curate
 from verl_ext.evaluation.samples import row_ids
 
-
-def run(*arguments: object):
-    app = typer.Typer()
-    app.command()(curate.main)
-    return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
+run = partial(invoke, curate.main)
 
 
 @pytest.fixture

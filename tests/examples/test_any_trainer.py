@@ -87,7 +87,7 @@ def test_a_real_model_learns_with_any_policy(policy):
 
 @pytest.mark.parametrize("baseline", ["all", "trained"])
 def test_advantages_are_those_of_the_lab(baseline):
-    """Groups of different sizes, one of which trains on some of its rollouts."""
+    """The batch has groups of different sizes, and one group trains on only a part of its rollouts."""
     policy = Uniform(train_batch_size=3, n=4)
     policy.baseline = baseline
     lab = Lab()

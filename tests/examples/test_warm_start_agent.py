@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.agent_loops import ScriptedEngine, make_loop
-from typer.testing import CliRunner
+from support.commands import invoke
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase
 from verl.tools.tool_registry import initialize_tools_from_config
 from verl.utils import hf_tokenizer
@@ -174,32 +174,26 @@ def test_nothing_left_to_demonstrate_is_refused():
         agent.collect([level], [4], 0, 0.0, known)
 
 
-def invoke(*arguments):
-    app = agent.typer.Typer()
-    app.command()(agent.main)
-    return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
-
-
 def test_command_line_trains_once(tmp_path):
     data, out = tmp_path / "data", tmp_path / "model"
-    missing = invoke("--data", data, "--out", out)
+    missing = invoke(agent.main, "--data", data, "--out", out)
     assert missing.exit_code == 2 and "write it with verl-ext data sql_tasks" in missing.output
     write_splits(sql_tasks.splits(sql_tasks.DEFAULT_LEVELS, {"train": 24, "validation": 8}, 0, 0.5), data)
     small = ("--data", data, "--out", out, "--batch", 2, "--hidden", 32, "--layers", 1)
-    result = invoke(*small, "--steps", 2)
+    result = invoke(agent.main, *small, "--steps", 2)
     assert result.exit_code == 0, result.output
     assert "mean success rate of 0.0" in result.output
     assert json.loads((out / "warm_start.json").read_text())["steps"] == 2
     assert hf_tokenizer(str(out)).encode("\n") == agent.make_tokenizer().encode("\n")
-    assert "is there already" in invoke(*small, "--steps", 2).output
-    assert "holds something else" in invoke(*small, "--steps", 3).output
-    assert "multiple of 32" in invoke(*small, "--hidden", 33).output
+    assert "is there already" in invoke(agent.main, *small, "--steps", 2).output
+    assert "holds something else" in invoke(agent.main, *small, "--steps", 3).output
+    assert "multiple of 32" in invoke(agent.main, *small, "--hidden", 33).output
 
 
 def test_training_ends_when_the_model_is_good_enough(tmp_path):
     data = tmp_path / "data"
     write_splits(sql_tasks.splits([sql_tasks.Level(2)], {"train": 8, "validation": 8}, 0), data)
     options = ("--batch", 2, "--hidden", 32, "--layers", 1, "--steps", 60, "--success", 0)
-    result = invoke("--data", data, "--out", tmp_path / "model", *options)
+    result = invoke(agent.main, "--data", data, "--out", tmp_path / "model", *options)
     assert result.exit_code == 0, result.output
     assert "25/25" in result.output

@@ -1,4 +1,4 @@
-"""What a policy with its defaults says that a step costs, against the rollouts that its steps sample."""
+"""``step_cost()`` of each policy with its defaults agrees with the rollouts that simulated steps sample."""
 
 from __future__ import annotations
 

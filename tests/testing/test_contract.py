@@ -1,4 +1,4 @@
-"""Every recipe keeps the promises of a policy; a policy that breaks one is told which."""
+"""Every recipe keeps the promises of a policy; each broken policy is refused with the name of the promise."""
 
 from __future__ import annotations
 

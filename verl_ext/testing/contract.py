@@ -67,7 +67,7 @@ def check_budget(make: Make) -> None:
 
 
 def check_books(make: Make) -> None:
-    """Every rollout is counted once, groups are left as they are, and no group waits for ever."""
+    """The books count every rollout once, the policy changes no group, and no group stays buffered for ever."""
     run = Run(make, LONG)
     waits: dict[str, tuple[int, int]] = {}  # by group: its number of rollouts, and since which step
     for step in _all(run):
@@ -120,7 +120,7 @@ def check_orders(make: Make, modes: tuple[str, ...] = MODES) -> None:
 
 
 def check_end_of_data(make: Make) -> None:
-    """A step that gets one prompt too few trains on the others; one that gets none trains or raises CannotFillBatch."""
+    """If a prompt is missing, a step trains on the others; without any prompt it trains or raises CannotFillBatch."""
     conditions = Conditions(rates=(0.5, 0.5))
     batch = len(next(Run(make, conditions).steps()).batch)
     run = Run(make, conditions)

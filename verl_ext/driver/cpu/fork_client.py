@@ -11,9 +11,9 @@ import socket
 import struct
 import sys
 
-NUMBER = "!q"  # of the size of a request, of a process id and of an exit status
-MOST_FILES = 250  # that one message on a socket carries
-JOB, FIRST_JOB = "RAY_JOB_ID", "01000000"  # of a Ray cluster; set by Ray in workers
+NUMBER = "!q"  # struct format of a request's size, of a process id and of an exit status
+MOST_FILES = 250  # below Linux's limit of 253 open files in a message on a socket
+JOB, FIRST_JOB = "RAY_JOB_ID", "01000000"  # Ray's variable in workers, its value in a first job
 FLAGS = ("-u", "-B", "-W", "-X")  # options of Python that a fork may leave out
 
 

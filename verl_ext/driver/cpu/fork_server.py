@@ -1,7 +1,8 @@
-"""One process that has imported verl and vLLM. Ray's workers and vLLM's engine start as forks of it.
+"""A process with verl and vLLM imported, from which Ray's workers and vLLM's engine are forked.
 
 A run on the CPU starts eight Python processes, most of them one after another, and each would import torch, verl and
-vLLM anew: 5 to 9 s of processor time. A fork has the modules at once, and shares their memory with the other forks.
+vLLM anew: 5 to 9 s of processor time. A fork starts with the modules imported, and shares their memory with the other
+forks.
 
 The driver forks the server once the configuration is composed, before any thread exists. Ray starts each worker with
 the command of the runtime environment's ``py_executable``, and :mod:`multiprocessing` its children with
