@@ -26,6 +26,7 @@ settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.register_profile("random", deadline=None)
 settings.load_profile("repeatable")
 
+WAIT = ("slurm", "multi_node")  # ends of the names of modules whose tests take the longest, most of it waiting
 STACK_TIMEOUT = 1800  # seconds of a test that trains; `timeout` in pyproject.toml holds for all others
 # Tests that may be skipped, and where.
 MAY_BE_SKIPPED = {
@@ -40,6 +41,9 @@ HOW_TO_INSTALL = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # Tests that wait, for Slurm or for two nodes, and other tests of the stack come first: fast tests run beside them,
+    # and no worker of pytest-xdist is left with a long test at the end.
+    items.sort(key=lambda item: (not item.get_closest_marker("stack"), not item.path.stem.endswith(WAIT)))
     for item in items:
         if item.get_closest_marker("stack") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(STACK_TIMEOUT))

@@ -18,6 +18,8 @@ bash examples/install_cpu.sh
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
 .venv/bin/mypy
+# Written byte code: without it, each of some 200 processes compiles the project's modules anew, 1 to 6 s.
+export PYTHONDONTWRITEBYTECODE=
 # Two at a time: starting Ray, vLLM and FSDP is mostly waiting for one process after another.
 status=0
 .venv/bin/python -m pytest --numprocesses=2 --dist=worksteal --durations=10 "$@" || status=$?

@@ -7,10 +7,11 @@ import importlib
 import os
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import yaml
-from hydra.core.global_hydra import GlobalHydra
+from support.commands import run_recipe
 from support.configs import compose
 
 from verl_ext import launch
@@ -20,26 +21,11 @@ from verl_ext.driver.preflight.keys import check_names
 
 
 @pytest.fixture
-def run(monkeypatch, tmp_path, capsys):
-    """``python -m recipe.pilot_commit <arguments>`` in this process: exit code, stdout and stderr."""
+def run(monkeypatch, tmp_path):
+    """``python -m recipe.pilot_commit <arguments>``: exit code, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(launch.FULL_ERROR, raising=False)
-    monkeypatch.setattr(launch, "prepare_forks", lambda: None)  # the workers of a run are no forks of the tests
-    thresholds = gc.get_threshold()
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        GlobalHydra.instance().clear()
-        monkeypatch.setattr(sys, "argv", ["pilot_commit", *arguments])
-        code = 0
-        try:
-            launch.main("pilot_commit")
-        except SystemExit as end:
-            code = end.code
-        return code, *capsys.readouterr()
-
-    yield run
-    gc.set_threshold(*thresholds)
-    GlobalHydra.instance().clear()
+    return partial(run_recipe, "pilot_commit")
 
 
 PROFILES, GPUS = "a100, a800, b200, cpu, h100, h200, verl", "h100, h200, a100, a800, b200"

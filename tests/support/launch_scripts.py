@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
+from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
 from unittest.mock import patch
@@ -15,6 +16,7 @@ from unittest.mock import patch
 from omegaconf import DictConfig, OmegaConf
 
 from support import configs
+from support.commands import run_recipe
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -71,7 +73,19 @@ def resolved(script: str, *arguments: str, folder: Path = ROOT, **environment: s
     """
     environment = {"DATA_DIR": "/data"} | environment
     recipe, overrides = asked(script, *arguments, folder=folder, **environment)
+    with _read_by_experiments(environment):
+        return OmegaConf.to_container(configs.compose(recipe, *overrides), resolve=True) | {"recipe": recipe}
+
+
+def dry_run(script: str, *arguments: str, **environment: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of the recipe started by a script, with these arguments."""
+    recipe, given = asked(script, *arguments, **environment)
+    with _read_by_experiments(environment):
+        return run_recipe(recipe, *given)
+
+
+def _read_by_experiments(environment: dict[str, str]) -> AbstractContextManager:
+    """The process's environment has none of OURS, but what an experiment reads of this one."""
     read = {name: environment[name] for name in READ_BY_EXPERIMENTS if name in environment}
     inherited = {name: value for name, value in os.environ.items() if name not in OURS}
-    with patch.dict(os.environ, inherited | read, clear=True):
-        return OmegaConf.to_container(configs.compose(recipe, *overrides), resolve=True) | {"recipe": recipe}
+    return patch.dict(os.environ, inherited | read, clear=True)
