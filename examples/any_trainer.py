@@ -70,6 +70,7 @@ def rows_of(batch: list[Group], engine: Engine, policy: RolloutPolicy) -> list[R
     one_update = np.zeros(len(rows), dtype=int)
     weight = policy.prompt_weight
     factors = advantage_factors(groups, tokens, one_update, prompt_weight=weight, loss_agg_mode="token-mean")
+    factors *= np.repeat([group.weight for group in batch], [len(group.trained_rollouts) for group in batch])
     return [(prompt, answer, advantage * f) for (prompt, answer, advantage), f in zip(rows, factors, strict=True)]
 
 

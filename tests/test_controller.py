@@ -177,6 +177,17 @@ def test_trained_rollouts_that_there_are_not_are_refused(trained):
     assert run.live and not run.ledger.total["rollouts/trained"]
 
 
+@pytest.mark.parametrize("weight", [-0.5, float("nan"), float("inf"), None])
+def test_a_weight_that_is_no_finite_number_of_at_least_0_is_refused(weight):
+    run, (group,), batch = opened(1, rollouts=3)
+    run.finish_waves(run.engine.finish())
+    group.weight = weight
+    batch.append(group)
+    with pytest.raises(RuntimeError, match=r"with weight=.*: use a finite number of at least 0"):
+        run.take_batch()
+    assert run.live and not run.ledger.total["rollouts/trained"]
+
+
 def test_indices_of_trained_rollouts_are_in_a_checkpoint():
     run, (group,), _ = opened(1, rollouts=3)
     run.finish_waves(run.engine.finish())

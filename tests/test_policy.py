@@ -78,6 +78,13 @@ def test_group_state_survives_json():
     assert restored.prompt.metadata == {"data_source": "x"} and math.isnan(restored.rollouts[1].reward)
 
 
+def test_the_weight_of_a_group_survives_json():
+    group = Group("g", Prompt("p", 4), rollouts(0.25), weight=0.5)
+    assert Group.from_state_dict(json.loads(json.dumps(group.state_dict()))).weight == 0.5
+    group.weight = 1.0
+    assert "weight" not in group.state_dict() and Group.from_state_dict(group.state_dict()).weight == 1
+
+
 def test_state_of_another_version_is_refused():
     from recipe.grpo.policy import Uniform
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol, TypeVar
 
+from verl_ext import checks
 from verl_ext.errors import CannotFillBatch, EveryRolloutFailed
 from verl_ext.ledger import Ledger, batch_metrics
 from verl_ext.policy import (
@@ -117,7 +118,7 @@ class RolloutController:
                 raise RuntimeError(f"{self.policy_name}.take_batch returned group {group.id}, which is not alive")
             if not group.usable or group.outstanding:
                 raise RuntimeError(f"{self.policy_name}.take_batch returned group {group.id}, which is not complete")
-            _check_trained(group, self.policy_name)
+            _check_taken(group, self.policy_name)
             self._remove(group)
             self.ledger.trained(group)
         self.batch = list(groups)
@@ -259,11 +260,17 @@ class RolloutController:
             self.decision_seconds += time.perf_counter() - start
 
 
-def _check_trained(group: Group, policy_name: str) -> None:
-    """Raise RuntimeError unless ``group.trained`` names two or more different usable rollouts, or is None.
+def _check_taken(group: Group, policy_name: str) -> None:
+    """Raise RuntimeError unless the group's ``weight`` is a finite number of at least 0, and its ``trained`` is None or
+    names two or more different usable rollouts.
 
     A single row has no advantage: verl would use its reward.
     """
+    if not (checks.is_number(group.weight) and group.weight >= 0):
+        raise RuntimeError(
+            f"{policy_name}.take_batch returned group {group.id} with weight={group.weight!r}: "
+            "use a finite number of at least 0"
+        )
     if group.trained is None:
         return
     usable = {index for index, rollout in enumerate(group.rollouts) if not rollout.failed}

@@ -81,6 +81,8 @@ class Group:
         trained: indices into ``rollouts`` of the rows to train on, two or more of usable rollouts; None: all usable
             rollouts. A policy sets them before it returns the group from :meth:`RolloutPolicy.take_batch`.
         sampling: of the last wave requested; None: as verl's configuration says.
+        weight: factor on the group's advantages, beside the policy's ``prompt_weight``; 0 or more. A policy sets it
+            before it returns the group from :meth:`RolloutPolicy.take_batch`.
     """
 
     id: str
@@ -90,6 +92,7 @@ class Group:
     prefix: Trajectory | None = None
     trained: Sequence[int] | None = None
     sampling: Sampling | None = None
+    weight: float = 1.0
 
     @property
     def usable(self) -> list[Rollout]:
@@ -175,6 +178,7 @@ class Group:
             "prefix": None if self.prefix is None else self.prefix.state_dict(),
             **({} if self.trained is None else {"trained": list(self.trained)}),
             **({} if self.sampling is None else {"sampling": self.sampling.state_dict()}),
+            **({} if self.weight == 1 else {"weight": self.weight}),
         }
 
     @classmethod
@@ -185,7 +189,8 @@ class Group:
         prefix = None if state["prefix"] is None else Trajectory.from_state_dict(state["prefix"])
         prompt, trained = Prompt(*state["prompt"]), state.get("trained")
         sampling = Sampling.from_state_dict(state.get("sampling", {}))
-        return cls(state["id"], prompt, rollouts, state["outstanding"], prefix, trained, sampling)
+        weight = state.get("weight", 1.0)
+        return cls(state["id"], prompt, rollouts, state["outstanding"], prefix, trained, sampling, weight)
 
 
 @dataclass(frozen=True)

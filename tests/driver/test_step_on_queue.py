@@ -120,15 +120,16 @@ def write_batch(rng):
     return KVBatchMeta(partition_id="train", keys=keys, tags=tags), rows
 
 
-def wanted_gradient(model, rows, *, weight, clip):
+def wanted_gradient(model, rows, *, weight, clip, own=None):
     """GRPO's loss written out over prompts, with one optimizer step's worth of all rows.
 
     Advantages are (r - mean) / (std + 1e-6) within a group, clipped to [-clip, clip]; a group of one has none. A
-    response's loss is the mean over its tokens. Each prompt counts 1/B ("equal"), or each rollout 1/R ("rollouts").
+    response's loss is the mean over its tokens. Each prompt counts 1/B ("equal"), or each rollout 1/R ("rollouts"),
+    times the weight of the prompt's group in ``own``, by prompt.
     """
     rollouts = sum(map(len, rows.values()))
     total = 0.0
-    for group in rows.values():
+    for prompt, group in rows.items():
         if len(group) == 1:
             continue
         rewards = np.array([reward for _, reward in group])
@@ -136,6 +137,7 @@ def wanted_gradient(model, rows, *, weight, clip):
         if clip is not None:
             advantages = np.minimum(np.maximum(advantages, -clip), clip)
         share = 1 / (len(rows) * len(group)) if weight == "equal" else 1 / rollouts
+        share *= (own or {}).get(prompt, 1.0)
         for (ids, _), advantage in zip(group, advantages, strict=True):
             total = total - share * float(advantage) * log_probabilities(model, ids[None]).mean()
     return gradient(model, total)
@@ -187,6 +189,20 @@ def test_weights_and_clip_reach_the_gradient_of_the_update(make, overrides, weig
     assert (ours - wanted).norm() < 1e-5 * wanted.norm()
     actor = trainer.config.actor_rollout_ref
     assert (actor.actor.ppo_mini_batch_size, actor.rollout.n) == (4, compose("grpo").actor_rollout_ref.rollout.n)
+
+
+@pytest.mark.parametrize("weight", ["equal", "rollouts"])
+def test_the_weight_of_a_group_reaches_the_gradient_of_the_update(make, weight):
+    mode = "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean"
+    trainer, model = make("grpo", mode, f"rollout_policy.prompt_weight={weight}"), make_model()
+    trainer.actor_rollout_wg = Actor(trainer.config, model)
+    batch, rows = write_batch(np.random.default_rng(0))
+    own = {prompt: 0.25 * (1 + number) for number, prompt in enumerate(REWARDS)}
+    trainer._groups = [Group(f"{prompt}-1", Prompt(prompt, 0), weight=factor) for prompt, factor in own.items()]
+    trainer._update_actor(trainer._compute_advantage(trainer._balance_batch(batch, {}), {}), {})
+    ours = sum(trainer.actor_rollout_wg.gradients) / 2
+    wanted = wanted_gradient(model, rows, weight=weight, clip=None, own=own)
+    assert (ours - wanted).norm() < 1e-5 * wanted.norm()
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "rloo"])

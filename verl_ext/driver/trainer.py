@@ -60,6 +60,7 @@ class PolicyTrainer(StoppableTrainer, WeightTurns):
     def __init__(self, config):
         self.policy: RolloutPolicy = hydra.utils.instantiate(config.rollout_policy)
         self._metrics: dict[str, float] = {}
+        self._groups: list[Group] = []  # of the batch in training
         super().__init__(config)
 
     # ---- data ----
@@ -219,7 +220,8 @@ class PolicyTrainer(StoppableTrainer, WeightTurns):
         clip = self.config.rollout_driver.advantage_clip
         over_all = self.policy.baseline == "all"
         whole = advantages_over_all(self._groups, self.config.algorithm) if over_all else {}
-        if clip is None and not whole and are_of_one_size(groups):
+        weights = {group.id: group.weight for group in self._groups}
+        if clip is None and not whole and set(weights.values()) <= {1} and are_of_one_size(groups):
             return batch
         fields = ["advantages", "response_mask"]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
@@ -231,6 +233,7 @@ class PolicyTrainer(StoppableTrainer, WeightTurns):
             prompt_weight=self.policy.prompt_weight,
             loss_agg_mode=self.config.actor_rollout_ref.actor.loss_agg_mode,
         )
+        factors *= [weights.get(group, 1.0) for group in groups]
         advantages = [
             (mask * whole[row.group, row.session]).to(given.dtype) if (row.group, row.session) in whole else given
             for row, mask, given in zip(rows, masks, data["advantages"].unbind(), strict=True)

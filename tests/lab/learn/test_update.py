@@ -182,6 +182,15 @@ def test_clipped_advantages_and_truncated_responses():
     assert [not tokens for tokens in kept.tokens] == truncated
 
 
+@pytest.mark.parametrize("loss_agg_mode", AGGREGATIONS)
+def test_the_weight_of_a_group_multiplies_its_rows_and_no_others(loss_agg_mode):
+    batch = make_batch([4, 3, 4])  # 11 rows and one of padding
+    own = training(f"grpo actor_rollout_ref.actor.loss_agg_mode={loss_agg_mode}", mini_batches=2)
+    plain = rows_of(batch, own, "equal").advantages
+    batch[1][0].weight = 0.25
+    assert rows_of(batch, own, "equal").advantages == pytest.approx(plain * ([1.0] * 4 + [0.25] * 3 + [1.0] * 5))
+
+
 @pytest.mark.parametrize("baseline", ["trained", "all"])
 @pytest.mark.parametrize("text", ["grpo", "grpo algorithm.norm_adv_by_std_in_grpo=false", "vip"])
 def test_some_rows_of_a_group_with_a_baseline_over_all_or_over_these(baseline, text):

@@ -55,6 +55,14 @@ def test_some_trained_rollouts_by_hand():
     assert alone == 0 and whole == pytest.approx((1 / 16) / deviation)
 
 
+def test_the_weight_of_a_group_scales_its_part():
+    model, halved = LearningModel(own=1.0, noise=0.0, shared=1.0), group(0, 1, 2)
+    halved.weight = 0.5
+    update = model.update_of([halved, group(1, 2, 4)], 1, "equal")
+    assert update.signal == pytest.approx((0.5 + 1) / 2 * 0.5) and update.own == pytest.approx([0.25, 0.5])
+    assert update.noise == pytest.approx((1 / 4) ** 2 / 2 + (1 / 2) ** 2 / 4)
+
+
 def test_weights_in_proportion_to_rollouts():
     model = LearningModel(own=1.0, noise=0.0, shared=1.0)
     update = model.update_of([group(0, 1, 2), group(1, 3, 6)], 1, "rollouts")

@@ -207,6 +207,7 @@ def rows_of(
     factors = advantage_factors(
         groups, tokens, mini_batch, prompt_weight=prompt_weight, loss_agg_mode=training.loss_agg_mode
     )
+    factors *= np.array([group.weight for group, _, members in batch for _ in members] + [1.0] * padding)
     problems = [problem for _, problem, members in batch for _ in members]
     return Rows(problems, responses, np.append(advantages, np.zeros(padding)) * factors, tokens, mini_batch)
 

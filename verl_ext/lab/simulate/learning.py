@@ -110,6 +110,7 @@ class LearningModel:
         delays = (step - 1) - np.add.reduceat(versions, starts) / sizes
         with_prefix = np.array([group.prefix is not None for group in groups])
         weights = sizes / sizes.sum() if prompt_weight == "rollouts" else np.full(sizes.size, 1 / sizes.size)
+        weights = weights * np.array([group.weight for group in groups])
         grpo = self.advantage == "grpo"
         effective = deviation > 1e-6
         scale = np.where(effective, deviation, 1.0) if grpo else 1.0
