@@ -94,11 +94,11 @@ class Experiment:
         self.run(method, second, TUNING)
         return choose(self.kept, method, TUNING)
 
-    def tune_all(self) -> dict[str, Setting]:
-        """Every method's best setting. The list of learning rates grows until no method's best is at its end."""
+    def tune_all(self, methods: Sequence[str] = METHODS) -> dict[str, Setting]:
+        """Each method's best setting. The list of learning rates grows until no method's best is at its end."""
         lrs = list(LRS)
         while True:
-            chosen = {method: self.tune(method, lrs) for method in METHODS}
+            chosen = {method: self.tune(method, lrs) for method in methods}
             longer = list(extended(lrs, [setting.lr for setting in chosen.values()]))
             if longer == lrs:
                 return chosen
@@ -119,17 +119,20 @@ def extended(lrs: Sequence[float], chosen: Sequence[float]) -> Iterator[float]:
 def run(
     world: Annotated[str, typer.Argument(help=f"One of {', '.join(WORLDS)}.")],
     questions: Annotated[list[str], typer.Argument(metavar="QUESTION", help=f"Some of {', '.join(QUESTIONS)}.")],
+    methods: Annotated[list[str] | None, typer.Option("--method", help="Only these methods; by default all.")] = None,
     processes: Annotated[int, typer.Option(min=1, help="Runs at a time, one core each.")] = 1,
     scratch: Annotated[Path, typer.Option(help="Folder for logs and states of runs.")] = Path("outputs/comparison"),
 ) -> None:
-    """Tune every method and run it on fresh seeds."""
+    """Tune the methods and run them on fresh seeds."""
     unknown = sorted(set(questions) - set(QUESTIONS))
+    if set(methods or ()) - set(METHODS):
+        raise typer.BadParameter(f"use methods of {', '.join(METHODS)}")
     if world not in WORLDS or unknown:
         raise typer.BadParameter(f"use a world of {', '.join(WORLDS)} and questions of {', '.join(QUESTIONS)}")
     WorldSource(world).load()
     for question in questions:
         experiment = Experiment(world, question, scratch / world / question, processes)
-        chosen = experiment.tune_all()
+        chosen = experiment.tune_all(methods or METHODS)
         for method, setting in chosen.items():
             console.print(f"{world}, {question}: {method} with {json.dumps(setting._asdict())}")
             experiment.run(method, [setting], FRESH)

@@ -18,7 +18,7 @@ from verl_ext.lab.table import NOTHING
 REFERENCE = "grpo"
 METHODS = (
     *(REFERENCE, "dynamic_sampling", "pilot_commit", "hora", "vip", "knapsack", "prefix_sampling"),
-    *("greso", "mopps", "speed_rl", "pods", "reinforce_ada"),
+    *("greso", "mopps", "speed_rl", "pods", "reinforce_ada", "recall"),
 )
 SHARES = (0.5, 0.8, 0.95)  # of the way from the warm start to the best accuracy of the reference
 CHOICE = 0.8  # the share by which settings are chosen

@@ -21,6 +21,7 @@ from recipe.mopps.policy import Mopps
 from recipe.pilot_commit.policy import PilotCommit
 from recipe.pods.policy import Pods
 from recipe.prefix_sampling.policy import PrefixSampling
+from recipe.recall.policy import Recall
 from recipe.reinforce_ada.policy import ReinforceAda
 from recipe.speed_rl.policy import SpeedRL
 from recipe.vip.policy import Vip
@@ -51,6 +52,7 @@ def policies(
         "vip": lambda: Vip(**size, n=rollouts, estimator_options={"features": str(features)}),
         "knapsack": lambda: Knapsack(**size, n=rollouts),
         "pods": lambda: Pods(**size, n=rollouts, m=max(2, rollouts // 2)),
+        "recall": lambda: Recall(**size, n=rollouts),
         "reinforce_ada": lambda: ReinforceAda(**size, n=4, M=max(4, rollouts // 2)),
         "prefix_sampling": lambda: PrefixSampling(**size, n=rollouts),
     }

@@ -47,6 +47,7 @@ GUARDS = {  # module: its fast tests, the quickest first
     "recipe/dynamic_sampling/policy.py": ["tests/recipe/test_baselines.py"],
     "recipe/greso/policy.py": ["tests/recipe/test_greso.py", DEFAULTS],
     "recipe/pods/policy.py": ["tests/recipe/test_pods.py", DEFAULTS],
+    "recipe/recall/policy.py": ["tests/recipe/test_recall.py", DEFAULTS],
     "recipe/reinforce_ada/policy.py": ["tests/recipe/test_reinforce_ada.py", DEFAULTS],
     "recipe/speed_rl/policy.py": ["tests/recipe/test_speed_rl.py", DEFAULTS],
     "recipe/mopps/policy.py": ["tests/recipe/test_mopps.py", DEFAULTS],

@@ -44,7 +44,9 @@ def test_everything_failing_ends_the_run_at_once(recipe, tmp_path):
         train(recipe, tmp_path, failed)
 
 
-@pytest.mark.parametrize("recipe", ["pilot_commit", "dynamic_sampling", "greso", "prefix_sampling", "speed_rl"])
+@pytest.mark.parametrize(
+    "recipe", ["pilot_commit", "dynamic_sampling", "greso", "prefix_sampling", "recall", "speed_rl"]
+)
 @pytest.mark.parametrize("correct", [True, False])
 def test_nothing_to_learn_ends_the_run_with_what_to_change(recipe, correct, tmp_path):
     with pytest.raises(CannotFillBatch, match=r"^step 1: .*(rollout_policy\.|use data)"):

@@ -93,7 +93,7 @@ def test_a_mistyped_name_is_answered_with_the_names_there_are(run):
         "",
         "error: nosuch is not a recipe; use one of "
         "dynamic_sampling, greso, grpo, hora, knapsack, mopps, pilot_commit, pods, "
-        "prefix_sampling, reinforce_ada, speed_rl, vip.\n",
+        "prefix_sampling, recall, reinforce_ada, speed_rl, vip.\n",
     )
 
 

@@ -18,6 +18,7 @@ RECIPES = (
     "vip",
     "knapsack",
     "prefix_sampling",
+    "recall",
 )
 
 

@@ -24,6 +24,7 @@ RECIPES = {
     "mopps": ["actor_rollout_ref.rollout.n=8", "rollout_policy.s=3"],
     "speed_rl": ["rollout_policy.n_init=4", "rollout_policy.n_cont=4", "rollout_policy.s=2"],
     "pods": ["actor_rollout_ref.rollout.n=8", "rollout_policy.m=4"],
+    "recall": ["actor_rollout_ref.rollout.n=4"],
     "reinforce_ada": ["rollout_policy.M=4", "rollout_policy.N=2"],
     "pilot_commit": [
         "rollout_policy.n_pilot=6",

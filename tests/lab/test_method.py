@@ -18,6 +18,7 @@ def test_every_recipe_is_there_and_is_what_its_own_file_says():
         "pilot_commit",
         "pods",
         "prefix_sampling",
+        "recall",
         "reinforce_ada",
         "speed_rl",
         "vip",

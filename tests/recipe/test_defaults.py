@@ -84,6 +84,16 @@ POLICIES = {
         "var_lower": 0.01,
         "prompt_weight": "equal",
     },
+    # Recall: docs/comparison.md
+    "recall": {
+        "n": 4,
+        "n_pilot": 2,
+        "explore": 0.5,
+        "decay": 0.25,
+        "half_life": 40,
+        "max_rounds": 10,
+        "prompt_weight": "equal",
+    },
     # SPEED-RL: the release's script for Qwen2.5-Math-7B, with 64 prompts screened for 16 trained
     "speed_rl": {
         "n_init": 4,

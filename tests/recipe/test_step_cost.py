@@ -21,6 +21,7 @@ def sampled(recipe: str) -> tuple[Method, np.ndarray]:
 VARYING = (
     "pilot_commit",
     "prefix_sampling",
+    "recall",
     "reinforce_ada",
     "speed_rl",
 )  # steps of one round differ in their rollouts

@@ -31,6 +31,7 @@ PUBLIC = {
     "recipe.mopps.policy": ("Mopps",),
     "recipe.speed_rl.policy": ("SpeedRL",),
     "recipe.pods.policy": ("Pods",),
+    "recipe.recall.policy": ("Recall",),
     "recipe.reinforce_ada.policy": ("ReinforceAda",),
     "recipe.dynamic_sampling.policy": ("DynamicSampling",),
 }

@@ -27,6 +27,7 @@ METHODS = [
     "hora G=4 G0=2",
     "vip n=4",
     "knapsack n=4",
+    "recall n=4",
     "prefix_sampling n=4",
 ]
 UNREACHABLE = generated([START] * 5)

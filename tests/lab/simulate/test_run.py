@@ -21,6 +21,7 @@ METHODS = [
     "hora G=8 G0=2",
     "vip n=8",
     "knapsack n=8",
+    "recall n=8",
     "prefix_sampling",
 ]
 

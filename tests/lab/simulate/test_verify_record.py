@@ -28,6 +28,7 @@ METHODS = [
     "vip n=6",
     "vip n=6 estimator=history",
     "knapsack n=6",
+    "recall n=6",
     "prefix_sampling",
 ]
 

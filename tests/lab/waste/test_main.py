@@ -71,6 +71,7 @@ def test_page_plots_numbers_and_histories(small_log, tmp_path):
         "mopps",
         "pilot_commit",
         "pods",
+        "recall",
         "reinforce_ada",
         "speed_rl",
         "vip",
