@@ -37,7 +37,10 @@ FLOORS = [
             470,
         )
     ],
-    [Room("evaluation", ("verl_ext.evaluation*",), "samples, pass@k", 470)],
+    [
+        Room("evaluation", ("verl_ext.evaluation*",), "samples, pass@k", 470),
+        Room("first run", ("verl_ext.first_run*",), "what works on a cluster", 790),
+    ],
     [
         Room("lab", ("verl_ext.lab*",), "learn, simulate, waste, report", 110),
         Room("hardware", ("verl_ext.hardware*",), "memory of a model", 790),

@@ -29,6 +29,7 @@ GENERATED = {
 COMMANDS = {
     "train": Command("verl_ext.launch:main", "Train a model: verl-ext train RECIPE key=value ..."),
     "new": Command("verl_ext.new:main", "Write the files of a method of your own."),
+    "first_run": Command("verl_ext.first_run.__main__:main", "What works on this machine or cluster?"),
     "simulate": Command("verl_ext.lab.simulate.__main__:main", "Compare recipes without a model."),
     "learn": Command("verl_ext.lab.learn.__main__:main", "Compare recipes on a small model that learns."),
     "report": Command("verl_ext.lab.report.__main__:main", "Compare runs: a page, plots and tables."),

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+EXIT_STOPPED = 75
+"""Exit status of a run stopped by SIGUSR1 and saved; in sysexits.h "temporary failure; the user is invited to try again
+later"."""
+
 
 class RunError(Exception):
     """Ends a run. The message is one sentence for the user: the cause, and the key, file or machine to change.

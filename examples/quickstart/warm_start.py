@@ -25,63 +25,20 @@ import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch.nn.functional import cross_entropy
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
 from verl_ext import checks
 from verl_ext.data.levels import divide
 from verl_ext.data.reasoning_gym import Level, distinct_entries, levels_of
 from verl_ext.files import written_whole
-
-PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-CHAT_TEMPLATE = (
-    "{% for message in messages %}"
-    "{% if message['role'] == 'user' %}<|im_start|>{{ message['content'] }}{{ '\n' }}"
-    "{% elif message['role'] == 'assistant' %}{{ message['content'] }}<|im_end|>{% endif %}"
-    "{% endfor %}"
-)
+from verl_ext.first_run.made_up import CHAT_TEMPLATE, END, START, byte_tokenizer, make_model
 
 
 def make_tokenizer(questions: Sequence[str]) -> PreTrainedTokenizerFast:
     """One token per byte, and a token for the words at the start of all questions of a task."""
     phrase = os.path.commonprefix(list(questions))
     return byte_tokenizer([phrase] if len(phrase) > 1 else [], CHAT_TEMPLATE)
-
-
-def byte_tokenizer(phrases: Sequence[str], chat_template: str) -> PreTrainedTokenizerFast:
-    """One token per byte and per phrase.
-
-    transformers loads every ``qwen2`` model with a byte-level BPE tokenizer, so this is a BPE tokenizer without merges.
-    verl needs the token ``<|im_end|>`` and a newline as a single token.
-    """
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Tokenizer(models.BPE({token: place for place, token in enumerate([PAD, START, END, *alphabet])}, []))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_tokens([AddedToken(phrase, normalized=False) for phrase in phrases])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token=PAD, bos_token=START, eos_token=END, chat_template=chat_template
-    )
-
-
-def make_model(tokenizer: PreTrainedTokenizerFast, hidden: int, layers: int) -> Qwen2ForCausalLM:
-    """An untrained model; ``hidden`` is its width, with attention heads of 32."""
-    return Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=len(tokenizer),
-            hidden_size=hidden,
-            intermediate_size=3 * hidden,
-            num_hidden_layers=layers,
-            num_attention_heads=hidden // 32,
-            num_key_value_heads=hidden // 32,
-            max_position_embeddings=512,
-            tie_word_embeddings=False,
-            pad_token_id=tokenizer.pad_token_id,
-            bos_token_id=tokenizer.bos_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-        )
-    )
 
 
 def parse_examples(text: str, levels: int) -> list[float]:

@@ -16,28 +16,9 @@ from faults.record import read_record, trained_prompts
 from faults.runs import NotTried, last_error, start, stop
 from faults.verdict import LOST, RECOVERED, REFUSED, compare, first_epoch_at_fault
 from verl_ext.driver.checkpoint import BadCheckpoint, folder_to_resume, load_state
+from verl_ext.recipes import recipes
 
-RECIPES = {
-    "grpo": ["actor_rollout_ref.rollout.n=4"],
-    "dynamic_sampling": ["actor_rollout_ref.rollout.n=4", "rollout_policy.s=2"],
-    "greso": ["actor_rollout_ref.rollout.n=4"],
-    "mopps": ["actor_rollout_ref.rollout.n=8", "rollout_policy.s=3"],
-    "speed_rl": ["rollout_policy.n_init=4", "rollout_policy.n_cont=4", "rollout_policy.s=2"],
-    "pods": ["actor_rollout_ref.rollout.n=8", "rollout_policy.m=4"],
-    "recall": ["actor_rollout_ref.rollout.n=4"],
-    "reinforce_ada": ["rollout_policy.M=4", "rollout_policy.N=2"],
-    "pilot_commit": [
-        "rollout_policy.n_pilot=6",
-        "rollout_policy.n_commit=2",
-        "rollout_policy.p_solve=null",
-        "rollout_policy.p_lower=0.15",
-        "rollout_policy.p_upper=0.85",
-    ],
-    "hora": ["actor_rollout_ref.rollout.n=8", "rollout_policy.G0=4", "rollout_policy.shards=2"],
-    "vip": ["actor_rollout_ref.rollout.n=8"],
-    "knapsack": ["actor_rollout_ref.rollout.n=8"],
-    "prefix_sampling": ["actor_rollout_ref.rollout.n=8"],
-}
+RECIPES = {recipe: ["experiment=_small"] for recipe in recipes()}
 EACH_ONCE = ("grpo", "hora", "vip", "knapsack")  # these recipes train every drawn prompt
 PROMPTS, BATCH = 96, 4  # prompts of the task, and of a batch
 PHASES = {  # verl's timers, in the order of a step

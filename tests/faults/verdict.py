@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from faults.record import Record
+from verl_ext.first_run.process import TOTALS, balances
 
 RECOVERED, REFUSED, LOST = OUTCOMES = ("recovered", "refused clearly", "lost")
-TOTALS = ("rollouts/sampled", "rollouts/trained", "tokens/sampled")
-PARTS = ("rollouts/trained_total", "rollouts/buffered", "rollouts/discarded_total", "rollouts/failed_total")
 Steps = Mapping[int, Mapping[str, float]]
 Trained = Mapping[int, set[tuple[str, str]]]
 
@@ -47,11 +46,6 @@ def compare(
         faults.append(f"what was loaded is not the checkpoint's: {difference(state, record.loaded)}")
     kept = {step: metrics for step, metrics in before.items() if step < first}
     return faults + prompts_at_fault({**kept, **after}, record.batches, trained) + epochs_at_fault(record)
-
-
-def balances(metrics: Mapping[str, float]) -> bool:
-    """sampled = trained + buffered + discarded + failed, cumulatively."""
-    return metrics["rollouts/sampled_total"] == sum(metrics[part] for part in PARTS)
 
 
 def difference(saved: Any, loaded: Any, where: str = "the state") -> str:

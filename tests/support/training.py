@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 import psutil
 import pyarrow.parquet as pq
 
+from verl_ext.first_run.process import TOTALS, balances, kill_all, metrics_of
 from verl_ext.lab.simulate.verify_record import verify
 
 ROOT = Path(__file__).parents[2]
@@ -136,19 +136,7 @@ class TrainingRun:
 
     def kill(self) -> None:
         """SIGKILL for the driver and everything Ray started for it."""
-        driver = psutil.Process(self.process.pid)
-        for process in [driver, *driver.children(recursive=True)]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        self.process.wait()
-
-
-def metrics_of(file: Path) -> dict[int, dict[str, float]]:
-    """Metrics of each training step. The file may be missing, or its last line incomplete."""
-    if not file.exists():
-        return {}
-    lines = [json.loads(line) for line in file.read_text().splitlines() if line.endswith("}")]
-    return {line["step"]: line["data"] for line in lines if "rollouts/sampled" in line["data"]}
+        kill_all(self.process)
 
 
 def assert_nothing_lost(before: dict[int, dict[str, float]], after: dict[int, dict[str, float]]) -> None:
@@ -157,15 +145,13 @@ def assert_nothing_lost(before: dict[int, dict[str, float]], after: dict[int, di
     assert list(before) == list(range(1, last + 1)) and list(after) == list(range(last + 1, max(after) + 1))
     assert_books_balance(before)
     assert_books_balance(after)
-    for name in ("rollouts/sampled", "rollouts/trained", "tokens/sampled"):
+    for name in TOTALS:
         assert after[first][f"{name}_total"] - after[first][name] == before[last][f"{name}_total"], name
 
 
 def assert_books_balance(steps: dict[int, dict[str, float]]) -> None:
     """sampled = trained + buffered + discarded + failed, cumulatively, at every step."""
-    for step, metrics in steps.items():
-        kinds = ("rollouts/trained_total", "rollouts/buffered", "rollouts/discarded_total", "rollouts/failed_total")
-        assert metrics["rollouts/sampled_total"] == sum(metrics[kind] for kind in kinds), f"step {step}"
+    assert all(map(balances, steps.values())), [step for step, metrics in steps.items() if not balances(metrics)]
 
 
 def optimizer_steps(checkpoints: Path, step: int) -> int:

@@ -11,7 +11,6 @@ import ray
 
 from verl_ext.driver.cluster import read_note, write_note
 
-EXIT_STOPPED = 75  # sysexits.h: "temporary failure; the user is invited to try again later"
 _POLL = 0.5  # seconds
 
 

@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# What works on this machine or cluster? Checks the nodes, then trains every recipe for three steps in every trainer mode,
+# stopped by SIGUSR1 and resumed, and writes one table: docs/cluster.md. Started again, it goes on with what is lacking.
+#   bash examples/first_run.sh                                        the GPUs of this machine
+#   HARDWARE=cpu bash examples/first_run.sh --recipes grpo            one recipe, without GPUs
+#   sbatch --nodes=2 examples/slurm/train.sbatch examples/first_run.sh    two nodes
+# NNODES, GPUS_PER_NODE and MODEL_PATH as for the launch scripts (examples/train.sh); OUT is the folder of the results
+# (outputs/first_run), which all nodes must see; RAY_ADDRESS the Ray cluster to join; --help lists the options.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+export PYTHONPATH=$here/..${PYTHONPATH:+:$PYTHONPATH}    # this checkout, whichever version is installed
+exec "${PYTHON:-python}" -m verl_ext first_run "$@"

@@ -1,0 +1,200 @@
+"""Each check of a node: what it finds on a good machine, and the sentence about a bad one."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from verl_ext.first_run import node
+from verl_ext.first_run.made_up import CHAT_TEMPLATE, byte_tokenizer, write_model
+from verl_ext.first_run.node import GB, NOTE, ON_CPU, ON_GPUS, Fault, Question, check_node
+from verl_ext.first_run.place import Place
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def question(tmp_path) -> Question:
+    (tmp_path / NOTE).write_text("here")
+    write_model(tmp_path / "model")
+    return Question(Place("cpu", 1, 1, str(tmp_path / "model")), tmp_path, "here", ON_CPU._replace(memory=0, disk=0))
+
+
+def refused(check, question: Question) -> str:
+    with pytest.raises(Fault) as fault:
+        check(question)
+    return str(fault.value)
+
+
+def command(folder: Path, name: str, text: str, monkeypatch) -> None:
+    """A stand-in for a command, first on the path."""
+    (folder / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
+    (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+
+def test_this_machine_passes(question):
+    found = check_node(question)
+    assert {name: each.text for name, each in found.items() if not each.passed} == {}
+    assert list(found) == [name for name in node.CHECKS if name not in ("driver", "caches")]
+    assert found["devices talk"].text == "2 processes over gloo"
+    assert "torch 2." in found["versions"].text and "verl 0.9.1" in found["versions"].text
+    assert all(each.seconds >= 0 for each in found.values())
+
+
+def test_a_check_that_raises_is_a_row_and_the_others_go_on(question, monkeypatch):
+    def broken(_):
+        raise OSError("no such\ndevice")
+
+    monkeypatch.setattr(node, "CHECKS", {"broken": broken, "shared folder": node.shared_folder})
+    found = check_node(question)
+    assert found["broken"][:2] == (False, "OSError: no such device") and found["shared folder"].passed
+
+
+def test_without_nvidia_smi(question, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert refused(node.driver, question).endswith("install NVIDIA's driver, or set HARDWARE=cpu")
+
+
+def test_a_driver_that_fails(question, tmp_path, monkeypatch):
+    command(tmp_path, "nvidia-smi", "echo Failed to initialize NVML >&2; exit 9", monkeypatch)
+    assert refused(node.driver, question).startswith("nvidia-smi finds no GPU (Failed to initialize NVML): ")
+
+
+def test_the_driver_must_know_the_cuda_of_the_installation(question, tmp_path, monkeypatch):
+    installer = (ROOT / "examples" / "install_gpu.sh").read_text()
+    assert re.search(rf"^DRIVER={node.DRIVER}\b", installer, re.M)
+    command(tmp_path, "nvidia-smi", "echo '575.57.08, NVIDIA H100 80GB HBM3'", monkeypatch)
+    assert refused(node.driver, question).startswith("driver 575.57.08 is older than R580, the first for CUDA 13.0")
+    command(tmp_path, "nvidia-smi", "echo '580.95.05, NVIDIA H100 80GB HBM3'", monkeypatch)
+    assert node.driver(question) == "580.95.05"
+    assert node.gpus() == [("580.95.05", "NVIDIA H100 80GB HBM3")]
+
+
+def test_a_torch_without_cuda_is_named(question):
+    on_gpus = replace(question, place=replace(question.place, hardware="h100"))
+    sentence = refused(node.devices, on_gpus)
+    assert re.fullmatch(r"torch \S+ is built without CUDA: bash examples/install_gpu.sh", sentence)
+
+
+def test_ranks_that_do_not_answer_in_time(question, monkeypatch):
+    monkeypatch.setattr(node, "SECONDS", 0.01)
+    assert refused(node.devices, question).startswith("the ranks had not exchanged a message after 0.01 s")
+
+
+def test_a_gpu_with_less_memory_than_its_profile():
+    answer = {"cuda": "13.0", "nccl": "2.28.9", "devices": [["NVIDIA H100 80GB HBM3", 84_900_000_000]] * 2}
+    assert node.describe(answer, "h100") == "2 x NVIDIA H100 80GB HBM3, CUDA 13.0, NCCL 2.28.9"
+    answer["devices"][1] = ["NVIDIA H100 MIG 3g.40gb", 42_000_000_000]
+    with pytest.raises(
+        Fault, match=r"GPU 1 \(NVIDIA H100 MIG 3g.40gb\) has 42.0 GB, and hardware=h100 computes with 84"
+    ):
+        node.describe(answer, "h100")
+
+
+def test_too_little_shared_memory(question):
+    assert ON_GPUS.shared_memory == 10 * GB
+    small = replace(question, limits=ON_CPU._replace(shared_memory=10**15))
+    assert re.match(
+        r"/dev/shm has [\d.]+ GB, use 1e\+06 or more: docker run --shm-size=10g", refused(node.shared_memory, small)
+    )
+
+
+def test_too_little_memory(question):
+    sentence = refused(node.memory, replace(question, limits=ON_CPU._replace(memory=10**15)))
+    assert re.match(r"[\d.]+ GB of memory are free, and a training needs about", sentence)
+
+
+@pytest.mark.parametrize(
+    ("ulimit", "sentence"),
+    [
+        ("-n 1000", "ulimit -Hn allows 1000 open files, use 8192 or more"),
+        ("-u 3000", "ulimit -Hu allows 3000 processes, use 4096 or more"),
+    ],
+)
+def test_low_limits_of_processes(question, ulimit, sentence):
+    code = (
+        "import pathlib; from verl_ext.first_run import node; from verl_ext.first_run.place import Place\n"
+        "question = node.Question(Place('cpu', 1, 1, ''), pathlib.Path(), '', node.ON_CPU)\n"
+        "try:\n    print(node.limits(question))\nexcept node.Fault as fault:\n    print(fault)"
+    )
+    shell = ["bash", "-c", f'ulimit {ulimit}; exec "$0" -c "$1"', sys.executable, code]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    result = subprocess.run(shell, capture_output=True, text=True, timeout=60, env=environment)
+    assert result.stdout.startswith(sentence), result.stderr
+
+
+def test_a_full_disk_and_a_folder_that_cannot_be_written_to(question, tmp_path, monkeypatch):
+    full = replace(question, limits=ON_CPU._replace(disk=10**15))
+    sentence = refused(node.disks, full)
+    assert re.match(rf"--out={re.escape(str(tmp_path))} has [\d.]+ GB free, use a disk with 1e\+06 or more", sentence)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HF_HOME", f"{tmp_path}/file/hub")
+    assert refused(node.disks, question).startswith(f"HF_HOME={tmp_path}/file/hub: {tmp_path}/file is a file")
+
+
+def test_caches_belong_on_a_disk_of_the_node_that_allows_programs(question, tmp_path, monkeypatch):
+    monkeypatch.setenv("NODE_CACHE", f"{tmp_path}/cache")
+    assert node.caches(question) == f"{tmp_path}/cache"
+    mounts = [SimpleNamespace(mountpoint="/", fstype="ext4", opts="rw"), None]
+    for kind, options, sentence in (
+        ("nfs4", "rw", "is on a network disk (nfs4): set NODE_CACHE"),
+        ("tmpfs", "rw,noexec,nosuid", "is mounted noexec"),
+    ):
+        mounts[1] = SimpleNamespace(mountpoint=str(tmp_path), fstype=kind, opts=options)
+        monkeypatch.setattr(node.psutil, "disk_partitions", lambda all: mounts)  # noqa: B023
+        assert sentence in refused(node.caches, question)
+    (tmp_path / "cache").touch()
+    assert "; NODE_CACHE names the folder" in refused(node.caches, question)
+
+
+def test_the_mount_of_a_folder_is_the_nearest_above_it():
+    mounts = [
+        SimpleNamespace(mountpoint=point, fstype=kind, opts="")
+        for point, kind in (("/", "ext4"), ("/data/runs", "xfs"), ("/data", "nfs"), ("/data/run", "cifs"))
+    ]
+    assert node.mount_of(Path("/data/runs/a"), mounts)[0] == "xfs"
+    assert node.mount_of(Path("/data/other"), mounts)[0] == "nfs"
+    assert node.mount_of(Path("/database"), mounts)[0] == "ext4"
+
+
+def test_a_folder_that_is_not_the_first_nodes(question, tmp_path):
+    (tmp_path / NOTE).write_text("of another start")
+    assert "is not the first node's folder" in refused(node.shared_folder, question)
+    (tmp_path / NOTE).unlink()
+    assert "is not the first node's folder" in refused(node.shared_folder, question)
+
+
+def test_other_versions_than_on_the_first_node(question):
+    first = node.installed_versions()
+    assert node.versions(replace(question, versions=first)) == node.versions(question)
+    sentence = refused(node.versions, replace(question, versions=first | {"torch": "2.0"}))
+    assert re.match(r"torch is 2\.\S+ here and 2.0 on the first node: use one environment", sentence)
+    sentence = refused(node.versions, replace(question, versions=first | {"sglang": "0.5"}))
+    assert sentence.startswith("sglang is missing here and 0.5 on the first node")
+
+
+def test_tokenizers_with_which_no_run_can_train(question, tmp_path):
+    def with_tokenizer(name: str, change) -> Question:
+        tokenizer = byte_tokenizer([], CHAT_TEMPLATE)
+        change(tokenizer)
+        tokenizer.save_pretrained(tmp_path / name)
+        (tmp_path / name / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
+        return replace(question, place=replace(question.place, model=str(tmp_path / name)))
+
+    without = with_tokenizer("a", lambda tokenizer: setattr(tokenizer, "chat_template", None))
+    assert "a has no chat template: use an instruct model" in refused(node.tokenizer, without)
+    silent = with_tokenizer("b", lambda tokenizer: setattr(tokenizer, "chat_template", "{{ bos_token }}"))
+    assert "leaves out the user's message: it renders '<|im_start|>'" in refused(node.tokenizer, silent)
+    endless = with_tokenizer("c", lambda tokenizer: setattr(tokenizer, "eos_token", None))
+    assert "has no eos_token" in refused(node.tokenizer, endless)
+    missing = replace(question, place=replace(question.place, model=str(tmp_path / "nothing")))
+    assert refused(node.tokenizer, missing).startswith(f"the tokenizer of {tmp_path}/nothing cannot be loaded: ")

@@ -1,0 +1,73 @@
+"""The keys that follow from a place are valid for every recipe, mode and kind of hardware."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from support.configs import RECIPES, compose
+
+from verl_ext.driver.preflight.validate import validate
+from verl_ext.first_run.made_up import write_data, write_model
+from verl_ext.first_run.place import MODES, NotTried, Place
+from verl_ext.first_run.trainings import Trial, command
+from verl_ext.hardware import SHAPES
+
+PLACES = {
+    "cpu": Place("cpu", 1, 1, "model"),
+    "two nodes of a CPU cluster": Place("cpu", 2, 1, "model", "10.0.0.1:6379"),
+    "one GPU": Place("h100", 1, 1, "model"),
+    "eight GPUs": Place("h200", 1, 8, "model"),
+    "three nodes": Place("b200", 3, 8, "model", "10.0.0.1:6379"),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("first_run")
+    write_model(folder / "model")
+    write_data(folder / "data", 128)
+    return folder
+
+
+ALL_RECIPES = {("cpu", "sync"), ("eight GPUs", "separate_async")}  # with the others, grpo alone: a second each
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", PLACES)
+def test_the_keys_of_a_place_are_valid(folder, name, mode):
+    place = replace(PLACES[name], model=str(folder / "model"))
+    if (name, mode) == ("one GPU", "separate_async"):
+        with pytest.raises(NotTried, match="separate_async trains and generates on different GPUs, and there is only"):
+            place.overrides(mode)
+        return
+    for recipe in RECIPES if (name, mode) in ALL_RECIPES else ("grpo",):
+        _, _, module, *overrides = command(Trial(recipe, mode), place, folder / "data", folder / "trial")
+        config = compose(recipe, *overrides)
+        assert module == f"recipe.{recipe}"
+        assert validate(config).step_cost().usual <= 24 * place.batch(place.nodes * place.gpus)
+        assert (config.data.train_batch_size, config.trainer.total_training_steps) == (
+            place.batch(config.trainer.nnodes * config.trainer.n_gpus_per_node),
+            3,
+        )
+
+
+def test_devices_of_a_separate_pool():
+    assert PLACES["cpu"].devices("separate_async") == ((1, 1), (1, 1))
+    assert PLACES["eight GPUs"].devices("separate_async") == ((1, 4), (1, 4))
+    assert PLACES["three nodes"].devices("separate_async") == ((2, 8), (1, 8))
+    assert PLACES["three nodes"].devices("sync") == ((3, 8), None)
+    with pytest.raises(NotTried):
+        Place("cpu", 1, 1, "model", "10.0.0.1:6379").devices("separate_async")
+
+
+def test_memory_is_predicted_for_the_budgets_of_the_trial():
+    """Qwen2.5-3B on 8 GPUs: its training state, and a micro-batch of 8 sequences of 384 tokens, by hand."""
+    place = Place("h100", 1, 8, "Qwen/Qwen2.5-3B")
+    shape = SHAPES[place.model]
+    per_token = 10 * 151936 + 2 * 2048 * 36 + 68 * 2048
+    assert place.predicted_memory("sync") == pytest.approx(2 * shape.parameters + 8 * 384 * per_token)
+    assert PLACES["cpu"].predicted_memory("sync") is None
+    keys = dict(override.split("=") for override in place.overrides("sync"))
+    assert keys["actor_rollout_ref.actor.ppo_max_token_len_per_gpu"] == str(8 * 384)
+    assert keys["actor_rollout_ref.actor.fsdp_config.optimizer_offload"] == "false"

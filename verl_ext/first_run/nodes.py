@@ -1,0 +1,103 @@
+"""The checks of node.py on every node, as rows of the table."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from uuid import uuid4
+
+from verl_ext.files import write_text
+from verl_ext.first_run.node import NOTE, ON_CPU, ON_GPUS, Found, Question, check_node, installed_versions
+from verl_ext.first_run.place import CPU, Place
+from verl_ext.first_run.table import FAILED, PASSED, Row
+
+RAY = "nodes in Ray"
+SECONDS = 600  # for the checks of all nodes
+KNOCK = 10  # for the head to accept a connection
+ByNode = Mapping[str, Mapping[str, Found]]
+
+
+def check_nodes(place: Place, out: Path, show: Callable[[str], None]) -> list[Row]:
+    """Check this machine, or every node of the Ray cluster that the trainings will join; a row per check."""
+    note = uuid4().hex
+    write_text(out / NOTE, note)
+    question = Question(place, out, note, ON_CPU if place.hardware == CPU else ON_GPUS)
+    if place.address is None:
+        return to_rows({socket.gethostname(): check_node(question)})
+    show("asks the nodes of the cluster")
+    found, rows = on_cluster(replace(question, versions=installed_versions()))
+    return [*rows, *to_rows(found)]
+
+
+def on_cluster(question: Question) -> tuple[dict[str, dict[str, Found]], list[Row]]:
+    """The checks by node, and a row about the nodes themselves. Ray's tasks take no cores and no GPUs."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    place, start = question.place, time.monotonic()
+    try:
+        _knock(str(place.address))
+        ray.init(address=place.address, log_to_driver=False, logging_level="ERROR")
+    except (OSError, RuntimeError, ValueError) as error:  # ConnectionError is an OSError
+        reason = " ".join(str(error).split())[:300]
+        return {}, [Row(RAY, FAILED, f"RAY_ADDRESS={place.address} cannot be joined: {reason}")]
+    try:
+        nodes = [node for node in ray.nodes() if node["Alive"]]
+        tasks = {}
+        for node in nodes:
+            where = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            task = ray.remote(check_node).options(num_cpus=0, max_retries=0, scheduling_strategy=where)
+            tasks[node["NodeName"]] = task.remote(question)
+        found = {}
+        for name, task in tasks.items():
+            try:
+                found[name] = ray.get(task, timeout=max(1.0, SECONDS - (time.monotonic() - start)))
+            except ray.exceptions.RayError as error:
+                found[name] = {"answer": Found(False, f"no answer: {' '.join(str(error).split())[:300]}")}
+    finally:
+        ray.shutdown()
+    resources = {node["NodeName"]: node["Resources"].get("GPU", 0) for node in nodes}
+    return found, [about_nodes(place, resources, time.monotonic() - start)]
+
+
+def _knock(address: str) -> None:
+    """Raise OSError if nobody listens at ``host:port``: Ray itself would try for many minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.rpartition("/")[2], int(port)), timeout=KNOCK).close()
+
+
+def about_nodes(place: Place, gpus: Mapping[str, float], seconds: float) -> Row:
+    """Whether enough nodes have joined Ray, with enough GPUs each.
+
+    Args:
+        gpus: GPUs (on the CPU, slots) that Ray has on each node, by the node's name.
+        seconds: how long the nodes took to answer.
+    """
+    enough = [name for name, count in gpus.items() if count >= place.gpus]
+    counts = ", ".join(f"{name} with {count:g}" for name, count in sorted(gpus.items()))
+    if len(enough) < place.nodes:
+        why = f"NNODES={place.nodes} nodes with GPUS_PER_NODE={place.gpus} are needed, and Ray has {counts}"
+        return Row(RAY, FAILED, why, seconds)
+    return Row(RAY, PASSED, f"GPUs in Ray: {counts}", seconds)
+
+
+def to_rows(found: ByNode) -> list[Row]:
+    """A row per check: passed on all nodes, with what the first node has; or the sentences of the others."""
+    rows = []
+    for check in dict.fromkeys(name for results in found.values() for name in results):
+        results = {node: each[check] for node, each in found.items() if check in each}
+        faults: dict[str, list[str]] = {}
+        for node, result in results.items():
+            if not result.passed:
+                faults.setdefault(result.text, []).append(node)
+        seconds = max(result.seconds for result in results.values())
+        if faults:
+            why = "; ".join(f"{', '.join(nodes)}: {text}" for text, nodes in faults.items())
+            rows.append(Row(check, FAILED, why, seconds))
+        else:
+            rows.append(Row(check, PASSED, next(iter(results.values())).text, seconds))
+    return rows

@@ -1,0 +1,128 @@
+"""Where a first run happens: the hardware, the number of nodes and GPUs, the model; and the keys that follow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from verl_ext.hardware.memory import FSDP2_KEYS, GPU_MEMORY, SHARED_KEYS, Settings, settings, use
+from verl_ext.hardware.shapes import Shape, find
+
+MODES = ("sync", "colocate_async", "separate_async")
+CPU = "cpu"
+PROMPT = 128  # tokens; the prompts are a line each, with room for a chat template
+RESPONSE = {CPU: 24}
+RESPONSE_ON_GPUS = 256
+SEQUENCES = 8  # of the longest length in a micro-batch: few enough that a trial fills it
+ROLLOUTS = 8  # of a prompt, for a recipe without small settings of its own
+
+
+class NotTried(Exception):
+    """This place cannot run a trial. The message is the reason."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Attributes:
+    hardware: profile, such as ``cpu`` or ``h200``.
+    nodes: number of nodes.
+    gpus: GPUs of each node; on the CPU, slots for a worker.
+    model: folder, or name on the hub.
+    address: address of the Ray cluster to join; None: each training starts Ray on this machine.
+    """
+
+    hardware: str
+    nodes: int
+    gpus: int
+    model: str
+    address: str | None = None
+
+    def devices(self, mode: str) -> tuple[tuple[int, int], tuple[int, int] | None]:
+        """(nodes, devices of each) of the training, and of the separate pool of engines; None: there is none.
+
+        Raises:
+            NotTried: the mode needs more devices.
+        """
+        if mode != "separate_async":
+            return (self.nodes, self.gpus), None
+        if self.nodes > 1:
+            return (self.nodes - self.nodes // 2, self.gpus), (self.nodes // 2, self.gpus)
+        if self.gpus > 1:
+            return (1, self.gpus - self.gpus // 2), (1, self.gpus // 2)
+        if self.hardware == CPU and self.address is None:  # Ray gets as many slots as the run needs
+            return (1, 1), (1, 1)
+        raise NotTried(f"{mode} trains and generates on different GPUs, and there is only one")
+
+    def overrides(self, mode: str) -> list[str]:
+        """Keys of a training in this mode: devices, lengths, sizes of batches and, on GPUs, of everything in memory."""
+        (nodes, gpus), pool = self.devices(mode)
+        batch = self.batch(nodes * gpus)
+        keys: dict[str, object] = {
+            "hardware": self.hardware,
+            "trainer.v1.trainer_mode": mode,
+            "trainer.nnodes": nodes,
+            "trainer.n_gpus_per_node": gpus,
+            "actor_rollout_ref.model.path": self.model,
+            "data.max_prompt_length": PROMPT,
+            "data.max_response_length": self.longest - PROMPT,
+            "actor_rollout_ref.rollout.max_model_len": self.longest,
+            "data.train_batch_size": batch,
+            "actor_rollout_ref.actor.ppo_mini_batch_size": batch // 2,
+        }
+        if pool is not None:
+            keys |= {
+                "actor_rollout_ref.hybrid_engine": "false",
+                "actor_rollout_ref.rollout.nnodes": pool[0],
+                "actor_rollout_ref.rollout.n_gpus_per_node": pool[1],
+                "actor_rollout_ref.rollout.checkpoint_engine.backend": "gloo" if self.hardware == CPU else "nccl",
+            }
+        if self.hardware != CPU:
+            keys |= {"model_size": "1_5b"} | fitting_keys(self.fitting(nodes * gpus))
+        return [f"{key}={value}" for key, value in keys.items()]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of prompt and response together."""
+        return PROMPT + RESPONSE.get(self.hardware, RESPONSE_ON_GPUS)
+
+    def batch(self, devices: int) -> int:
+        """Prompts of a step: two mini-batches, each with a prompt for every device of the training."""
+        return 2 * max(2, devices)
+
+    @cached_property
+    def shape(self) -> Shape:
+        """Shape of the model; ValueError if its ``config.json`` cannot be had."""
+        return find(self.model)
+
+    def fitting(self, devices: int) -> Settings:
+        """As of ``verl-ext hardware``, with the token budget of a micro-batch of ``SEQUENCES``.
+
+        Raises:
+            ValueError: the model does not fit.
+        """
+        chosen = settings(self.shape, GPU_MEMORY[self.hardware], devices, self.longest)
+        budget = SEQUENCES * self.longest
+        return replace(
+            chosen,
+            ppo_max_token_len_per_gpu=min(chosen.ppo_max_token_len_per_gpu, budget),
+            log_prob_max_token_len_per_gpu=min(chosen.log_prob_max_token_len_per_gpu, budget),
+        )
+
+    def predicted_memory(self, mode: str) -> float | None:
+        """Bytes that ``verl-ext hardware`` computes for the training's process on a GPU; None on the CPU."""
+        if self.hardware == CPU:
+            return None
+        (nodes, gpus), _ = self.devices(mode)
+        devices = nodes * gpus
+        held = use(self.shape, GPU_MEMORY[self.hardware], devices, self.longest, self.fitting(devices))
+        return held.training_state + max(held.update, held.log_probs)
+
+
+def fitting_keys(chosen: Settings) -> dict[str, object]:
+    """verl's keys of the settings, with the braces of ``FSDP2_KEYS`` written out."""
+    keys: dict[str, object] = {}
+    for name, key in (SHARED_KEYS | FSDP2_KEYS).items():
+        start, brace, rest = key.partition("{")
+        for end in rest.rstrip("}").split(",") if brace else [""]:
+            keys[start + end] = str(getattr(chosen, name)).lower()
+    return keys

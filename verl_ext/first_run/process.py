@@ -1,0 +1,95 @@
+"""A training as a subprocess: its metrics, its log, its end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+Steps = dict[int, dict[str, float]]
+TOTALS = ("rollouts/sampled", "rollouts/trained", "tokens/sampled")
+PARTS = ("rollouts/trained_total", "rollouts/buffered", "rollouts/discarded_total", "rollouts/failed_total")
+ERROR = re.compile(r"[\w.]*(?:Error|Exception|Exit)\b.*: .+")
+TAIL = 1 << 16  # bytes of a log that are searched for its error
+
+
+class Training:
+    """A command that writes verl's metrics to a file, with its output in a log.
+
+    Args:
+        command: the command line.
+        folder: folder in which the command runs.
+        log: file to which its output is appended.
+        metrics: file for verl's logger ``file``.
+        environment: variables added to those of this process.
+    """
+
+    def __init__(
+        self, command: Sequence[str], folder: Path, log: Path, metrics: Path, environment: Mapping[str, str]
+    ) -> None:
+        self.log, self.metrics = log, metrics
+        variables = {**os.environ, **environment, "VERL_FILE_LOGGER_PATH": str(metrics)}
+        with open(log, "a") as output:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=variables, cwd=folder
+            )
+
+    def steps(self) -> Steps:
+        """Metrics of each training step so far."""
+        return metrics_of(self.metrics)
+
+    def wait(self, seconds: float, until: Callable[[], bool] = lambda: False, every: float = 0.2) -> int | None:
+        """Wait for the end of the process, or until ``until()``.
+
+        Returns:
+            The exit status; None if the process still runs.
+
+        Raises:
+            TimeoutError: neither has happened after ``seconds``.
+        """
+        deadline = time.monotonic() + seconds
+        while (status := self.process.poll()) is None and not until():
+            if time.monotonic() >= deadline:
+                raise TimeoutError
+            time.sleep(every)
+        return status
+
+
+def kill_all(started: subprocess.Popen) -> None:
+    """SIGKILL for a process and all processes below it."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        parent = psutil.Process(started.pid)
+        for process in [parent, *parent.children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+    started.wait()
+
+
+def metrics_of(file: Path) -> Steps:
+    """Metrics of each training step. The file may be missing, or its last line incomplete."""
+    if not file.exists():
+        return {}
+    lines = [json.loads(line) for line in file.read_text().splitlines() if line.endswith("}")]
+    return {line["step"]: line["data"] for line in lines if "rollouts/sampled" in line["data"]}
+
+
+def balances(metrics: Mapping[str, float]) -> bool:
+    """sampled = trained + buffered + discarded + failed, cumulatively."""
+    return metrics["rollouts/sampled_total"] == sum(metrics[part] for part in PARTS)
+
+
+def last_error(log: Path) -> str:
+    """The last line of a log that begins with ``error: ``, else the last line of an exception, else the last line."""
+    with open(log, "rb") as file:
+        file.seek(max(0, log.stat().st_size - TAIL))
+        lines = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+    said = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    raised = [found[0] for line in lines if (found := ERROR.search(line))]
+    return (said or raised or lines or ["it has printed nothing"])[-1]

@@ -1,0 +1,112 @@
+"""The table of a first run: on the terminal, as markdown, and as JSON from which the next start continues."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from verl_ext.checks import InvalidValue
+from verl_ext.files import write_text
+from verl_ext.lab.table import Table, number
+
+PASSED, FAILED, NOT_TRIED = "passed", "failed", "not tried"
+HEADER = ("what", "result", "seconds", "rollouts/s", "peak GB per GPU", "predicted GB")
+NOT_MEASURED = "not measured"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One thing tried.
+
+    Attributes:
+        what: its name.
+        result: ``PASSED``, ``FAILED`` or ``NOT_TRIED``.
+        why: what was found if it passed, else the reason in one sentence.
+        seconds: from its start to its end.
+        rollouts_per_second: of the steps of a training, starts not included.
+        peak_bytes: most that the training's process reserved on one GPU; None on the CPU.
+        predicted_bytes: the same as computed by ``verl-ext hardware``; None on the CPU.
+    """
+
+    what: str
+    result: str
+    why: str = ""
+    seconds: float | None = None
+    rollouts_per_second: float | None = None
+    peak_bytes: float | None = None
+    predicted_bytes: float | None = None
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The row's texts, in the order of ``HEADER``."""
+        trained = self.rollouts_per_second is not None
+        peak = NOT_MEASURED if trained and self.peak_bytes is None else _gb(self.peak_bytes)
+        return (
+            self.what,
+            f"{self.result}: {self.why}" if self.why else self.result,
+            number(self.seconds, ".0f"),
+            number(self.rollouts_per_second, ".1f"),
+            peak,
+            _gb(self.predicted_bytes),
+        )
+
+
+def to_table(rows: Iterable[Row], title: str) -> Table:
+    """The table for the terminal."""
+    return Table(title, HEADER, [row.cells for row in rows], expendable=HEADER[4:])
+
+
+def to_markdown(rows: Iterable[Row], title: str) -> str:
+    """The table in markdown, below its title."""
+    lines = [HEADER, tuple("---" for _ in HEADER), *(row.cells for row in rows)]
+    escaped = ("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
+    return f"{title}\n\n" + "\n".join(escaped) + "\n"
+
+
+class Results:
+    """The rows of a first run, written to ``out/rows.json`` and ``out/table.md`` after each of them.
+
+    Args:
+        out: folder, which exists.
+        setting: JSON of everything that determines the rows. Rows of an earlier start with the same setting are kept.
+
+    Raises:
+        InvalidValue: ``out`` holds rows of another setting.
+    """
+
+    def __init__(self, out: Path, setting: dict[str, Any]) -> None:
+        self._file, self._markdown, self._setting = out / "rows.json", out / "table.md", setting
+        self._rows: dict[str, Row] = {}
+        if not self._file.exists():
+            return
+        earlier = json.loads(self._file.read_text())
+        for key, value in setting.items():
+            if (before := earlier["setting"].get(key)) != value:
+                raise InvalidValue(key, value, f"{out} holds a first run with {before}, use another --out")
+        self._rows = {row["what"]: Row(**row) for row in earlier["rows"]}
+
+    def passed(self, what: str) -> bool:
+        """Whether an earlier start has a row of this name that passed."""
+        return what in self._rows and self._rows[what].result == PASSED
+
+    def add(self, row: Row) -> None:
+        """Add a row, in place of an earlier row of the same name."""
+        self._rows[row.what] = row
+        self._write()
+
+    @property
+    def rows(self) -> list[Row]:
+        """All rows, in the order in which they were first added."""
+        return list(self._rows.values())
+
+    def _write(self) -> None:
+        content = {"setting": self._setting, "rows": [asdict(row) for row in self.rows]}
+        write_text(self._file, json.dumps(content, indent=2) + "\n")
+        write_text(self._markdown, to_markdown(self.rows, ", ".join(f"{k}={v}" for k, v in self._setting.items())))
+
+
+def _gb(size: float | None) -> str:
+    return number(None if size is None else size / 1e9, ".1f")
