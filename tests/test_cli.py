@@ -113,6 +113,13 @@ def test_training_without_verl_names_the_extra_of_the_hardware(run, monkeypatch)
     assert error.startswith("error: verl is not installed: bash examples/install_gpu.sh, or pip install ")
 
 
+def test_a_first_run_without_verl_names_the_extra(run, monkeypatch):
+    monkeypatch.setattr("verl_ext.extras.find_spec", lambda name: name if name in ("typer", "rich") else None)
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    monkeypatch.delitem(sys.modules, "verl_ext.first_run.node", raising=False)
+    assert run("first_run") == (2, "", "error: psutil is not installed: pip install 'verl-ext[verl]'.\n")
+
+
 def test_recipes_in_the_current_folder_are_found(run, monkeypatch, tmp_path):
     """A user's ``recipe/mine``, beside the installed recipes."""
     config = tmp_path / "recipe" / "mine" / "config" / "mine.yaml"

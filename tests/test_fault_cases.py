@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import subprocess
 import time
@@ -10,13 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import hydra
 import pytest
-from faults import kills, rewards, running
+from faults import rewards, running
 from faults.harness import do, give_up, table
 from faults.runs import AGENT_LOOPS, NotTried, last_error, started, stop
 from faults.verdict import LOST, RECOVERED, REFUSED
 from omegaconf import OmegaConf
 from rich.console import Console
-from support.configs import changed, compose, good_overrides
+from support.configs import RECIPES, compose, good_overrides
 from support.engine import controller, run_step
 from support.training import Task, TrainingRun
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase
@@ -24,6 +23,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase
 from recipe.grpo.policy import Uniform
 from verl_ext.driver.preflight.validate import BadConfig, validate
 from verl_ext.errors import BadReward, EveryRolloutFailed
+from verl_ext.first_run.trainings import few_rollouts
 from verl_ext.policy import Group, Prompt, Rollout
 
 STALL = "step 3: no rollout has finished for 1800 s while 4 are outstanding; see the logs"
@@ -96,27 +96,21 @@ def task(tmp_path_factory) -> Task:
     return Task(folder)
 
 
-@pytest.fixture(scope="module")
-def config(task):
-    """Of a recipe; composed once."""
-    return functools.cache(lambda recipe: compose(recipe, *task.overrides()))
-
-
 @pytest.mark.parametrize("name", running.FAULTS)
-def test_a_case_gets_past_validation_or_is_refused_by_it_with_its_sentence(config, name, monkeypatch):
+def test_a_case_gets_past_validation_or_is_refused_by_it_with_its_sentence(task, name, monkeypatch):
     monkeypatch.syspath_prepend(AGENT_LOOPS)  # the harness puts this folder on its runs' path
     fault = running.FAULTS[name]
     try:
-        validate(changed(config(fault.recipe), *running.BASE, *fault.overrides))
+        validate(compose(fault.recipe, *task.overrides(), *running.BASE, *fault.overrides))
     except BadConfig as refusal:
         assert judged(name, str(refusal)) == REFUSED
     else:
         assert "is too small" not in name
 
 
-@pytest.mark.parametrize("recipe", kills.RECIPES)
-def test_what_is_killed_gets_past_validation(config, recipe):
-    validate(changed(config(recipe), *kills.RECIPES[recipe], "data.train_max_samples=8"))
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_what_is_killed_gets_past_validation(task, recipe):
+    validate(compose(recipe, *task.overrides(), few_rollouts(recipe), "data.train_max_samples=8"))
 
 
 def test_rewards_have_the_fault_that_they_are_named_for():

@@ -16,9 +16,10 @@ import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from support.configs import RECIPES
 from support.training import Task, make_task
 
-from faults.kills import RECIPES, chain
+from faults.kills import chain
 from faults.running import CASES
 from faults.runs import NotTried, stop_all
 from faults.verdict import LOST, OUTCOMES

@@ -16,9 +16,8 @@ from faults.record import read_record, trained_prompts
 from faults.runs import NotTried, last_error, start, stop
 from faults.verdict import LOST, RECOVERED, REFUSED, compare, first_epoch_at_fault
 from verl_ext.driver.checkpoint import BadCheckpoint, folder_to_resume, load_state
-from verl_ext.recipes import recipes
+from verl_ext.first_run.trainings import few_rollouts
 
-RECIPES = {recipe: ["experiment=_small"] for recipe in recipes()}
 EACH_ONCE = ("grpo", "hora", "vip", "knapsack")  # these recipes train every drawn prompt
 PROMPTS, BATCH = 96, 4  # prompts of the task, and of a batch
 PHASES = {  # verl's timers, in the order of a step
@@ -49,7 +48,7 @@ def chain(task: Task, recipe: str, folder: Path, kills: int, save_every: int, mo
     """
     end = 4 * kills + 2 * save_every  # steps; a run does one to four between two kills
     overrides = [
-        *RECIPES[recipe],
+        few_rollouts(recipe),
         f"trainer.total_training_steps={end}",
         f"trainer.save_freq={save_every}",
         "trainer.test_freq=1",

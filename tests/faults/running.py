@@ -13,11 +13,11 @@ from pathlib import Path
 
 from support.training import Task, TrainingRun
 
-from faults.kills import RECIPES
 from faults.record import read_record, trained_prompts
 from faults.runs import AGENT_LOOPS, NotTried, last_error, start, stop
 from faults.verdict import LOST, RECOVERED, REFUSED, balances, compare
 from verl_ext.driver.checkpoint import folder_to_resume, load_state
+from verl_ext.first_run.trainings import few_rollouts
 
 STEPS = 4
 ENDS_WITHIN = 150  # seconds after a fault
@@ -108,7 +108,7 @@ FAULTS = {
     "rollouts are aborted for new weights": Fault(
         None,
         (
-            *RECIPES["pilot_commit"],
+            few_rollouts("pilot_commit"),
             "actor_rollout_ref.rollout.n=8",
             "trainer.v1.trainer_mode=colocate_async",
             "rollout_policy.s=1",  # each step trains the prompts piloted in the step before
@@ -126,7 +126,7 @@ FAULTS = {
     # Two batches of prompts are sampled at once. The queue has room for their prompt rows and half of their rollouts;
     # in a second round, for the prompts beside three kept groups.
     "TransferQueue is full": Fault(
-        None, (*RECIPES["dynamic_sampling"], f"{TOTAL}=24"), least=1, recipe="dynamic_sampling"
+        None, (few_rollouts("dynamic_sampling"), f"{TOTAL}=24"), least=1, recipe="dynamic_sampling"
     ),
     "prompts are too long": Fault(
         "data.train_files holds 0 prompts after filtering",

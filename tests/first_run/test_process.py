@@ -9,7 +9,7 @@ import time
 import psutil
 import pytest
 
-from verl_ext.first_run.process import Training, balances, kill_all, last_error, metrics_of
+from verl_ext.first_run.process import Training, balances, last_error, metrics_of
 
 FINE = {
     "rollouts/sampled": 8,
@@ -37,7 +37,7 @@ def test_waiting_ends_with_the_condition_or_the_time(tmp_path):
     assert training.wait(60, lambda: len(looked) > 1 or looked.append(1), every=0.01) is None
     with pytest.raises(TimeoutError):
         training.wait(0.05, every=0.01)
-    kill_all(training.process)
+    training.kill()
 
 
 def test_killed_with_all_processes_below(tmp_path):
@@ -46,7 +46,7 @@ def test_killed_with_all_processes_below(tmp_path):
     parent = psutil.Process(training.process.pid)
     while not (children := parent.children()):
         time.sleep(0.01)
-    kill_all(training.process)
+    training.kill()
     assert training.process.returncode == -9
     psutil.wait_procs(children, timeout=10)
     assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)

@@ -11,7 +11,7 @@ import pytest
 from verl_ext.first_run import trainings
 from verl_ext.first_run.place import MODES, Place
 from verl_ext.first_run.table import FAILED, NOT_TRIED, PASSED
-from verl_ext.first_run.trainings import Trial, attempt, resume_fault, trials
+from verl_ext.first_run.trainings import Trial, attempt, few_rollouts, resume_fault, trials
 
 PLACE = Place("cpu", 1, 1, "model")
 STAND_IN = """
@@ -115,9 +115,9 @@ def test_one_recipe_comes_first_in_all_modes():
 
 
 def test_a_recipe_without_small_settings_gets_few_rollouts(tmp_path, monkeypatch):
-    assert Trial("vip", "sync").overrides() == ["experiment=_small"]
+    assert few_rollouts("vip") == "experiment=_small"
     monkeypatch.setattr(trainings, "recipes", lambda: {"mine": Path(tmp_path / "config" / "mine.yaml")})
-    assert Trial("mine", "sync").overrides() == ["actor_rollout_ref.rollout.n=8"]
+    assert few_rollouts("mine") == "actor_rollout_ref.rollout.n=4"
 
 
 def test_a_run_without_steps_has_not_resumed():

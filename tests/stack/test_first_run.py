@@ -24,7 +24,8 @@ def first_run(folder: Path) -> subprocess.CompletedProcess:
 def test_a_first_run_on_the_cpu_and_its_continuation(tmp_path):
     first = first_run(tmp_path)
     assert first.returncode == 0, first.stdout[-3000:] + first.stderr[-3000:]
-    rows = {row["what"]: row for row in json.loads((tmp_path / "out" / "rows.json").read_text())["rows"]}
+    results = json.loads((tmp_path / "out" / "rows.json").read_text())
+    rows = {row["what"]: row for row in [*results["checks"], *results["trainings"]]}
     assert {row["result"] for row in rows.values()} == {"passed"}
     assert {"devices talk", "shared memory", "tokenizer and chat template", "speed_rl, colocate_async"} <= set(rows)
     trained = rows["speed_rl, colocate_async"]

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pyarrow.parquet as pq
 
-from verl_ext.first_run.process import TOTALS, balances, kill_all, metrics_of
+from verl_ext.first_run.process import TOTALS, Steps, Training, balances
 from verl_ext.lab.simulate.verify_record import verify
 
 ROOT = Path(__file__).parents[2]
@@ -54,29 +54,22 @@ def make_task(folder: Path) -> Task:
     return Task(folder)
 
 
-class TrainingRun:
+class TrainingRun(Training):
     """``python -m recipe.<recipe>`` in a folder of its own."""
 
     def __init__(self, task: Task, recipe: str, folder: Path, *overrides: str, python_path: str = ""):
         folder.mkdir(parents=True, exist_ok=True)
-        self.checkpoints, self.log_file = folder / "checkpoints", folder / "run.log"
-        self.task, self.record = task, folder / "record.jsonl"
-        self.metrics_file = folder / f"metrics_{len(list(folder.glob('metrics_*')))}.jsonl"
+        self.checkpoints, self.task, self.record = folder / "checkpoints", task, folder / "record.jsonl"
         command = [sys.executable, "-m", f"recipe.{recipe}", *task.overrides()]
         command += [f"trainer.default_local_dir={self.checkpoints}", f"rollout_driver.record={self.record}", *overrides]
-        environment = {**os.environ, "VERL_FILE_LOGGER_PATH": str(self.metrics_file)}
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), python_path)))
-        with open(self.log_file, "a") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment, cwd=folder)
+        metrics = folder / f"metrics_{len(list(folder.glob('metrics_*')))}.jsonl"
+        path = os.pathsep.join(filter(None, (str(ROOT), python_path)))
+        super().__init__(command, folder, folder / "run.log", metrics, {"PYTHONPATH": path})
         self.deadline = time.monotonic() + TIMEOUT
 
     @property
     def log(self) -> str:
         return self.log_file.read_text(errors="replace")
-
-    def steps(self) -> dict[int, dict[str, float]]:
-        """Metrics of each training step so far."""
-        return metrics_of(self.metrics_file)
 
     def end(self) -> int:
         """Wait for the end of the run, success or failure; returns the exit status."""
@@ -86,7 +79,7 @@ class TrainingRun:
             self.kill()
             raise AssertionError(f"the run did not end in time:\n{self.log[-3000:]}") from None
 
-    def finish(self) -> dict[int, dict[str, float]]:
+    def finish(self) -> Steps:
         """Wait for a good end; returns the metrics of each step."""
         code = self.end()
         assert code == 0, f"the run ended with {code}:\n{self.log[-6000:]}"
@@ -96,11 +89,11 @@ class TrainingRun:
         """Until the metrics of ``step`` are written."""
         self._wait(lambda steps: step in steps)
 
-    def wait_for_steps(self, count: int) -> dict[int, dict[str, float]]:
+    def wait_for_steps(self, count: int) -> Steps:
         """Until this process has done ``count`` steps; returns their metrics."""
         return self._wait(lambda steps: len(steps) >= count)
 
-    def _wait(self, enough: Callable[[dict[int, dict[str, float]]], bool]) -> dict[int, dict[str, float]]:
+    def _wait(self, enough: Callable[[Steps], bool]) -> Steps:
         while not enough(steps := self.steps()):
             assert self.process.poll() is None, f"the run ended after steps {list(steps)}:\n{self.log[-6000:]}"
             assert time.monotonic() < self.deadline, f"steps {list(steps)} in {TIMEOUT} s:\n{self.log[-3000:]}"
@@ -134,12 +127,8 @@ class TrainingRun:
             with contextlib.suppress(psutil.NoSuchProcess):  # the process has ended meanwhile
                 yield "".join(process.cmdline()[:1]), process
 
-    def kill(self) -> None:
-        """SIGKILL for the driver and everything Ray started for it."""
-        kill_all(self.process)
 
-
-def assert_nothing_lost(before: dict[int, dict[str, float]], after: dict[int, dict[str, float]]) -> None:
+def assert_nothing_lost(before: Steps, after: Steps) -> None:
     """A run resumed from the last step of ``before`` counts on from there, and the books of both balance."""
     last, first = max(before), min(after)
     assert list(before) == list(range(1, last + 1)) and list(after) == list(range(last + 1, max(after) + 1))
@@ -149,7 +138,7 @@ def assert_nothing_lost(before: dict[int, dict[str, float]], after: dict[int, di
         assert after[first][f"{name}_total"] - after[first][name] == before[last][f"{name}_total"], name
 
 
-def assert_books_balance(steps: dict[int, dict[str, float]]) -> None:
+def assert_books_balance(steps: Steps) -> None:
     """sampled = trained + buffered + discarded + failed, cumulatively, at every step."""
     assert all(map(balances, steps.values())), [step for step, metrics in steps.items() if not balances(metrics)]
 

@@ -17,7 +17,6 @@ from verl_ext import __version__, extras
 from verl_ext.checks import choice, require
 from verl_ext.errors import EXIT_STOPPED
 from verl_ext.files import check_folder
-from verl_ext.first_run.node import Fault, gpus
 from verl_ext.first_run.place import CPU, MODES, Place
 from verl_ext.first_run.table import FAILED, PASSED, Results, Row, to_table
 from verl_ext.hardware.memory import GPU_MEMORY
@@ -65,8 +64,10 @@ def main(
     A second start checks the nodes again and goes on with the trainings that have not passed. Exits with 0 if all that
     was tried passed, else with 1.
     """
+    extras.require("verl", "psutil", "ray", "transformers", "verl")
+    from verl_ext.first_run.node import Fault
+
     try:
-        extras.require("verl", "psutil", "ray", "transformers", "verl")
         place = _place(hardware, nodes, gpus_per_node, model, out)
         chosen = _chosen("--recipes", only or ",".join(recipes()), tuple(recipes()))
         tried = _chosen("--modes", modes, MODES)
@@ -77,13 +78,12 @@ def main(
     except (ValueError, Fault) as error:
         raise typer.BadParameter(str(error)) from error
     console = open_console()
-    rows: list[Row] = []
+    failed = False
     status = 0
     try:
         with _ended_by_signals():
             for row in _try(place, out, results, chosen if not checks_only else [], tried, limit, again, console):
-                rows.append(row)
-                results.add(row)
+                failed |= row.result == FAILED
                 _print(row, console)
     except _Ended as end:
         status = ENDS[end.args[0]]
@@ -92,7 +92,7 @@ def main(
     console.print(
         f"{out / 'table.md'} and rows.json hold this table; each training's log is beside them.", soft_wrap=True
     )
-    raise typer.Exit(status or int(any(row.result == FAILED for row in rows)))
+    raise typer.Exit(status or int(failed))
 
 
 def _try(
@@ -105,7 +105,7 @@ def _try(
     again: bool,
     console: Console,
 ) -> Iterator[Row]:
-    """The rows, each as soon as it is known. Trainings that have passed before are left out."""
+    """Each row as soon as it is known and among the results. Trainings that have passed before are left out."""
     from verl_ext.first_run.made_up import write_data, write_model
     from verl_ext.first_run.nodes import check_nodes
     from verl_ext.first_run.trainings import attempt, trials
@@ -114,6 +114,7 @@ def _try(
         write_model(Path(place.model))
     with _Shown(console, "checks") as show:
         checked = check_nodes(place, out, show)
+    results.set_checks(checked)
     yield from checked
     if not chosen:
         return
@@ -124,6 +125,7 @@ def _try(
         if again or not results.passed(trial.name):
             with _Shown(console, f"{number}/{len(plan)} {trial.name}") as show:
                 row = attempt(trial, place, data, out / f"{trial.recipe}-{trial.mode}", limit, show)
+            results.add_training(row)
             yield row
 
 
@@ -133,6 +135,8 @@ def _place(hardware: str | None, nodes: int, gpus_per_node: int | None, model: s
     Raises:
         ValueError, Fault: an option is not valid, or the GPUs cannot be asked.
     """
+    from verl_ext.first_run.node import gpus
+
     seen = gpus() if hardware is None or (hardware != CPU and gpus_per_node is None) else []
     if hardware is None:
         name = seen[0][1]
@@ -157,7 +161,7 @@ def _chosen(option: str, text: str, known: Sequence[str]) -> list[str]:
 
 
 def _print(row: Row, console: Console) -> None:
-    what, result, seconds, rate, *_ = row.cells
+    what, result, seconds, *_ = row.cells
     line = f"{what}: {result}" + ("" if row.seconds is None else f" ({seconds} s)")
     console.print(line, soft_wrap=True, style=None if row.result == PASSED else "red", highlight=False, markup=False)
 

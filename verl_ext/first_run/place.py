@@ -11,10 +11,8 @@ from verl_ext.hardware.shapes import Shape, find
 MODES = ("sync", "colocate_async", "separate_async")
 CPU = "cpu"
 PROMPT = 128  # tokens; the prompts are a line each, with room for a chat template
-RESPONSE = {CPU: 24}
-RESPONSE_ON_GPUS = 256
+RESPONSE_ON_CPU, RESPONSE_ON_GPUS = 24, 256  # tokens
 SEQUENCES = 8  # of the longest length in a micro-batch: few enough that a trial fills it
-ROLLOUTS = 8  # of a prompt, for a recipe without small settings of its own
 
 
 class NotTried(Exception):
@@ -23,12 +21,14 @@ class NotTried(Exception):
 
 @dataclass(frozen=True)
 class Place:
-    """Attributes:
-    hardware: profile, such as ``cpu`` or ``h200``.
-    nodes: number of nodes.
-    gpus: GPUs of each node; on the CPU, slots for a worker.
-    model: folder, or name on the hub.
-    address: address of the Ray cluster to join; None: each training starts Ray on this machine.
+    """Machines and a model.
+
+    Attributes:
+        hardware: profile, such as ``cpu`` or ``h200``.
+        nodes: number of nodes.
+        gpus: GPUs of each node; on the CPU, slots for a worker.
+        model: folder, or name on the hub.
+        address: address of the Ray cluster to join; None: each training starts Ray on this machine.
     """
 
     hardware: str
@@ -83,7 +83,7 @@ class Place:
     @property
     def longest(self) -> int:
         """Tokens of prompt and response together."""
-        return PROMPT + RESPONSE.get(self.hardware, RESPONSE_ON_GPUS)
+        return PROMPT + (RESPONSE_ON_CPU if self.hardware == CPU else RESPONSE_ON_GPUS)
 
     def batch(self, devices: int) -> int:
         """Prompts of a step: two mini-batches, each with a prompt for every device of the training."""

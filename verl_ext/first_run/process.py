@@ -26,24 +26,24 @@ class Training:
     Args:
         command: the command line.
         folder: folder in which the command runs.
-        log: file to which its output is appended.
-        metrics: file for verl's logger ``file``.
+        log_file: file to which its output is appended.
+        metrics_file: file for verl's logger ``file``.
         environment: variables added to those of this process.
     """
 
     def __init__(
-        self, command: Sequence[str], folder: Path, log: Path, metrics: Path, environment: Mapping[str, str]
+        self, command: Sequence[str], folder: Path, log_file: Path, metrics_file: Path, environment: Mapping[str, str]
     ) -> None:
-        self.log, self.metrics = log, metrics
-        variables = {**os.environ, **environment, "VERL_FILE_LOGGER_PATH": str(metrics)}
-        with open(log, "a") as output:
+        self.log_file, self.metrics_file = log_file, metrics_file
+        variables = {**os.environ, **environment, "VERL_FILE_LOGGER_PATH": str(metrics_file)}
+        with open(log_file, "a") as output:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=variables, cwd=folder
             )
 
     def steps(self) -> Steps:
         """Metrics of each training step so far."""
-        return metrics_of(self.metrics)
+        return metrics_of(self.metrics_file)
 
     def wait(self, seconds: float, until: Callable[[], bool] = lambda: False, every: float = 0.2) -> int | None:
         """Wait for the end of the process, or until ``until()``.
@@ -61,15 +61,13 @@ class Training:
             time.sleep(every)
         return status
 
-
-def kill_all(started: subprocess.Popen) -> None:
-    """SIGKILL for a process and all processes below it."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        parent = psutil.Process(started.pid)
+    def kill(self) -> None:
+        """SIGKILL for the process and everything that Ray started for it."""
+        parent = psutil.Process(self.process.pid)
         for process in [parent, *parent.children(recursive=True)]:
-            with contextlib.suppress(psutil.NoSuchProcess):
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
                 process.kill()
-    started.wait()
+        self.process.wait()
 
 
 def metrics_of(file: Path) -> Steps:

@@ -71,7 +71,8 @@ class Results:
 
     Args:
         out: folder, which exists.
-        setting: JSON of everything that determines the rows. Rows of an earlier start with the same setting are kept.
+        setting: JSON of everything that determines the rows. Trainings of an earlier start with the same setting are
+            kept.
 
     Raises:
         InvalidValue: ``out`` holds rows of another setting.
@@ -79,31 +80,38 @@ class Results:
 
     def __init__(self, out: Path, setting: dict[str, Any]) -> None:
         self._file, self._markdown, self._setting = out / "rows.json", out / "table.md", setting
-        self._rows: dict[str, Row] = {}
+        self._checks: list[Row] = []
+        self._trainings: dict[str, Row] = {}
         if not self._file.exists():
             return
         earlier = json.loads(self._file.read_text())
         for key, value in setting.items():
             if (before := earlier["setting"].get(key)) != value:
                 raise InvalidValue(key, value, f"{out} holds a first run with {before}, use another --out")
-        self._rows = {row["what"]: Row(**row) for row in earlier["rows"]}
+        self._trainings = {row["what"]: Row(**row) for row in earlier["trainings"]}
 
-    def passed(self, what: str) -> bool:
-        """Whether an earlier start has a row of this name that passed."""
-        return what in self._rows and self._rows[what].result == PASSED
+    def passed(self, training: str) -> bool:
+        """Whether a training of this name has passed."""
+        return training in self._trainings and self._trainings[training].result == PASSED
 
-    def add(self, row: Row) -> None:
-        """Add a row, in place of an earlier row of the same name."""
-        self._rows[row.what] = row
+    def set_checks(self, rows: Iterable[Row]) -> None:
+        """The checks of this start, in place of all earlier checks."""
+        self._checks = list(rows)
+        self._write()
+
+    def add_training(self, row: Row) -> None:
+        """Add a training, in place of an earlier one of the same name."""
+        self._trainings[row.what] = row
         self._write()
 
     @property
     def rows(self) -> list[Row]:
-        """All rows, in the order in which they were first added."""
-        return list(self._rows.values())
+        """The checks, and the trainings in the order in which they were first added."""
+        return [*self._checks, *self._trainings.values()]
 
     def _write(self) -> None:
-        content = {"setting": self._setting, "rows": [asdict(row) for row in self.rows]}
+        parts = {"checks": self._checks, "trainings": self._trainings.values()}
+        content = {"setting": self._setting} | {name: [asdict(row) for row in rows] for name, rows in parts.items()}
         write_text(self._file, json.dumps(content, indent=2) + "\n")
         write_text(self._markdown, to_markdown(self.rows, ", ".join(f"{k}={v}" for k, v in self._setting.items())))
 

@@ -12,17 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from verl_ext.errors import EXIT_STOPPED
-from verl_ext.first_run.place import CPU, ROLLOUTS, NotTried, Place
-from verl_ext.first_run.process import TOTALS, Steps, Training, balances, kill_all, last_error
+from verl_ext.first_run.place import CPU, NotTried, Place
+from verl_ext.first_run.process import TOTALS, Steps, Training, balances, last_error
 from verl_ext.first_run.table import FAILED, NOT_TRIED, PASSED, Row
+from verl_ext.hardware.memory import GIB
 from verl_ext.recipes import recipes
 
 FIRST = "grpo"  # the baseline, which is tried first in every mode
 STEPS = 3
 SMALL = "_small"  # a recipe's settings of few rollouts, recipe/<name>/config/experiment/_small.yaml
+ROLLOUTS = 4  # of a prompt, for a recipe without such a file
 CHECKPOINTS, RECORD = "checkpoints", "record.jsonl"
 STEP_BEGINS = '"event": "step"'
-GIB = 2**30
 PEAK = "actor/perf/max_memory_reserved_gb"  # verl's metric, in GiB
 SOURCES = Path(__file__).parents[2]
 Show = Callable[[str], None]
@@ -44,10 +45,11 @@ class Trial:
         """The trial's name in the table."""
         return f"{self.recipe}, {self.mode}"
 
-    def overrides(self) -> list[str]:
-        """The recipe's few rollouts."""
-        file = recipes()[self.recipe].parent / "experiment" / f"{SMALL}.yaml"
-        return [f"experiment={SMALL}" if file.is_file() else f"actor_rollout_ref.rollout.n={ROLLOUTS}"]
+
+def few_rollouts(recipe: str) -> str:
+    """The override with which a recipe samples few rollouts of each prompt."""
+    file = recipes()[recipe].parent / "experiment" / f"{SMALL}.yaml"
+    return f"experiment={SMALL}" if file.is_file() else f"actor_rollout_ref.rollout.n={ROLLOUTS}"
 
 
 def trials(chosen: Sequence[str], modes: Sequence[str]) -> list[Trial]:
@@ -65,7 +67,7 @@ def command(trial: Trial, place: Place, data: Path, folder: Path) -> list[str]:
     return [
         *(sys.executable, "-m", f"recipe.{trial.recipe}"),
         *place.overrides(trial.mode),
-        *trial.overrides(),
+        few_rollouts(trial.recipe),
         f"data.train_files={data}/train.parquet",
         f"data.val_files={data}/validation.parquet",
         "reward.custom_reward_function.path=pkg://verl_ext.first_run.coin",
@@ -161,7 +163,7 @@ class _started(Training):
 
     def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
-            kill_all(self.process)
+            self.kill()
 
 
 def _wait(
@@ -178,5 +180,5 @@ def _wait(
         steps = training.steps()
         raise Failed(
             f"it had not ended within --limit, after step {max(steps, default=0)}; the log ends with: "
-            f"{last_error(training.log)}"
+            f"{last_error(training.log_file)}"
         ) from None
