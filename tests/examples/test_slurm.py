@@ -14,7 +14,7 @@ import psutil
 import pytest
 from support.slurm import ENDED, Slurm, missing
 
-from verl_ext.driver.stop import EXIT_STOPPED
+from verl_ext.errors import EXIT_STOPPED
 
 ROOT = Path(__file__).parents[2]
 SBATCH = ROOT / "examples/slurm/train.sbatch"

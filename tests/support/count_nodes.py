@@ -12,7 +12,8 @@ from pathlib import Path
 
 import ray
 
-from verl_ext.driver.stop import EXIT_STOPPED, stop_on_signal, stop_requested
+from verl_ext.driver.stop import stop_on_signal, stop_requested
+from verl_ext.errors import EXIT_STOPPED
 
 
 @ray.remote(num_gpus=1)
