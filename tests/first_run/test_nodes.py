@@ -2,14 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
-from dataclasses import replace
-from pathlib import Path
-
-import pytest
-from support.ray_nodes import RayNodes
-
-from verl_ext.first_run.made_up import write_model
 from verl_ext.first_run.node import Found
 from verl_ext.first_run.nodes import about_nodes, check_nodes, to_rows
 from verl_ext.first_run.place import Place
@@ -44,20 +36,3 @@ def test_a_cluster_that_cannot_be_joined_is_a_row(tmp_path):
     place = Place("cpu", 2, 1, "model", "127.0.0.1:1")
     (row,) = check_nodes(place, tmp_path, lambda text: None)
     assert row.result == FAILED and row.why.startswith("RAY_ADDRESS=127.0.0.1:1 cannot be joined: ")
-
-
-@pytest.mark.stack
-def test_every_node_of_a_cluster_is_asked(tmp_path, monkeypatch):
-    """Two nodes on this machine."""
-    with tempfile.TemporaryDirectory(prefix="rn", ignore_cleanup_errors=True) as folder, RayNodes(Path(folder)) as ray:
-        ray.start("worker")
-        for name, value in ray.environment.items():
-            monkeypatch.setenv(name, value)
-        write_model(tmp_path / "model")
-        place = Place("cpu", 2, 1, str(tmp_path / "model"), ray.address)
-        rows = {row.what: row for row in check_nodes(place, tmp_path, lambda text: None)}
-        assert rows["nodes in Ray"].why == "GPUs in Ray: head with 1, worker with 1"
-        assert {row.what: row.why for row in rows.values() if row.result != PASSED} == {}
-        assert rows["shared folder"].why == str(tmp_path) and len(rows) == 9
-        three = check_nodes(replace(place, nodes=3), tmp_path, lambda text: None)[0]
-        assert three.why.startswith("NNODES=3 nodes with GPUS_PER_NODE=1 are needed")

@@ -1,4 +1,4 @@
-"""`bash examples/first_run.sh` on the CPU: one recipe in one mode, stopped by SIGUSR1 and resumed."""
+"""`bash examples/first_run.sh` on the CPU: one recipe in one mode, stopped and resumed; checks of two Ray nodes."""
 
 from __future__ import annotations
 
@@ -6,26 +6,34 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
+from support.ray_nodes import RayNodes
 
 pytestmark = pytest.mark.stack
 ROOT = Path(__file__).parents[2]
 
 
-def first_run(folder: Path) -> subprocess.CompletedProcess:
-    chosen = ["--recipes", "speed_rl", "--modes", "colocate_async", "--limit", "900"]
-    environment = {**os.environ, "HARDWARE": "cpu", "OUT": str(folder / "out"), "PYTHON": sys.executable}
-    script = ["bash", ROOT / "examples" / "first_run.sh", *chosen]
+TRAINING = ("--recipes", "speed_rl", "--modes", "colocate_async", "--limit", "900")
+
+
+def first_run(folder: Path, *options: str, **variables: str) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "HARDWARE": "cpu", "OUT": f"{folder}/out", "PYTHON": sys.executable, **variables}
+    script = ["bash", ROOT / "examples" / "first_run.sh", *options]
     return subprocess.run(script, cwd=folder, env=environment, capture_output=True, text=True, timeout=1200)
 
 
+def rows_of(folder: Path) -> dict[str, dict]:
+    results = json.loads((folder / "out" / "rows.json").read_text())
+    return {row["what"]: row for row in [*results["checks"], *results["trainings"]]}
+
+
 def test_a_first_run_on_the_cpu_and_its_continuation(tmp_path):
-    first = first_run(tmp_path)
+    first = first_run(tmp_path, *TRAINING)
     assert first.returncode == 0, first.stdout[-3000:] + first.stderr[-3000:]
-    results = json.loads((tmp_path / "out" / "rows.json").read_text())
-    rows = {row["what"]: row for row in [*results["checks"], *results["trainings"]]}
+    rows = rows_of(tmp_path)
     assert {row["result"] for row in rows.values()} == {"passed"}
     assert {"devices talk", "shared memory", "tokenizer and chat template", "speed_rl, colocate_async"} <= set(rows)
     trained = rows["speed_rl, colocate_async"]
@@ -36,6 +44,20 @@ def test_a_first_run_on_the_cpu_and_its_continuation(tmp_path):
     assert "stopped after step " in log.read_text() and not (log.parent / "checkpoints").exists()
     written = log.stat().st_mtime_ns
 
-    second = first_run(tmp_path)
+    second = first_run(tmp_path, *TRAINING)
     assert second.returncode == 0 and "shared memory: passed" in second.stdout, second.stderr[-3000:]
     assert log.stat().st_mtime_ns == written and "1/1 speed_rl" not in second.stdout  # kept
+
+
+def test_every_node_of_a_cluster_is_asked(tmp_path):
+    """Two nodes on this machine."""
+    with tempfile.TemporaryDirectory(prefix="rn", ignore_cleanup_errors=True) as folder, RayNodes(Path(folder)) as ray:
+        ray.start("worker")
+        two = first_run(tmp_path, "--checks-only", NNODES="2", **ray.environment)
+        assert two.returncode == 0, two.stdout[-3000:] + two.stderr[-3000:]
+        rows = rows_of(tmp_path)
+        assert rows["nodes in Ray"]["why"] == "GPUs in Ray: head with 1, worker with 1"
+        assert rows["shared folder"]["why"] == str(tmp_path / "out") and len(rows) == 9
+        three = first_run(tmp_path, "--checks-only", "--out", f"{tmp_path}/three", NNODES="3", **ray.environment)
+        assert three.returncode == 1
+        assert "nodes in Ray: failed: NNODES=3 nodes with GPUS_PER_NODE=1 are needed, and Ray has" in three.stdout
