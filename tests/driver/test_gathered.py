@@ -40,6 +40,9 @@ def service():
         async def open(self, name):
             self.gate(name).set()
 
+        async def waits(self, name):
+            return name in self.gates
+
         async def divide(self, numerator, *, denominator):
             return numerator / denominator
 
@@ -154,8 +157,10 @@ def test_a_rollout_that_is_cancelled_leaves_the_others_alone(service):
     async def main():
         actor = GatheredActor(service, 0.05)
         rollouts = [asyncio.ensure_future(actor.wait.remote(name)) for name in "ab"]
-        await service.open.remote("a")
+        while not await service.waits.remote("b"):
+            await asyncio.sleep(0.01)
         rollouts[0].cancel()
+        await service.open.remote("a")
         await service.open.remote("b")
         return await asyncio.wait_for(settled(*rollouts), 60)
 

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 from support.ray_nodes import RAY, RayNodes
-from support.training import assert_nothing_lost, metrics_of
+from support.training import assert_nothing_lost
 
 from verl_ext.driver.checkpoint import load_state
+from verl_ext.first_run.process import metrics_of
 
 pytestmark = pytest.mark.stack
 ROOT = Path(__file__).parents[2]

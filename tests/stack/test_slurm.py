@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 from support.slurm import ENDED, Slurm, missing
-from support.training import assert_nothing_lost, metrics_of, optimizer_steps
+from support.training import assert_nothing_lost, optimizer_steps
 
 from verl_ext.driver.checkpoint import load_state
+from verl_ext.first_run.process import metrics_of
 
 pytestmark = [
     pytest.mark.stack,
