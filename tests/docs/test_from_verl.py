@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
-import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,20 +14,53 @@ from verl_ext.announce import announcement
 from verl_ext.driver.preflight.validate import BadConfig, validate
 
 PAGE = (Path(__file__).parents[2] / "docs/from_verl.md").read_text()
-OVERRIDES = shlex.split(re.search(r'OVERRIDES="(.*?)"', PAGE, re.DOTALL)[1])
+ARGUMENTS = (Path(__file__).parents[1] / "data/verl_grpo_example.txt").read_text().splitlines()[2:]
 
 
 @pytest.fixture(scope="module")
-def overrides(tmp_path_factory):
-    """The page's, with files that exist; a step has 1,024 prompts."""
+def real(tmp_path_factory):
+    """Values of the example's keys whose files exist; a step has 512 prompts."""
     folder = tmp_path_factory.mktemp("from_verl")
-    real = {
-        "data.train_files": write_rows(folder / "train.parquet", 1100),
+    return {
+        "data.train_files": write_rows(folder / "train.parquet", 600),
         "data.val_files": write_rows(folder / "test.parquet", 4),
         "actor_rollout_ref.model.path": write_model(folder / "model"),
     }
-    pairs = (override.split("=", 1) for override in OVERRIDES)
+
+
+@pytest.fixture(scope="module")
+def overrides(real):
+    """Those of verl's example, with files that exist."""
+    pairs = (argument.split("=", 1) for argument in ARGUMENTS)
     return ["hardware=verl", *(f"{key}={real.get(key, value)}" for key, value in pairs)]
+
+
+@pytest.fixture(autouse=True)
+def without_a_login(monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")  # the example logs to wandb
+
+
+def test_the_commands_of_the_page_run_the_recipe_with_the_arguments_of_the_script(tmp_path, real, overrides):
+    """Both commands of the page, on a script that passes the arguments as verl's does; python3 prints its own."""
+    script = tmp_path / "examples/grpo_trainer/run_qwen3_4b_fsdp.sh"
+    script.parent.mkdir(parents=True)
+    quoted = " \\\n".join(f"'{argument}'" for argument in ARGUMENTS)
+    script.write_text(f'python3 -m verl.trainer.main_ppo \\\n{quoted} \\\n"$@"\n')
+    python = tmp_path / "python3"
+    python.write_text("#!/usr/bin/env bash\nprintf '%s\\n' \"$@\"\n")
+    python.chmod(0o755)
+    commands = [line for line in PAGE.splitlines() if line.startswith(("SCRIPT=", "sed ", "bash run_knapsack.sh"))]
+    printed = subprocess.run(
+        ["bash", "-ec", "\n".join(commands)],
+        cwd=tmp_path,
+        env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    assert printed == ["-m", "recipe.knapsack", "hardware=verl", *ARGUMENTS, "trainer.total_training_steps=200"]
+    config = compose("knapsack", *overrides, printed[-1])
+    assert validate(config).step_cost().usual == 2560 and config.trainer.total_training_steps == 200
 
 
 def test_the_lines_on_the_page_are_those_of_a_run(overrides):
@@ -41,7 +75,7 @@ def test_each_recipe_takes_or_refuses_n_as_the_table_says(recipe, overrides):
     config = compose(recipe, *overrides)
     if "refused" not in row:
         cost = validate(config).step_cost()
-        assert (cost.prompts, cost.n) == (1024, 5)
+        assert (cost.prompts, cost.n) == (512, 5)
         return
     with pytest.raises(BadConfig) as refusal:
         validate(config)
@@ -56,5 +90,28 @@ def test_the_same_overrides_are_valid_for_verl_itself(overrides):
     GlobalHydra.instance().clear()
     with hydra.initialize_config_module("verl.trainer.config", version_base=None):
         config = hydra.compose("ppo_trainer", overrides[1:])
-    assert config.actor_rollout_ref.rollout.n == 5 and not config.actor_rollout_ref.actor.use_dynamic_bsz
-    assert compose("grpo", *overrides).actor_rollout_ref.actor.use_dynamic_bsz
+    assert config.actor_rollout_ref.rollout.n == 5
+
+
+def test_the_recipe_has_the_loss_of_the_paper_unless_told_otherwise(overrides):
+    key = "actor_rollout_ref.actor.loss_agg_mode=token-mean"
+    assert f"`{key}`" in PAGE
+    assert compose("grpo", *overrides).actor_rollout_ref.actor.loss_agg_mode == "seq-mean-token-mean"
+    config = compose("grpo", *overrides, key)
+    lines = announcement("grpo", config, validate(config), [*overrides, key])
+    assert not any("loss_agg_mode" in line for line in lines) and config.actor_rollout_ref.actor.loss_agg_mode in key
+
+
+@pytest.mark.parametrize(
+    ("argument", "why"),
+    [
+        ("actor_rollout_ref.actor.use_dynamic_bsz=False", "the number of rows varies"),
+        ("reward.reward_model.enable_resource_pool=False", "a colocated reward model"),
+        ("trainer.default_local_dir=''", "use a text"),
+    ],
+)
+def test_arguments_of_verls_other_scripts_are_refused_by_name(overrides, argument, why):
+    more = ["reward.reward_model.enable=True"] if "reward_model" in argument else []
+    with pytest.raises(BadConfig) as refusal:
+        validate(compose("grpo", *overrides, *more, argument))
+    assert any(argument.partition("=")[0] in sentence and why in sentence for sentence in refusal.value.sentences)
