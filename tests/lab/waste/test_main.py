@@ -153,7 +153,8 @@ def test_one_line_is_a_log(tmp_path, score):
     ("arguments", "why"),
     [
         (["{}/none"], "no such file or folder"),
-        (["{}/metrics.jsonl"], "not one line is a rollout"),
+        (["{}/metrics.jsonl"], "--n is missing"),
+        (["{}/other.txt"], "not one line is a rollout"),
         (["{}/1.jsonl", "--metrics", "{}/none.jsonl"], "there is no such file"),
         (["{}/1.jsonl", "--metrics", "{}"], "holds 2 runs"),
         (["{}/1.jsonl", "--correct-above", "nan"], "correct_above=nan is not valid: use a finite number"),
@@ -161,6 +162,7 @@ def test_one_line_is_a_log(tmp_path, score):
 )
 def test_what_cannot_be_read_is_refused_in_one_sentence(tmp_path, arguments, why):
     write_lines(tmp_path / "1.jsonl", [line()])
+    write_lines(tmp_path / "other.txt", ["a"])
     write_metrics(tmp_path / "metrics.jsonl", {1: {"a": 1.0}})
     result = invoke(main, *(argument.format(tmp_path) for argument in arguments), "--out", tmp_path / "out")
     assert result.exit_code == 2 and "Traceback" not in result.output

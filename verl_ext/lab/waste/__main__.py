@@ -2,7 +2,9 @@
 
 verl-ext waste outputs/rollouts --metrics outputs/grpo.jsonl --out outputs/waste
 
-verl has written this folder under ``trainer.rollout_data_dir``.
+verl has written this folder under ``trainer.rollout_data_dir``. Metrics alone say less:
+
+verl-ext waste wandb_export.csv --n 8
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ from verl_ext.lab.page import Page
 from verl_ext.lab.report.runs import find_runs, read_run
 from verl_ext.lab.table import open_console
 from verl_ext.lab.waste.analysis import analyse
+from verl_ext.lab.waste.export import is_export, read_export
+from verl_ext.lab.waste.from_metrics import page_of
 from verl_ext.lab.waste.log import write_histories
 from verl_ext.lab.waste.plots import plots
 from verl_ext.lab.waste.reader import CorrectAbove, Rollouts, find_files, read_rollouts
@@ -55,8 +59,32 @@ def main(
             help="Simulated runs of each method, with different seeds. Default: 1 for large logs, 5 for small ones.",
         ),
     ] = None,
+    n: Annotated[
+        int | None,
+        typer.Option("--n", min=2, help="Rollouts per prompt, for an export of metrics of verl's own trainer."),
+    ] = None,
 ) -> None:
-    """Analyse the logged rollouts of a run: how many gave a gradient, and how other methods would have spent them."""
+    """Analyse the logged rollouts of a run: how many gave a gradient, and how other methods would have spent them.
+
+    Instead of rollouts, exported metrics of a run can be given, such as a CSV file of W&B: they give exact shares for
+    runs of this project, and a bound for other runs of verl.
+    """
+    exported = all(map(is_export, rollouts))
+    of_the_other = [("--n", n)] if not exported else [
+        ("--metrics", metrics), ("--correct-above", correct_above), ("--embeddings", embeddings or None),
+        ("--repeats", repeats),
+    ]  # fmt: skip
+    for option, value in of_the_other:
+        if value is not None:
+            kind = "exported metrics" if exported else "a log of rollouts"
+            raise typer.BadParameter(f"{option} {value} has no meaning for {kind}: leave it out.")
+    if exported:
+        try:
+            check_folder(out)
+            page = page_of(read_export(rollouts), n)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
+        return _show(page, out)
     for package in ("recipe", "verl_ext.one_wave"):  # they warn of each short step; the notes count these steps
         logging.getLogger(package).setLevel(logging.ERROR)
     with Progress(
@@ -88,8 +116,12 @@ def main(
 
     summary = analysis.summary
     page = Page(TITLE, lead(summary), tables(summary), notes(summary), drawn, summary)
-    path = page.write(out, "waste")
+    _show(page, out)
     write_histories(log, out / "prompts.parquet")
+
+
+def _show(page: Page, out: Path) -> None:
+    path = page.write(out, "waste")
     console = open_console()
     page.show(console)
     console.print(f"Page: {path}", markup=False, highlight=False)

@@ -35,7 +35,8 @@ Rollouts = Annotated[
     list[Path],
     typer.Argument(
         metavar="FOLDER_OR_FILE...",
-        help="Folders or files that verl wrote under trainer.rollout_data_dir, all of one run.",
+        help="Folders or files that verl wrote under trainer.rollout_data_dir, all of one run. For verl-ext waste also "
+        "exported metrics of a run: .csv, .json or .parquet of W&B, or a log of verl's file or tensorboard logger.",
     ),
 ]
 CorrectAbove = Annotated[

@@ -1,0 +1,165 @@
+"""Metrics of a run: the bound is never below the truth and is reached; the exact shares are those of the groups."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.commands import flat, invoke
+from support.engine import controller, run_step
+from support.rollout_logs import line, write_lines
+from support.runs import write_log
+
+from recipe.pilot_commit.policy import PilotCommit
+from recipe.pods.policy import Pods
+from verl_ext.lab.waste.__main__ import main
+from verl_ext.lab.waste.from_metrics import most_with_gradient
+from verl_ext.policy import has_spread
+
+
+@given(st.integers(2, 9).flatmap(lambda n: st.lists(st.integers(0, n), min_size=1, max_size=30).map(lambda c: (n, c))))
+def test_never_below_the_share_of_groups_with_a_gradient(case):
+    n, correct = case
+    truth = np.mean([0 < count < n for count in correct])
+    assert truth <= most_with_gradient(np.array(np.mean(correct) / n), n) + 1e-9
+
+
+@pytest.mark.parametrize(("groups", "n"), [(1, 2), (3, 2), (4, 3), (3, 5)])
+def test_it_is_reached_for_every_mean_and_zero_is_possible_where_said(groups, n):
+    """All ways of dividing correct rollouts among a few small groups."""
+    shares = {}
+    for correct in itertools.product(range(n + 1), repeat=groups):
+        shares.setdefault(sum(correct), set()).add(np.mean([0 < count < n for count in correct]))
+    assert len(shares) == groups * n + 1
+    for total, found in shares.items():
+        assert max(found) == pytest.approx(most_with_gradient(np.array(total / (groups * n)), n))
+        assert (min(found) == 0) == (total % n == 0)
+
+
+def verls(steps):
+    """verl's metrics of steps with these numbers of correct rollouts, of 10 groups of 8 with scores -1 and 1."""
+    return pd.DataFrame(
+        {
+            "_step": range(1, len(steps) + 1),
+            "critic/score/mean": [2 * correct / 80 - 1 for correct in steps],
+            "critic/score/min": [1.0 if correct == 80 else -1.0 for correct in steps],
+            "critic/score/max": [-1.0 if correct == 0 else 1.0 for correct in steps],
+            "text": "abc",
+        }
+    )
+
+
+WRITERS = {
+    "csv": lambda frame, path: frame.to_csv(path, index=False),
+    "parquet": lambda frame, path: frame.to_parquet(path),
+    "json": lambda frame, path: path.write_text(json.dumps(frame.to_dict("records"))),
+    "jsonl": lambda frame, path: frame.to_json(path, orient="records", lines=True),
+}
+
+
+@pytest.mark.parametrize("ending", WRITERS)
+def test_the_bound_of_each_form_of_an_export(tmp_path, ending):
+    path = tmp_path / f"export.{ending}"
+    WRITERS[ending](verls([80, 79, 40, 2]), path)
+    result = invoke(main, path, "--n", 8, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    numbers = json.loads((tmp_path / "out" / "waste.json").read_text())
+    assert numbers["most_with_gradient"] == pytest.approx((0 + 0.1 + 1 + 0.2) / 4) and numbers["scores"] == [-1, 1]
+    assert "At least 67.5% of the rollouts of 4 steps were in groups without a gradient" in flat(result)
+    assert "For exact figures" in flat(result) and "trainer.rollout_data_dir" in flat(result)
+
+
+def test_charts_of_one_run_are_joined_and_of_two_runs_are_refused(tmp_path):
+    frame = verls([79, 79]).drop(columns="text").rename(columns={"_step": "Step"})
+    for place, name in enumerate(frame.columns[1:]):
+        chart = frame[["Step", name]].rename(columns={name: f"my - run - {name}"})
+        chart.assign(**{f"my - run - {name}__MIN": 0.0}).to_csv(tmp_path / f"chart{place}.csv", index=False)
+    charts = sorted(tmp_path.glob("chart*.csv"))
+    result = invoke(main, *charts, "--n", 8, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert json.loads((tmp_path / "out" / "waste.json").read_text())["most_with_gradient"] == pytest.approx(0.1)
+    frame.rename(columns=lambda name: name if name == "Step" else f"other - {name}").to_csv(tmp_path / "b.csv")
+    result = invoke(main, *charts, tmp_path / "b.csv", "--n", 8, "--out", tmp_path / "out")
+    assert result.exit_code == 2 and "holds the runs my - run, other; export the charts of one run" in flat(result)
+
+
+def test_large_groups_at_middling_scores_leave_everything_open(tmp_path):
+    verls([40, 44]).to_csv(tmp_path / "export.csv")
+    result = invoke(main, tmp_path / "export.csv", "--n", 8, "--out", tmp_path / "out")
+    assert "The export cannot tell how much was wasted: with n = 8, every group may have had a gradient" in flat(result)
+
+
+def test_steps_whose_advantages_are_all_zero_had_no_gradient(tmp_path):
+    zero = {"critic/advantages/min": 0.0, "critic/advantages/max": 0.0}
+    path = write_log(tmp_path / "run.jsonl", {1: {"critic/score/mean": 0.5} | zero, 2: {"critic/score/mean": 0.5}})
+    result = invoke(main, path, "--n", 8, "--out", tmp_path / "out")
+    assert "At least 50.0% of the rollouts of 2 steps" in flat(result) and "In 1 steps every advantage was 0" in flat(
+        result
+    )
+    assert "taken to be 0 and 1" in flat(result)
+
+
+@pytest.mark.parametrize(
+    "policy", [PilotCommit(train_batch_size=4, n_pilot=4, n_commit=8, s=3), Pods(train_batch_size=4, n=8, m=4)]
+)
+def test_exact_shares_of_a_run_of_this_project(tmp_path, policy):
+    run = controller(policy, list(np.random.default_rng(0).uniform(0, 1, 64) ** 3), failure_rate=0.02)
+    steps, gained = {}, 0
+    for step in range(1, 6):
+        batch = run_step(run, step)
+        trained = [[rollout.reward for rollout in group.trained_rollouts] for group in batch]
+        gained += sum(len(rewards) for rewards in trained if has_spread(rewards))
+        steps[step] = run.metrics()
+    frame = pd.DataFrame(steps.values()).assign(_step=list(steps))
+    frame.to_csv(tmp_path / "history.csv")
+    for path in (tmp_path / "history.csv", write_log(tmp_path / "file_logger.jsonl", steps)):
+        result = invoke(main, path, "--out", tmp_path / "out")
+        assert result.exit_code == 0, result.output
+        numbers = json.loads((tmp_path / "out" / "waste.json").read_text())
+        total = run.ledger.total
+        assert numbers["rollouts"]["trained, with a gradient"] == gained
+        assert numbers["rollouts"]["trained, all rewards equal"] == total["rollouts/trained"] - gained
+        assert numbers["sampled"] == total["rollouts/sampled"] == sum(numbers["rollouts"].values())
+        assert numbers["rollouts"]["in the buffer at the end, less those at the start"] == run.ledger.buffered
+        assert f"({1 - gained / total['rollouts/sampled']:.1%}) were not trained on with a gradient" in flat(result)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "options", "why"),
+    [
+        ("a.csv", "_step,critic/score/mean\n1,0.5\n", [], "--n is missing: use actor_rollout_ref.rollout.n"),
+        ("a.csv", "_step,actor/loss\n1,0.5\n", ["--n", "8"], "has neither rollouts/effective_ratio nor"),
+        ("a.csv", "a,b\n1,0.5\n", ["--n", "8"], "has no column _step, Step or step"),
+        ("a.csv", "_step,critic/score/mean\n1,abc\n", ["--n", "8"], "holds no number at any step"),
+        ("a.csv", "_step,critic/score/mean\n1,3.5\n", ["--n", "8"], "export these, too"),
+        ("a.csv", "_step,critic/score/mean\n1,0.5\n", ["--n", "1"], "greater than or equal to 2"),
+        ("a.csv", "_step,critic/score/mean\n1,0.5\n", ["--repeats", "2"], "--repeats 2 has no meaning for exported"),
+        ("a.csv", "_step,rollouts/effective_ratio\n1,0.5\n", [], "export all metrics under rollouts/"),
+        ("a.csv", "", ["--n", "8"], "cannot be read as a table"),
+        ("a.parquet", "abc", ["--n", "8"], "cannot be read as a table"),
+        ("a.json", "[1", ["--n", "8"], "cannot be read as a table"),
+        ("a.json", "7", ["--n", "8"], "cannot be read as a table"),
+        (
+            "generations.table.json",
+            '{"columns": ["step", "input_1", "output_1", "score_1"], "data": [[1, "a", "b", 1]]}',
+            ["--n", "8"],
+            "is a table of generations",
+        ),
+    ],
+)
+def test_refusals(tmp_path, name, text, options, why):
+    path = tmp_path / name
+    path.write_text(text)
+    result = invoke(main, path, *options, "--out", tmp_path / "out")
+    assert result.exit_code == 2 and why in flat(result) and not (tmp_path / "out").exists()
+
+
+def test_an_option_of_exports_is_refused_for_rollouts(tmp_path):
+    path = write_lines(tmp_path / "1.jsonl", [line()])
+    result = invoke(main, path, "--n", 8, "--out", tmp_path / "out")
+    assert result.exit_code == 2 and "--n 8 has no meaning for a log of rollouts" in flat(result)

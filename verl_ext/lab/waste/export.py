@@ -1,0 +1,100 @@
+"""Reads the metrics of a run out of a tracker's export: CSV, JSON or Parquet of W&B, and verl's own loggers."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from verl_ext.lab.report.events import event_files
+from verl_ext.lab.report.runs import Run, home, read_run
+
+ENDINGS = (".csv", ".json", ".parquet")
+STEPS = ("_step", "Step", "step")
+"""Columns with the training step: of ``run.history()``, of a chart's CSV, and of verl's ``file`` logger."""
+CHART = " - "
+"""A chart's CSV calls its columns ``<run> - <metric>``, and adds ``__MIN`` and ``__MAX`` of each point's steps."""
+
+
+def is_export(path: Path) -> bool:
+    """Whether a file holds metrics, not rollouts: by its ending, or by the first line of a ``.jsonl`` file."""
+    if path.suffix in ENDINGS or event_files(path):
+        return True
+    if not path.is_file():
+        return False
+    try:
+        with path.open("rb") as stream:
+            row = json.loads(stream.readline())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(row, dict) and ({"step", "data"} == set(row) or "_step" in row)
+
+
+def read_export(paths: Sequence[Path]) -> Run:
+    """The metrics of one run; columns of several files, such as one chart each, are joined by their step.
+
+    Raises:
+        ValueError: a file cannot be read, is no table of metrics by step, or the files hold several runs.
+    """
+    records: dict[int, dict[str, float]] = {}
+    runs: set[str] = set()
+    for path in paths:
+        if event_files(path) or (path.suffix == ".jsonl" and not _is_history(path)):
+            found = read_run([path]).records
+        else:
+            frame = _read(path)
+            runs |= {name.rpartition(CHART)[0] for name in frame.columns if CHART in name}
+            found = _records(path, frame)
+        for step, record in found.items():
+            records.setdefault(step, {}).update(record)
+    if len(runs) > 1:
+        raise ValueError(f"{paths[0]}: holds the runs {', '.join(sorted(runs))}; export the charts of one run.")
+    return Run(home(paths[0]).name, dict(sorted(records.items())))
+
+
+def _is_history(path: Path) -> bool:
+    """Whether a ``.jsonl`` file holds a row of W&B's history per line, not verl's ``{"step", "data"}``."""
+    with path.open("rb") as stream:
+        return "_step" in json.loads(stream.readline())
+
+
+def _read(path: Path) -> pd.DataFrame:
+    try:
+        if path.suffix == ".csv":
+            return pd.read_csv(path)
+        if path.suffix == ".parquet":
+            return pd.read_parquet(path)
+        if path.suffix == ".jsonl":
+            return pd.read_json(path, lines=True)
+        value: Any = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(value, dict) and isinstance(value.get("data"), list):  # a table that was logged
+            value = pd.DataFrame(value["data"], columns=value.get("columns"))
+        return pd.DataFrame(value)
+    except (OSError, ValueError, RecursionError) as error:  # pandas and pyarrow raise subclasses of ValueError
+        raise ValueError(f"{path}: cannot be read as a table ({' '.join(str(error).split())[:120]}).") from error
+
+
+def _records(path: Path, frame: pd.DataFrame) -> dict[int, dict[str, float]]:
+    frame = frame.rename(columns=lambda name: str(name).rpartition(CHART)[2])
+    if "input_1" in frame or {"input", "output"} <= set(frame):
+        raise ValueError(
+            f"{path}: is a table of generations. verl logs those of the validation, one by one, so they say nothing of "
+            "the groups in training: use the files that verl writes under trainer.rollout_data_dir."
+        )
+    column = next((name for name in STEPS if name in frame), None)
+    if column is None:
+        raise ValueError(f"{path}: has no column {', '.join(STEPS[:-1])} or {STEPS[-1]}, so it is no export of a run.")
+    steps = pd.to_numeric(frame[column], errors="coerce")
+    numbers = frame.drop(columns=column).apply(pd.to_numeric, errors="coerce")
+    found: dict[int, dict[str, float]] = {}
+    for step, row in zip(steps, numbers.to_dict("records"), strict=True):
+        if math.isfinite(step):  # W&B splits a step into several rows, each with a part of the metrics
+            kept = {str(name): float(value) for name, value in row.items() if math.isfinite(value)}
+            found.setdefault(int(step), {}).update(kept)
+    if not any(found.values()):
+        raise ValueError(f"{path}: holds no number at any step.")
+    return found
