@@ -34,6 +34,18 @@ REFUSED = [
         "actor.shuffle=True",
         "false",
     ),
+    (
+        "grpo",
+        ["actor_rollout_ref.model.use_remove_padding=true", "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2"],
+        "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2",
+        "attn_implementation=sdpa each device would attend to its own part of a sequence alone, use 1",
+    ),
+    (
+        "hora",
+        ["actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size=2"],
+        "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size=2",
+        "use 1",
+    ),
     ("grpo", ["data.gen_batch_size=4"], "data.gen_batch_size=4", "use null"),
     ("grpo", ["algorithm.adv_estimator=gae"], "algorithm.adv_estimator=gae", "grpo"),
     ("grpo", ["algorithm.adv_estimator=remax"], "algorithm.adv_estimator=remax", "rloo"),

@@ -15,8 +15,8 @@ class CPUWorkerExtension(vLLMColocateWorkerExtension):
     """
 
     def update_weights_from_ipc(self, peft_config=None, base_sync_done=False, use_shm=False):
-        if peft_config:
-            raise NotImplementedError("LoRA adapters are not synced on the CPU: set actor_rollout_ref.model.lora.merge")
+        if peft_config and base_sync_done:  # an adapter beside the weights, which vLLM does not repack
+            return super().update_weights_from_ipc(peft_config, base_sync_done, use_shm)
         received = {}
 
         def keep(weights, is_last):
