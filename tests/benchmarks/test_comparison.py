@@ -24,6 +24,7 @@ from comparison_results import (
 from scipy import stats
 
 from verl_ext.lab.learn.run import Length
+from verl_ext.lab.learn.worlds import WorldSource
 
 TUNING, FRESH = (100, 101), (0, 1, 2)
 LOW, HIGH = Setting(1e-4, 32, 8), Setting(1e-3, 32, 8)
@@ -112,8 +113,9 @@ def test_real_runs_are_kept_chosen_compared_and_not_repeated(tmp_path, monkeypat
     """Two methods and two learning rates; the smallest learns nothing, so that tuning has to choose the other."""
     monkeypatch.setattr(comparison, "KEPT", tmp_path / "kept")
     monkeypatch.setattr(comparison, "TUNING", TUNING)
-    monkeypatch.setattr(comparison, "METHODS", ("grpo", "hora"))
-    experiment = Experiment("few_prompts", "n32", tmp_path / "scratch", 1)
+    monkeypatch.setitem(comparison.FRESH, "n32", FRESH)
+    source = WorldSource("few_prompts")
+    experiment = Experiment("few_prompts", "n32", source, tmp_path / "scratch", 1)
     experiment.length, lrs = Length(2048, 512), [1e-9, 1e-3]
     chosen = {method: experiment.tune(method, lrs) for method in ("grpo", "hora")}
     assert {setting.lr for setting in chosen.values()} == {1e-3}
@@ -121,17 +123,17 @@ def test_real_runs_are_kept_chosen_compared_and_not_repeated(tmp_path, monkeypat
         experiment.run(method, [setting], FRESH)
     lines = experiment.kept.file.read_text().splitlines()
     assert len(lines) == 2 * (2 * len(TUNING) + len(FRESH))
-    again = Experiment("few_prompts", "n32", tmp_path / "other", 1)
+    again = Experiment("few_prompts", "n32", source, tmp_path / "other", 1)
     again.run("grpo", [chosen["grpo"]], FRESH)
     assert again.kept.file.read_text().splitlines() == lines and not (tmp_path / "other").exists()
     run = json.loads(lines[0])
     assert run["rollouts"] == [0, 512, 1024, 1536, 2048] and run["steps"] == [0, 2, 4, 6, 8] == run["waves"]
     assert run["tokens"][-1] > 2048 and all(len(run[unit]) == 5 for unit in ("tokens", "accuracy"))
 
-    found = write_page(tmp_path / "page.md", {("few_prompts", "n32"): again.kept}, TUNING, FRESH)
+    found = write_page(tmp_path / "page.md", {("few_prompts", "n32"): again.kept}, TUNING)
     (reference, hora) = found["few_prompts", "n32"]
     assert [ratio.mean for ratio in reference.rollouts] == [1.0] * len(SHARES)
     assert list(results(again.kept, TUNING, FRESH)) == [reference, hora]
     page = (tmp_path / "page.md").read_text()
     assert f"| {hora.rollouts[1].mean:.2f} [{hora.rollouts[1].low:.2f}, {hora.rollouts[1].high:.2f}] |" in page
-    assert (tmp_path / "page.png").stat().st_size > 5000 and "14 runs, tuning included." in page
+    assert (tmp_path / "page.png").stat().st_size > 5000 and "14 runs, tuning included; 3 fresh seeds." in page
