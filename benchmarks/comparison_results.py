@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
-from scipy import stats
 
 from verl_ext.lab.plot import styles
+from verl_ext.lab.report.finding import Ratio, paired
 from verl_ext.lab.table import NOTHING
 
 REFERENCE = "grpo"
@@ -51,14 +51,6 @@ class Cost(NamedTuple):
 
     amount: float
     reached: bool
-
-
-class Ratio(NamedTuple):
-    """Cost of the reference / cost of a method: geometric mean over paired seeds, with its 95 % interval."""
-
-    mean: float
-    low: float
-    high: float
 
 
 class Kept:
@@ -147,12 +139,9 @@ def choose(kept: Kept, method: str, seeds: Sequence[int]) -> Setting:
     return ranked(kept, method, kept.settings(method, seeds), seeds, target_of(kept, seeds))[0]
 
 
-def paired(reference: Sequence[Cost], method: Sequence[Cost]) -> Ratio:
-    """How many times less the method needs; Student's t over the logarithms of the ratios of seeds."""
-    logs = np.log([ours.amount / theirs.amount for ours, theirs in zip(reference, method, strict=True)])
-    middle, error = float(logs.mean()), float(logs.std(ddof=1)) / math.sqrt(logs.size)
-    width = float(stats.t.ppf(0.975, logs.size - 1)) * error
-    return Ratio(math.exp(middle), math.exp(middle - width), math.exp(middle + width))
+def ratio_of(reference: Sequence[Cost], method: Sequence[Cost]) -> Ratio:
+    """How many times less the method needs, seed by seed."""
+    return paired([cost.amount for cost in reference], [cost.amount for cost in method])
 
 
 # ---- the page ----
@@ -206,10 +195,10 @@ def results(kept: Kept, tuning: Sequence[int], fresh: Sequence[int]) -> Iterator
         yield Result(
             method,
             setting,
-            [paired(*costs(target, "rollouts")) for target in targets],
+            [ratio_of(*costs(target, "rollouts")) for target in targets],
             [sum(not cost.reached for cost in costs(target, "rollouts")[1]) for target in targets],
-            paired(*costs(chosen_target, "tokens")),
-            paired(*costs(chosen_target, "waves")) if "waves" in kept.runs[method, setting, fresh[0]] else None,
+            ratio_of(*costs(chosen_target, "tokens")),
+            ratio_of(*costs(chosen_target, "waves")) if "waves" in kept.runs[method, setting, fresh[0]] else None,
             math.exp(float(np.mean([math.log(cost.amount) for cost in own]))),
             kept.final(method, setting, fresh),
         )

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 
 import comparison
-import numpy as np
 import pytest
 from comparison import Experiment, extended
 from comparison_results import (
@@ -15,13 +13,11 @@ from comparison_results import (
     Setting,
     choose,
     cost_of,
-    paired,
     ranked,
     results,
     target_of,
     write_page,
 )
-from scipy import stats
 
 from verl_ext.lab.learn.run import Length
 from verl_ext.lab.learn.worlds import WorldSource
@@ -86,19 +82,6 @@ def test_settings_are_ranked_by_missed_seeds_and_then_by_the_mean_logarithm(tmp_
             runs.add(run_of("grpo", setting, seed, [0.0, best], [0, length]))
     assert ranked(runs, "grpo", [low, high, missed], TUNING, 0.9) == [missed, high, low]
     assert choose(runs, "grpo", TUNING) == uneven and choose(runs, "grpo", TUNING[:1]) == half
-
-
-def test_the_ratio_is_paired_by_seed_with_students_interval():
-    generator = np.random.default_rng(0)
-    ours, theirs = generator.uniform(100, 1000, (2, 12))
-    runs = [
-        [cost_of(run_of("grpo", LOW, 0, [0.0, 1.0], [0, each]), 1.0, "rollouts") for each in side]
-        for side in (ours, theirs)
-    ]
-    ratio = paired(*runs)
-    expected = stats.ttest_rel(np.log(ours), np.log(theirs)).confidence_interval(0.95)
-    assert ratio.mean == pytest.approx(math.exp(np.log(ours / theirs).mean()))
-    assert (ratio.low, ratio.high) == (pytest.approx(math.exp(expected.low)), pytest.approx(math.exp(expected.high)))
 
 
 @pytest.mark.parametrize(
