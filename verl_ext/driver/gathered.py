@@ -70,6 +70,9 @@ class GatheredActor:
         """The arguments of a call of method ``name``, as they are sent."""
         return args, kwargs
 
+    def _asked(self, name: str, kwargs: dict[str, Any], answer: asyncio.Future) -> None:
+        """A call of method ``name`` has been made, and ``answer`` will hold its result."""
+
     def _received(self, name: str, result: Any) -> Any:
         """The result of a call of method ``name``, as the caller gets it."""
         return result
@@ -88,6 +91,7 @@ class _Method:
         answer = asyncio.get_running_loop().create_future()
         answer.add_done_callback(_note_error)
         self._wave.add((call, answer))
+        self._owner._asked(self._name, kwargs, answer)
         return answer
 
     async def _send(self, calls: Sequence[tuple[bytes, asyncio.Future]]) -> None:
