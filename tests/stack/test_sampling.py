@@ -1,4 +1,4 @@
-"""Requests with a sampling of their own, end to end on verl, Ray, vLLM and FSDP."""
+"""Requests with a sampling of their own, and cancelled rollouts, end to end on verl, Ray, vLLM and FSDP."""
 
 from __future__ import annotations
 
@@ -10,19 +10,30 @@ from support.training import ROOT, TrainingRun, assert_books_balance
 pytestmark = pytest.mark.stack
 POLICY = """
 from recipe.grpo.policy import Uniform
-from verl_ext.policy import Request, Sampling
+from verl_ext.policy import Cancel, Discard, Request, Sampling
 
+SLOW = Sampling(temperature=1000.0)  # tokens at random, so that few responses end
 OWN = [None, Sampling(response_length=1), Sampling(temperature=0.01), Sampling(top_p=0.01)]
 
 
 class Mixed(Uniform):
     def start_step(self, step, draw):
         requests = super().start_step(step, draw)
-        return [Request(each.target, 6, sampling=own) for each, own in zip(requests, OWN, strict=True)]
+        mixed = [Request(each.target, 6, sampling=own) for each, own in zip(requests, OWN, strict=True)]
+        self.slow = draw(2)
+        return [*mixed, *(Request(prompt, 6, sampling=SLOW) for prompt in self.slow)]
+
+    def on_group(self, group):
+        if group.prompt in self.slow:
+            self.slow.remove(group.prompt)
+            return [Discard(group, "slow")]
+        super().on_group(group)
+        return [] if self._awaited else [Cancel(prompt) for prompt in self.slow]
 """
+LONGEST = 384  # tokens
 
 
-def test_each_request_is_sampled_as_it_says(task, tmp_path, monkeypatch):
+def test_each_request_is_sampled_as_it_says_until_it_is_cancelled(task, tmp_path, monkeypatch):
     (tmp_path / "mixed_policy.py").write_text(POLICY)
     run = TrainingRun(
         task,
@@ -31,6 +42,8 @@ def test_each_request_is_sampled_as_it_says(task, tmp_path, monkeypatch):
         "rollout_policy._target_=mixed_policy.Mixed",
         "actor_rollout_ref.rollout.n=6",
         "trainer.total_training_steps=3",
+        f"data.max_response_length={LONGEST}",
+        "actor_rollout_ref.rollout.max_model_len=512",
         python_path=str(ROOT),  # the policy is in the folder of the run, which Ray searches too
     )
     steps = run.finish()
@@ -43,12 +56,20 @@ def test_each_request_is_sampled_as_it_says(task, tmp_path, monkeypatch):
     for group, own in asked.items():
         rollouts = [(reward, tokens, cut) for reward, _, tokens, _, _, _, cut, *_ in waves[group]]
         responses.setdefault(json.dumps(own), []).append(rollouts)
-    plain, short, cold, likely = responses.values()  # in the order of the first requests
-    assert len(responses) == 4 and {len(each) for each in responses.values()} == {3}
+    plain, short, cold, likely, slow = responses.values()  # in the order of the first requests
+    assert [len(each) for each in responses.values()] == [3, 3, 3, 3, 6]
     assert any(len(set(group)) > 1 for group in plain) and any(tokens > 1 for group in plain for _, tokens, _ in group)
     assert all(tokens == 1 for group in short for _, tokens, _ in group)
     assert any(cut for group in short for _, _, cut in group)
     assert all(len(set(group)) == 1 for group in cold + likely)
     assert max(metrics["training/rollout_probs_diff_max"] for metrics in steps.values()) > 0.01  # another temperature
+    # vLLM answers an aborted request with the tokens so far. The slow responses are much shorter than without a cancel.
+    rollouts = [rollout for rollouts in waves.values() for rollout in rollouts]
+    cancelled = [tokens for _, _, tokens, *_, is_cancelled in (row for row in rollouts if len(row) > 9) if is_cancelled]
+    assert 6 < len(cancelled) <= 3 * 2 * 6 and 0 < sum(cancelled) < len(cancelled) * LONGEST / 2
+    last = steps[3]
+    assert last["rollouts/discarded_cancelled_total"] == len(cancelled) and last["rollouts/failed_total"] == 0
+    assert last["tokens/cancelled_total"] == sum(cancelled) and last["rollouts/trained_total"] == 3 * 4 * 6
+    assert max(max(tokens for _, tokens, _ in group) for group in slow) < LONGEST
     monkeypatch.syspath_prepend(tmp_path)
     run.assert_requests_replay()

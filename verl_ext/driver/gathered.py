@@ -15,6 +15,7 @@ import pickle
 import traceback
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import ray
@@ -47,7 +48,8 @@ class Wave:
 
 
 class GatheredActor:
-    """Stands for a Ray actor's handle: ``handle.method.remote(...)`` returns an awaitable, as Ray's own does.
+    """Stands for a Ray actor's handle: ``handle.method.remote(...)`` returns an awaitable, as Ray's own does. A method
+    of an attribute of an asynchronous actor is ``getattr(handle, "attribute.method")``.
 
     Args:
         actor: the handle.
@@ -167,7 +169,7 @@ async def _answers(actor: object, name: str, calls: Sequence[bytes]) -> AsyncIte
 async def _answer(actor: object, name: str, call: bytes) -> tuple[Any, RayTaskError | None]:
     try:
         args, kwargs = pickle.loads(call)
-        return await getattr(actor, name)(*args, **kwargs), None
+        return await attrgetter(name)(actor)(*args, **kwargs), None
     except asyncio.CancelledError:  # as an answer it would cancel the rollout
         return None, RayTaskError(name, traceback.format_exc(), RuntimeError(f"{name} was cancelled"))
     except Exception as error:

@@ -59,8 +59,8 @@ class VllmEngine(GatheredActor):
     def _asked(self, name: str, kwargs: dict[str, Any], answer: asyncio.Future) -> None:
         transcript = TRANSCRIPT.get()
         if name == "generate" and transcript is not None:
-            end = partial(self._actor.__ray_call__.remote, _end_request, kwargs["request_id"])
-            transcript.requests[answer] = end
+            # verl's own abort_request does not find the request, because vLLM adds to the request's name.
+            transcript.requests[answer] = partial(getattr(self, "engine.abort").remote, kwargs["request_id"])
             answer.add_done_callback(partial(_note_answer, transcript))
 
 
@@ -69,11 +69,6 @@ def _note_answer(transcript: Transcript, answer: asyncio.Future) -> None:
     del transcript.requests[answer]
     if transcript.cancelled and not answer.cancelled() and answer.exception() is None:
         answer.result().stop_reason = "cancelled"
-
-
-async def _end_request(server: Any, request_id: str) -> None:
-    """In the server's process. verl's own ``abort_request`` does not find requests: vLLM adds to their names."""
-    await server.engine.abort(request_id)
 
 
 class TokenClient:
