@@ -12,7 +12,7 @@ POLICY = """
 from recipe.grpo.policy import Uniform
 from verl_ext.policy import Cancel, Discard, Request, Sampling
 
-SLOW = Sampling(temperature=1000.0)  # tokens at random, so that few responses end
+SLOW = Sampling(temperature=1.9)
 OWN = [None, Sampling(response_length=1), Sampling(temperature=0.01), Sampling(top_p=0.01)]
 
 
@@ -30,11 +30,21 @@ class Mixed(Uniform):
         super().on_group(group)
         return [] if self._awaited else [Cancel(prompt) for prompt in self.slow]
 """
-LONGEST = 384  # tokens
+LOOP = """
+from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
+
+
+class SlowLoop(SingleTurnAgentLoop):
+    async def run(self, sampling_params, **kwargs):
+        return await super().run({**sampling_params, "ignore_eos": sampling_params["temperature"] == 1.9}, **kwargs)
+"""
+LONGEST = 384  # tokens; a slow response has no fewer, unless it is cancelled
 
 
 def test_each_request_is_sampled_as_it_says_until_it_is_cancelled(task, tmp_path, monkeypatch):
     (tmp_path / "mixed_policy.py").write_text(POLICY)
+    (tmp_path / "slow_loop.py").write_text(LOOP)
+    (tmp_path / "loops.yaml").write_text("- {name: slow, _target_: slow_loop.SlowLoop}\n")
     run = TrainingRun(
         task,
         "grpo",
@@ -44,6 +54,8 @@ def test_each_request_is_sampled_as_it_says_until_it_is_cancelled(task, tmp_path
         "trainer.total_training_steps=3",
         f"data.max_response_length={LONGEST}",
         "actor_rollout_ref.rollout.max_model_len=512",
+        f"actor_rollout_ref.rollout.agent.agent_loop_config_path={tmp_path}/loops.yaml",
+        "actor_rollout_ref.rollout.agent.default_agent_loop=slow",
         python_path=str(ROOT),  # the policy is in the folder of the run, which Ray searches too
     )
     steps = run.finish()
@@ -63,13 +75,13 @@ def test_each_request_is_sampled_as_it_says_until_it_is_cancelled(task, tmp_path
     assert any(cut for group in short for _, _, cut in group)
     assert all(len(set(group)) == 1 for group in cold + likely)
     assert max(metrics["training/rollout_probs_diff_max"] for metrics in steps.values()) > 0.01  # another temperature
-    # vLLM answers an aborted request with the tokens so far. The slow responses are much shorter than without a cancel.
+    # vLLM answers an aborted request with the tokens so far.
     rollouts = [rollout for rollouts in waves.values() for rollout in rollouts]
     cancelled = [tokens for _, _, tokens, *_, is_cancelled in (row for row in rollouts if len(row) > 9) if is_cancelled]
-    assert 6 < len(cancelled) <= 3 * 2 * 6 and 0 < sum(cancelled) < len(cancelled) * LONGEST / 2
+    assert 6 < len(cancelled) <= 3 * 2 * 6 and 0 < max(cancelled) < LONGEST
+    assert all(tokens == LONGEST or tokens in cancelled for group in slow for _, tokens, _ in group)
     last = steps[3]
     assert last["rollouts/discarded_cancelled_total"] == len(cancelled) and last["rollouts/failed_total"] == 0
     assert last["tokens/cancelled_total"] == sum(cancelled) and last["rollouts/trained_total"] == 3 * 4 * 6
-    assert max(max(tokens for _, tokens, _ in group) for group in slow) < LONGEST
     monkeypatch.syspath_prepend(tmp_path)
     run.assert_requests_replay()

@@ -82,7 +82,7 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
         try:
             await self._verls_run_prompt(self, prompt, sampling_params, trajectory, trace)
         finally:
-            if self._running[uid] is wave:  # the group's next wave may have begun
+            if self._running.get(uid) is wave:  # the group's next wave may have begun
                 del self._running[uid]
 
     async def cancel(self, uids: Iterable[str]) -> None:
