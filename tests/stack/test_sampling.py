@@ -36,9 +36,12 @@ from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentL
 
 class SlowLoop(SingleTurnAgentLoop):
     async def run(self, sampling_params, **kwargs):
-        return await super().run({**sampling_params, "ignore_eos": sampling_params["temperature"] == 1.9}, **kwargs)
+        is_slow = sampling_params["temperature"] == 1.9
+        for _ in range(4 if is_slow else 1):
+            output = await super().run({**sampling_params, "ignore_eos": is_slow}, **kwargs)
+        return output
 """
-LONGEST = 384  # tokens; a slow response has no fewer, unless it is cancelled
+LONGEST, TURNS = 384, 4  # of a slow rollout: tokens of each turn, and turns
 
 
 def test_each_request_is_sampled_as_it_says_until_it_is_cancelled(task, tmp_path, monkeypatch):
@@ -75,10 +78,11 @@ def test_each_request_is_sampled_as_it_says_until_it_is_cancelled(task, tmp_path
     assert any(cut for group in short for _, _, cut in group)
     assert all(len(set(group)) == 1 for group in cold + likely)
     assert max(metrics["training/rollout_probs_diff_max"] for metrics in steps.values()) > 0.01  # another temperature
-    # vLLM answers an aborted request with the tokens so far.
+    # vLLM answers an aborted request with the tokens so far, so few cancelled rollouts end with a whole turn.
     rollouts = [rollout for rollouts in waves.values() for rollout in rollouts]
     cancelled = [tokens for _, _, tokens, *_, is_cancelled in (row for row in rollouts if len(row) > 9) if is_cancelled]
-    assert 6 < len(cancelled) <= 3 * 2 * 6 and 0 < max(cancelled) < LONGEST
+    assert 6 < len(cancelled) <= 3 * 2 * 6 and 0 < sum(cancelled) < len(cancelled) * TURNS * LONGEST
+    assert sum(tokens % LONGEST > 0 for tokens in cancelled) > len(cancelled) / 2
     assert all(tokens == LONGEST or tokens in cancelled for group in slow for _, tokens, _ in group)
     last = steps[3]
     assert last["rollouts/discarded_cancelled_total"] == len(cancelled) and last["rollouts/failed_total"] == 0
