@@ -337,9 +337,12 @@ def test_unfinished_waves_are_generated_anew_after_a_restart():
 
 def test_a_cancel_ends_a_wave_whose_finished_rollouts_stay():
     run, (first, second), batch = opened(2, rollouts=4)
-    run._execute([Cancel(first.prompt)])
+    told, cancel = [], run.engine.cancel
+    run.engine.cancel = lambda groups: told.append(groups) or cancel(groups)
+    run._execute([Cancel(first.prompt), Cancel(first.prompt)])
     assert run.cancelled == {first.id} and run.outstanding == 8  # until the engine hands the wave in
-    run._execute([Cancel(first.prompt)])  # the policy cannot know whether the first has arrived
+    run._execute([Cancel(first.prompt)])
+    assert told == [[first]]
     run.finish_waves(run.engine.finish(1))
     assert not run.cancelled and (run.outstanding, first.outstanding, second.outstanding) == (4, 0, 4)
     assert [rollout.cancelled for rollout in first.rollouts] == [False, False, True, True]

@@ -112,15 +112,15 @@ def test_a_cancel_frees_slots_for_the_responses_that_wait():
     """Two slots, responses of 10 tokens in one second; the clock looks every 0.05 s, so begins lie between looks."""
     made = engine([0.0] * 4, lengths=LengthModel(10, 0.0, 100, 1.0), slots=2, engines=1, seconds_per_token=0.1)
     first, long, waits, ended = (group(row) for row in range(4))
-    made.submit([(first, 1), (long, 3), (waits, 2), (ended, 1)])  # the long group's third response begins at 1.0
+    made.submit([(first, 1), (long, 2), (waits, 3), (ended, 1)])  # two of these begin at 1.0
     assert [group_id for group_id, _ in made.finish()] == ["g0"]
     made.clock = 1.55
     made.cancel([long, ended])
     assert {group_id for group_id, _ in made.finish()} == {"g1", "g3"} and made.clock == 1.55
     ((group_id, rollouts),) = made.finish()
-    # Its first response began at 1.0, in the other slot; the second waited until 2.0 and takes the freed slot.
-    assert group_id == "g2" and made.clock == pytest.approx(2.55, abs=0.051)
-    assert [rollout.tokens for rollout in rollouts] == [10, 10] and not any(each.cancelled for each in rollouts)
+    # Its first response began at 1.0. The second takes the freed slot at 1.55, and the third the first's at 2.0.
+    assert group_id == "g2" and made.clock == pytest.approx(3.0, abs=0.051)
+    assert [rollout.tokens for rollout in rollouts] == [10, 10, 10] and not any(each.cancelled for each in rollouts)
     assert made.finish() == []
 
 
