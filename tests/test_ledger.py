@@ -133,6 +133,15 @@ def test_cancelled_rollouts_have_a_fate_of_their_own():
     ledger.check([kept])
 
 
+def test_groups_that_left_are_named_with_their_fate_until_the_next_step():
+    ledger, (kept,) = two_steps()
+    assert [(group.id, fate) for group, fate in ledger.left] == [("d-1", "discarded_stale")]
+    ledger.trained(kept)
+    assert ledger.left[1:] == [(kept, "trained")]
+    ledger.begin_step()
+    assert ledger.left == []
+
+
 def test_a_restored_ledger_counts_on():
     ledger, live = two_steps()
     restored = Ledger()
