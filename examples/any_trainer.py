@@ -44,6 +44,9 @@ class Engine:
         for group in groups:
             self.answers.pop(group.id, None)
 
+    def cancel(self, groups: list[Group]) -> None:
+        """Everything requested is generated in one batch, so a cancel comes too late."""
+
     def finish(self) -> list[tuple[str, list[Rollout]]]:
         requested, self.requested = self.requested, []
         generated = self.generate([(group.prompt, count) for group, count in requested])

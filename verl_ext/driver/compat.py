@@ -135,7 +135,7 @@ def _constants() -> dict[Callable, tuple[str, ...]]:
     from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
     from verl.utils.tracking import Tracking, _TensorboardAdapter
-    from verl.workers.rollout.llm_server import LLMServerClient
+    from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerClient
 
     worker = AgentLoopWorkerTQ.__ray_actor_class__
     return {
@@ -153,7 +153,11 @@ def _constants() -> dict[Callable, tuple[str, ...]]:
         ),
         LLMServerClient.__init__: ("self._load_balancer = load_balancer_handle",),
         LLMServerClient._acquire_server: ("await self._load_balancer.acquire_server.remote(request_id=request_id",),
-        LLMServerClient.generate: ("server_id, server = await", "await server.generate.remote("),
+        LLMServerClient.generate: (
+            *("server_id, server = await", "await server.generate.remote("),
+            "request_id=self._vllm_request_id(request_id)",
+        ),
+        FullyAsyncLLMServerClient.generate: ('output.stop_reason not in ("aborted", "abort")',),
         AgentLoopWorker._run_agent_loop: (
             "trainer_config=DictConfigWrap(config=self.config)",
             "server_manager=self.llm_client",

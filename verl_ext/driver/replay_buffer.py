@@ -15,7 +15,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from verl_ext.controller import RolloutController
-from verl_ext.driver.agent_loop import DIVERGED, GENERATED, REPLAYED, TRUNCATED
+from verl_ext.driver.agent_loop import CANCELLED, DIVERGED, GENERATED, REPLAYED, TRUNCATED, cancelled_key
 from verl_ext.errors import EveryRolloutFailed, RunError
 from verl_ext.policy import Group, Rollout
 from verl_ext.prompts import RowKey
@@ -37,6 +37,7 @@ class _Row:
     truncated: bool = False
     diverged: bool = False
     components: Mapping[str, float] = field(default_factory=dict)
+    cancelled: bool = False
     trajectory: Trajectory | None = None
 
 
@@ -134,9 +135,14 @@ class GroupReplayBuffer(ReplayBuffer):
         return [(uid, self._rollouts(group, sessions[uid], rows)) for uid, group in ended.items()]
 
     def _read_rows(self, keys: list[str]) -> dict[str, _Row]:
-        """The stored data of each trajectory."""
+        """The stored data of each trajectory. A cancelled rollout has a tag alone."""
+        tags = self.partitions[PARTITION]
+        cancelled = {
+            key: _Row(tokens=tags[key][GENERATED], cancelled=True) for key in keys if tags[key]["status"] == CANCELLED
+        }
+        keys = [key for key in keys if key not in cancelled]
         if not keys:
-            return {}
+            return cancelled
         fields = ["rm_scores", "extra_fields"]
         if self.controller.policy.reads_trajectories:
             fields += ["responses", "response_mask"]
@@ -147,7 +153,7 @@ class GroupReplayBuffer(ReplayBuffer):
             pairs = zip(data["responses"].unbind(), data["response_mask"].unbind(), strict=True)
             trajectories = [Trajectory(ids.numpy(), mask.numpy()) if mask[0] else None for ids, mask in pairs]
         extras = data.pop("extra_fields").tolist()
-        return {
+        return cancelled | {
             key: _Row(
                 reward=reward,
                 tokens=extra[GENERATED],
@@ -162,7 +168,7 @@ class GroupReplayBuffer(ReplayBuffer):
 
     def _rollouts(self, group: Group, sessions: dict[int, list[str]], rows: dict[str, _Row]) -> list[Rollout]:
         """One rollout per session of the wave. A session without rows, without a finite reward, or with a diverged
-        prefix under ``drop_diverged`` is a failed rollout."""
+        prefix under ``drop_diverged`` is a failed rollout, and so is a cancelled session."""
         rollouts = []
         first = len(group.rollouts)
         for session in range(first, first + group.outstanding):
@@ -187,10 +193,23 @@ class GroupReplayBuffer(ReplayBuffer):
                     truncated=any(rows[key].truncated for key in keys),
                     diverged=last.diverged,
                     components=last.components,
+                    cancelled=last.cancelled,
                     trajectory=last.trajectory if len(keys) == 1 else None,
                 )
             )
         return rollouts
+
+    def end_cancelled(self, partition_id: str) -> None:
+        """After a restart, end the waves that were being cancelled: rollouts without a row in the queue are lost."""
+        stored = (tq.kv_list(partition_id) or {}).get(partition_id, {})
+        tags: dict[str, dict] = {}
+        for uid in self.controller.cancelled:
+            group = self.controller.live[uid]
+            sessions = range(len(group.rollouts), len(group.rollouts) + group.outstanding)
+            lost = [cancelled_key(uid, session, tokens=0) for session in sessions]
+            tags |= {key: tag for key, tag in lost if key not in stored} | {uid: {"status": "finished"}}
+        if tags:
+            tq.kv_batch_put(keys=list(tags), partition_id=partition_id, tags=list(tags.values()))
 
     def _drop_untrained(self, groups: list[Group]) -> None:
         """Drop the rows of rollouts that count in their group's baseline at most."""

@@ -165,6 +165,10 @@ class PolicyTrainer(StoppableTrainer, WeightTurns, AllocationTables):
         """Drop the groups' rows from the queue."""
         self.replay_buffer._clear_groups(PARTITION, {group.id for group in groups})
 
+    def cancel(self, groups: list[Group]) -> None:
+        """End the groups' rollouts in the agent-loop workers, and their requests in vLLM."""
+        self.agent_loop_manager.cancel([group.id for group in groups])
+
     # ---- the step ----
 
     def on_train_begin(self) -> None:
@@ -315,6 +319,7 @@ class PolicyTrainer(StoppableTrainer, WeightTurns, AllocationTables):
 
         The restored queue also holds trained rows not yet cleared, and parts of unfinished waves.
         """
+        self.replay_buffer.end_cancelled(partition_id)
         rows = (tq.kv_list(partition_id) or {}).get(partition_id, {})
         live = self.controller.live
         finished: dict[str, int] = dict.fromkeys(live, 0)
@@ -322,9 +327,9 @@ class PolicyTrainer(StoppableTrainer, WeightTurns, AllocationTables):
         for key, tag in rows.items():
             uid, session, _ = RowKey.parse(key)
             unfinished = uid in live and not tag.get("is_prompt") and session >= len(live[uid].rollouts)
-            if uid not in live or unfinished:
+            if uid not in live or (unfinished and uid not in self.controller.cancelled):
                 foreign.append(key)
-            elif not tag.get("is_prompt"):
+            elif not (unfinished or tag.get("is_prompt")):
                 finished[uid] += 1
         lost = [uid for uid, count in finished.items() if count < len(live[uid].usable)]
         if lost:
