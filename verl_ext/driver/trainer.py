@@ -29,7 +29,7 @@ from verl_ext.driver.checkpoint import BadCheckpoint, load_state, prune_queues, 
 from verl_ext.driver.cluster import check_queue_full
 from verl_ext.driver.liveness import check_workers, forget_workers, note_nodes, note_workers
 from verl_ext.driver.prompt_data import PromptDataset, PromptTexts, endless_rows, prompt_loader
-from verl_ext.driver.replay_buffer import PARTITION, GroupReplayBuffer, RowKey
+from verl_ext.driver.replay_buffer import PARTITION, GroupReplayBuffer, RowKey, set_aside
 from verl_ext.driver.step_line import step_line
 from verl_ext.driver.stop import stop_requested
 from verl_ext.driver.stoppable import StoppableTrainer
@@ -61,6 +61,7 @@ class PolicyTrainer(StoppableTrainer, WeightTurns):
         self.policy: RolloutPolicy = hydra.utils.instantiate(config.rollout_policy)
         self._metrics: dict[str, float] = {}
         self._groups: list[Group] = []  # of the batch in training
+        self._trained: KVBatchMeta | None = None  # the batch of the step, once it is trained
         super().__init__(config)
 
     # ---- data ----
@@ -165,6 +166,11 @@ class PolicyTrainer(StoppableTrainer, WeightTurns):
         self.replay_buffer._clear_groups(PARTITION, {group.id for group in groups})
 
     # ---- the step ----
+
+    def step(self, metrics: dict, timing_raw: dict) -> KVBatchMeta:
+        self._trained = None
+        self._trained = super().step(metrics, timing_raw)
+        return self._trained
 
     def on_train_begin(self) -> None:
         """Submit no warm-up batches: the policy alone decides on rollouts. End the run if no step is left."""
@@ -285,15 +291,12 @@ class PolicyTrainer(StoppableTrainer, WeightTurns):
         if self.global_steps == self._budget_step:
             self.budget_spent = self.config.rollout_driver.rollout_budget
         save_state(folder, self.controller.state_dict() | {"budget_spent": self.budget_spent})
-        try:
-            super()._save_checkpoint()
-            prune_queues(folder)
-        except (
-            ray.exceptions.RayTaskError,
-            OSError,
-            RuntimeError,
-        ) as error:  # in a worker, here, by torch
-            raise unwritten(folder, error) from error
+        with set_aside(self._trained):
+            try:
+                super()._save_checkpoint()
+                prune_queues(folder)
+            except (ray.exceptions.RayTaskError, OSError, RuntimeError) as error:  # in a worker, here, by torch
+                raise unwritten(folder, error) from error
 
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
