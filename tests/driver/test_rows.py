@@ -87,7 +87,7 @@ def test_writes_that_differ_in_kind_are_apart_and_the_parts_are_bounded(written)
 
 
 def test_a_checkpoint_holds_each_row_once(tmp_path):
-    """Also of rows of one length: as views of one tensor, each would bring all rows of the write on its storage unit."""
+    """Also if they have one length: a view of a row brings the whole tensor of its write."""
     fields = [{"responses": torch.full((2000,), number)} for number in range(64)]
 
     async def main():
