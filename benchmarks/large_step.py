@@ -2,10 +2,10 @@
 
     python benchmarks/large_step.py --model <folder> --rows 12288 --tokens 4096
 
-Once the rows are in the queue, verl's step runs: the policy's batch, padding rows, balance, old log-probs,
-advantages, update, checkpoint, metrics, rollout logs and clearing. Only the agent loops, which benchmarks/load_queue.py
-measures, and the work of the actor's workers are left out. Ray gives verl's driver one thread for torch, so this process
-has one, too.
+Once the rows are in the queue, verl's step runs: the policy's batch, padding rows, balance, old log-probs, advantages,
+update, checkpoint, metrics, rollout logs and clearing. Only two things are left out: the agent loops, which
+benchmarks/load_queue.py measures, and the work of the actor's workers. Ray gives verl's driver one thread for torch, and
+so does this benchmark.
 
 For each stage the table has seconds, processor seconds of driver and queue, which depend less on other work on the
 machine, and the growth of the driver's resident memory at the stage's peak.
