@@ -4,8 +4,8 @@
 
 Once the rows are in the queue, verl's step runs: the policy's batch, padding rows, balance, old log-probs, advantages,
 update, checkpoint, metrics, rollout logs and clearing. Only two things are left out: the agent loops, which
-benchmarks/load_queue.py measures, and the work of the actor's workers. Ray gives verl's driver one thread for torch, and
-so does this benchmark.
+benchmarks/load_queue.py measures, and the work of the actor's workers. Ray gives verl's driver one thread for torch,
+and so does this benchmark.
 
 For each stage the table has seconds, processor seconds of driver and queue, which depend less on other work on the
 machine, and the growth of the driver's resident memory at the stage's peak.
@@ -13,6 +13,7 @@ machine, and the growth of the driver's resident memory at the stage's peak.
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Annotated
 
@@ -29,6 +30,7 @@ def main(
     recipe: str = "grpo",
     rows: Annotated[int, typer.Option(min=ROLLOUTS, help="Rows of the step, a multiple of 128.")] = 1024,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens per response.")] = 4096,
+    freeze: Annotated[bool, typer.Option(help="Freeze the objects of imports, as the driver's fit does.")] = True,
     override: Annotated[list[str] | None, typer.Option(help="key=value, repeatable.")] = None,
 ) -> None:
     """Measure one step."""
@@ -43,6 +45,8 @@ def main(
     further = ["rollout_driver.advantage_clip=5", *(override or ())]
     sizes = {"prompts": rows // ROLLOUTS, "rollouts": ROLLOUTS, "tokens": tokens, "steps": 1}
     with loaded_trainer(recipe, model.resolve(), *further, **sizes, kind=MeasuredTrainer) as trainer:
+        if freeze:
+            gc.freeze()
         batch = trainer.whole_step(1)
         meter = trainer.meter
     table = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 from collections.abc import Iterator
@@ -126,6 +127,7 @@ class PolicyTrainer(StoppableTrainer, WeightTurns):
 
     def fit(self, agent_loop_manager: WaveManager) -> None:
         note_workers()
+        gc.freeze()  # a step makes so many objects that Python searches for garbage, here only among the step's own
         try:
             self._fit_until_used_up(agent_loop_manager)
         except Exception as error:
