@@ -50,7 +50,7 @@ class Engine:
         for (group, _), answers in zip(requested, generated, strict=True):
             self.answers.setdefault(group.id, []).extend(answers)
         return [
-            (group.id, [Rollout(reward, reward == 1, len(tokens), self.version) for tokens, reward in answers])
+            (group.id, [Rollout(each.reward, each.reward == 1, len(each.tokens), self.version) for each in answers])
             for (group, _), answers in zip(requested, generated, strict=True)
         ]
 

@@ -116,6 +116,15 @@ def test_every_rollout_and_token_is_counted_where_it_went():
     assert ledger.metrics() == expected
 
 
+def test_groups_that_left_are_named_with_their_fate_until_the_next_step():
+    ledger, (kept,) = two_steps()
+    assert [(group.id, fate) for group, fate in ledger.left] == [("d-1", "discarded_stale")]
+    ledger.trained(kept)
+    assert ledger.left[1:] == [(kept, "trained")]
+    ledger.begin_step()
+    assert ledger.left == []
+
+
 def test_a_restored_ledger_counts_on():
     ledger, live = two_steps()
     restored = Ledger()

@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).parents[1]
-CPU_EXTRAS = ("", "cpu", "quickstart", "embeddings", "agents", "docs", "dev")
+CPU_EXTRAS = ("", "cpu", "quickstart", "embeddings", "agents", "trl", "docs", "dev")
 
 
 @pytest.fixture(scope="module")

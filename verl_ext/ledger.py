@@ -23,10 +23,12 @@ class Ledger:
         self.total: Counter[str] = Counter()
         self.step: Counter[str] = Counter()
         self.buffered = 0
+        self.left: list[tuple[Group, str]] = []  # in this step, trained or discarded, each with its fate
 
     def begin_step(self) -> None:
         """Start counting a new step; totals stay."""
         self.step = Counter()
+        self.left = []
 
     def sampled(self, rollouts: Iterable[Rollout]) -> None:
         """A wave has finished."""
@@ -60,6 +62,7 @@ class Ledger:
         if left := usable - len(trained):
             self._count("rollouts/discarded_not_trained", left)
         self.buffered -= usable
+        self.left.append((group, "trained"))
 
     def discarded(self, group: Group, reason: str) -> None:
         """A group is given up."""
@@ -67,6 +70,7 @@ class Ledger:
         self._count(f"rollouts/discarded_{reason}", usable)
         self._count(f"groups/discarded_{reason}", 1)
         self.buffered -= usable
+        self.left.append((group, f"discarded_{reason}"))
 
     def check(self, live: Iterable[Group]) -> None:
         """Raise RuntimeError unless the counts balance with the live groups."""

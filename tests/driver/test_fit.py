@@ -18,17 +18,21 @@ from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import transfer_queue as tq
+import wandb
 from support.agent_loops import make_tokenizer
 from support.configs import compose, good_overrides
 from support.queue_rows import QueueWriter, clear, running_queue, stored
+from support.tracker_files import text_of_tensorboard, wandb_history
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from verl_ext.driver import trainer as trainers
 from verl_ext.driver.agent_loop import ROLLOUTS, SESSION_OFFSET
+from verl_ext.driver.allocation_table import NAME
 from verl_ext.driver.checkpoint import FILE_NAME, QUEUE, TRACKER, load_state
 from verl_ext.prompts import RowKey
 
@@ -103,8 +107,8 @@ def number_of(uid):
 
 @pytest.fixture
 def fit(queue, monkeypatch, tmp_path):
-    """(mode, folder of checkpoints, killed inside the write of, recipe, steps between two checkpoints) -> batches by
-    step, and the trainer."""
+    """(mode, folder of checkpoints, killed inside the write of, recipe, steps between two checkpoints, overrides) ->
+    batches by step, and the trainer."""
     for trainer in MODES.values():
         verls = next(kind for kind in trainer.__mro__ if kind.__module__.startswith("verl.") and kind is not PPOTrainer)
         for name in ("on_step_begin", "on_step_end", "on_sample_begin", "on_sample_end"):  # engines and weights
@@ -112,10 +116,10 @@ def fit(queue, monkeypatch, tmp_path):
     monkeypatch.setattr(PPOTrainer, "_compute_advantage", write_advantages_of_7)
     overrides = good_overrides(tmp_path)
 
-    def run(mode, folder, killed_in=None, recipe="pilot_commit", save_freq=1, rollout_data_dir=None):
+    def run(mode, folder, killed_in=None, recipe="pilot_commit", save_freq=1, more=()):
         clear("train")
-        settings = (*overrides, *SIZES, *RECIPES[recipe], *LOOP, *QUIET, f"trainer.save_freq={save_freq}")
-        settings += (f"trainer.default_local_dir={folder}", f"trainer.rollout_data_dir={rollout_data_dir or 'null'}")
+        settings = (*overrides, *SIZES, *RECIPES[recipe], *LOOP, *QUIET, f"trainer.save_freq={save_freq}", *more)
+        settings += (f"trainer.default_local_dir={folder}",)
         config = compose(recipe, *settings, *(ENGINES if mode == "separate_async" else ()))
         config.trainer.v1.trainer_mode = trainers.TRAINER_MODES[mode]
         made = MODES[mode](config)
@@ -269,7 +273,7 @@ def test_some_rollouts_are_trained_with_the_baseline_of_all_also_after_a_restart
 @pytest.mark.parametrize("mode", MODES)
 def test_checkpoints_hold_the_rows_of_live_groups_and_metrics_and_logs_those_that_were_trained(fit, mode, tmp_path):
     run, logs = tmp_path / "run", tmp_path / "logs"
-    batches, made = fit(mode, run, rollout_data_dir=logs)
+    batches, made = fit(mode, run, more=(f"trainer.rollout_data_dir={logs}",))
     for step, batch in batches.items():
         rewards = {f"{uid}_{session}_0": reward for uid, _, group in batch for session, reward in enumerate(group)}
         lines = [json.loads(line) for line in (logs / f"{step}.jsonl").read_text().splitlines()]
@@ -291,3 +295,44 @@ def test_checkpoints_hold_the_rows_of_live_groups_and_metrics_and_logs_those_tha
         assert len(in_storage) == sum(key.session >= 0 for key in keys)
         buffered += len(in_storage)
     assert buffered > 0
+
+
+@pytest.mark.parametrize(("mode", "freq"), [("sync", 1), ("separate_async", 2)])
+def test_trackers_and_files_hold_a_table_of_each_prompt(fit, mode, freq, tmp_path, monkeypatch):
+    """The run is stopped and resumed, so its second process finds groups with rollouts of earlier steps."""
+    monkeypatch.setattr(PPOTrainer, "_log_rollout_data", lambda self, *arguments: None)  # the queue holds no texts
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    logged, tables = {}, {}
+    for process, steps in enumerate(((1, 2), (3, 4))):
+        folder = tmp_path / str(process)
+        folder.mkdir()
+        monkeypatch.setenv("WANDB_DIR", str(folder))
+        monkeypatch.setenv("TENSORBOARD_DIR", str(folder))
+        more = [f"trainer.total_training_steps={steps[-1]}", f"rollout_driver.log_allocation_freq={freq}"]
+        more += ["trainer.logger=[wandb,tensorboard]", f"trainer.rollout_data_dir={tmp_path / 'rollouts'}"]
+        made = fit(mode, tmp_path / "checkpoints", more=more)[1]
+        made.logger.finish()
+        wandb.teardown()
+        due = [step for step in steps if step % freq == 0]
+        for step, row in wandb_history(folder).items():
+            assert (f"{NAME}/path" in row) == (step in due)
+            if step not in due:
+                continue
+            table = json.loads((next(folder.glob("wandb/*run-*")) / "files" / row[f"{NAME}/path"]).read_text())
+            tables[step] = pd.DataFrame(table["data"], columns=table["columns"])
+            logged[step] = row
+        assert {step: text.splitlines()[2:] for step, text in text_of_tensorboard(folder, NAME).items()} == {
+            step: tables[step].to_csv(sep="|", index=False).splitlines()[1:] for step in due
+        }
+    assert list(tables) == list(range(freq, 5, freq))
+    for step, table in tables.items():
+        file = pd.read_json(tmp_path / f"rollouts/allocation/{step}.jsonl", lines=True, dtype={"prompt": str})
+        pd.testing.assert_frame_equal(file, table, check_dtype=False)
+        counts = {name.removeprefix("rollouts/"): value for name, value in logged[step].items()}
+        assert (table.step == step).all() and table.prompt.is_unique
+        assert table.sampled.sum() == counts["sampled"] and table.trained.sum() == counts["trained"]
+        rollouts = table.groupby("fate").rollouts.sum().to_dict()
+        fates = {"trained", "buffered", *(name for name in counts if name.startswith("discarded_"))}
+        wanted = {fate: counts[fate] for fate in fates - {"discarded_total"} if not fate.endswith("_total")}
+        assert rollouts == {fate: count for fate, count in wanted.items() if count}
+    assert any((tables[step].rollouts > tables[step].sampled).any() for step in (3, 4) if step in tables)

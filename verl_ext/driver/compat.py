@@ -80,6 +80,7 @@ def _signatures() -> dict[Callable, tuple[str, ...]]:
     from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
     from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
+    from verl.utils.tracking import Tracking
     from verl.workers.rollout.llm_server import LLMServerManager
 
     worker, runner = AgentLoopWorkerTQ.__ray_actor_class__, TaskRunnerV1.__ray_actor_class__
@@ -117,12 +118,14 @@ def _signatures() -> dict[Callable, tuple[str, ...]]:
         PPOTrainer._compute_metrics: ("self", "batch", "metrics", "timing_raw", "global_steps", "epoch"),
         PPOTrainer.on_init_end: ("self",),
         PPOTrainer.on_train_begin: ("self",),
+        PPOTrainer.on_step_begin: ("self",),
         PPOTrainer.on_sample_end: ("self",),
         PPOTrainer.on_step_end: ("self",),
         PPOTrainer.on_validate_begin: ("self",),
         PPOTrainer.prepare_step: ("self",),
         PPOTrainer.fit: ("self", "agent_loop_manager"),
         PPOTrainerSeparateAsync._setup: ("self",),
+        Tracking.log: ("self", "data", "step", "backend"),
         LLMServerManager.get_replicas: ("self",),
     }
 
@@ -132,6 +135,7 @@ def _constants() -> dict[Callable, tuple[str, ...]]:
     from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
     from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+    from verl.utils.tracking import Tracking, _TensorboardAdapter
     from verl.workers.rollout.llm_server import LLMServerClient
 
     worker = AgentLoopWorkerTQ.__ray_actor_class__
@@ -164,6 +168,8 @@ def _constants() -> dict[Callable, tuple[str, ...]]:
         ),
         ToolAgentLoop._handle_generating_state: ("self.server_manager.generate(", "if not agent_data.extra_fields"),
         PPOTrainer.fit: ("self.global_steps <= self.total_training_steps", "self.config.trainer.test_freq > 0"),
+        Tracking.__init__: ('self.logger["wandb"] = wandb', 'self.logger["tensorboard"] = _TensorboardAdapter('),
+        _TensorboardAdapter.__init__: ("self.writer = SummaryWriter(",),
         PPOTrainer._submit_batch_to_rollout: ('"is_prompt"', '"pending"', 'partition_id="train"'),
         PPOTrainer._update_actor: ("ppo_mini_batch_size", "rollout.n"),
         PPOTrainer._save_checkpoint: ('f"global_step_{self.global_steps}"', "latest_checkpointed_iteration.txt"),

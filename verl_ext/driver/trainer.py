@@ -25,6 +25,7 @@ from verl.utils.dataset.rl_dataset import collate_fn
 
 from verl_ext.controller import RolloutController
 from verl_ext.driver.agent_loop import PREFIX, ROLLOUTS, SAMPLING, SESSION_OFFSET, WaveManager
+from verl_ext.driver.allocation_table import AllocationTables
 from verl_ext.driver.baseline import advantages_over_all
 from verl_ext.driver.checkpoint import BadCheckpoint, load_state, prune_queues, save_state, unwritten
 from verl_ext.driver.cluster import check_queue_full
@@ -47,7 +48,7 @@ logger = logging.getLogger(__name__)
 TRAINER_MODES = {mode: f"policy_{mode}" for mode in MODES}
 
 
-class PolicyTrainer(StoppableTrainer, WeightTurns):
+class PolicyTrainer(StoppableTrainer, WeightTurns, AllocationTables):
     """Base class of the trainers of all modes; comes before verl's trainer in the method resolution order.
 
     verl's ``fit`` and ``step`` run unchanged. :meth:`prepare_step` asks the policy, and so does the replay buffer while
