@@ -7,11 +7,14 @@ rows, and leaves out models: weights are a small file, and no update is computed
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
+import pickle
 import resource
 import signal
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -30,7 +33,7 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl_ext.driver import trainer as trainers
 from verl_ext.driver.agent_loop import ROLLOUTS, SESSION_OFFSET
 from verl_ext.driver.allocation_table import NAME
-from verl_ext.driver.checkpoint import FILE_NAME, TRACKER, load_state
+from verl_ext.driver.checkpoint import FILE_NAME, QUEUE, TRACKER, load_state
 from verl_ext.prompts import RowKey
 
 SIZE = 4_000_000  # bytes of the weights; the policy's file is smaller than half of them
@@ -61,11 +64,21 @@ def queue():
         yield
 
 
+class WholeRows(QueueWriter):
+    """Rows with all fields from which verl makes a step's metrics and rollout logs."""
+
+    def row(self, session, index):
+        row, prompt = super().row(session, index), torch.arange(2)
+        truth = {"ground_truth": self.uid}
+        whole = {"uid": self.uid, "prompts": prompt, "num_turns": 2, "reward_model": truth}
+        return row | whole | {"input_ids": torch.cat([prompt, row["responses"]])}
+
+
 class AgentLoops:
     """Answers waves in the order of their groups; rewards depend only on the group and the session."""
 
     def __init__(self, trainer):
-        self.trainer, self.writer, self.waiting = trainer, QueueWriter(), []
+        self.trainer, self.writer, self.waiting = trainer, WholeRows(), []
 
     def start(self, batch):
         for uid, count, first in zip(
@@ -80,7 +93,7 @@ class AgentLoops:
         self.waiting.sort()
         answered, self.waiting = self.waiting[:2], self.waiting[2:]
         for number, uid, sessions in answered:
-            self.writer.version = self.trainer.global_steps - 1
+            self.writer.uid, self.writer.version = uid, self.trainer.global_steps - 1
             self.writer.reward = lambda session, number=number: float(
                 np.random.default_rng([number, session]).random() < 0.5
             )
@@ -100,7 +113,6 @@ def fit(queue, monkeypatch, tmp_path):
         verls = next(kind for kind in trainer.__mro__ if kind.__module__.startswith("verl.") and kind is not PPOTrainer)
         for name in ("on_step_begin", "on_step_end", "on_sample_begin", "on_sample_end"):  # engines and weights
             monkeypatch.setattr(verls, name, lambda self: None)
-    monkeypatch.setattr(PPOTrainer, "_compute_metrics", lambda self, *arguments, **named: None)
     monkeypatch.setattr(PPOTrainer, "_compute_advantage", write_advantages_of_7)
     overrides = good_overrides(tmp_path)
 
@@ -114,7 +126,8 @@ def fit(queue, monkeypatch, tmp_path):
         made.tokenizer, made.processor = make_tokenizer(), None
         made.reward_loop_manager = SimpleNamespace(reward_loop_worker_handles=[])
         made.actor_rollout_wg = Weights()
-        made._workers, made.updates, made.groups = 1, {}, {}
+        made.resource_pool_manager = SimpleNamespace(get_n_gpus=lambda: 1)
+        made._workers, made.updates, made.groups, made.metrics = 1, {}, {}, {}
         for part in ("_balance_batch", "_compute_old_log_prob"):
             setattr(made, part, lambda batch, metrics: batch)
         made._update_actor = lambda batch, metrics: note_rows(made, batch)
@@ -133,11 +146,27 @@ def fit(queue, monkeypatch, tmp_path):
             return materialize(partition, groups, rows)
 
         made.replay_buffer._materialize_batch = trained
+        compute = made._compute_metrics
+
+        def noted(batch, metrics, *arguments, **named):
+            compute(batch, metrics, *arguments, **named)
+            made.metrics[made.global_steps] = metrics
+
+        made._compute_metrics = noted
         if killed_in is not None:
-            save = made._save_checkpoint
-            made._save_checkpoint = lambda: die_in(killed_in, save) if made.global_steps == KILLED_AT else save()
+            # verl's part is killed in the weights: a forked process has no client of TransferQueue.
+            part = (made, "_save_checkpoint") if killed_in < SIZE // 2 else (made.actor_rollout_wg, "save_checkpoint")
+            save = getattr(*part)
+
+            def killed(*arguments, **named):
+                write = partial(save, *arguments, **named)
+                return die_in(killed_in, write) if made.global_steps == KILLED_AT else write()
+
+            setattr(*part, killed)
         with contextlib.suppress(Killed):
             made.fit(None)
+        made.frozen = gc.get_freeze_count()
+        gc.unfreeze()
         return batches, made
 
     yield run
@@ -147,7 +176,7 @@ def fit(queue, monkeypatch, tmp_path):
 def write_advantages_of_7(trainer, batch, metrics):
     """In place of verl's advantages."""
     masks = tq.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=["response_mask"])["response_mask"]
-    rows = [{"advantages": torch.full((len(mask),), 7.0)} for mask in masks.unbind()]
+    rows = [dict.fromkeys(("advantages", "returns"), torch.full((len(mask),), 7.0)) for mask in masks.unbind()]
     return tq.kv_batch_put(keys=batch.keys, partition_id="train", fields=list_of_dict_to_tensordict(rows))
 
 
@@ -239,6 +268,33 @@ def test_some_rollouts_are_trained_with_the_baseline_of_all_also_after_a_restart
     assert before | after == straight and resumed.updates == {step: made.updates[step] for step in (3, 4)}
     assert resumed.controller.ledger.total == made.controller.ledger.total
     resumed.controller.ledger.check(resumed.controller.live.values())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_checkpoints_hold_the_rows_of_live_groups_and_metrics_and_logs_those_that_were_trained(fit, mode, tmp_path):
+    run, logs = tmp_path / "run", tmp_path / "logs"
+    batches, made = fit(mode, run, more=(f"trainer.rollout_data_dir={logs}",))
+    for step, batch in batches.items():
+        rewards = {f"{uid}_{session}_0": reward for uid, _, group in batch for session, reward in enumerate(group)}
+        lines = [json.loads(line) for line in (logs / f"{step}.jsonl").read_text().splitlines()]
+        assert {line["uid"]: line["score"] for line in lines} == rewards
+        assert all(line["gts"] == line["uid"].split("_")[0] for line in lines)
+        assert made.metrics[step]["critic/score/mean"] == pytest.approx(np.mean(list(rewards.values())))
+        assert made.metrics[step]["critic/advantages/mean"] == 7
+    assert made.frozen > 100_000  # the objects of torch, transformers and verl are never searched for garbage
+    buffered = 0
+    for step in batches:
+        folder = run / f"global_step_{step}"
+        live = {group["id"] for group in load_state(folder)["live"]}
+        clear("train")
+        tq.load_checkpoint(folder / QUEUE)
+        keys = {RowKey.parse(key) for key in stored("train")}
+        assert {key.group for key in keys} == live
+        units = [pickle.loads(file.read_bytes()) for file in (folder / QUEUE / "simple_storage").glob("*.pkl")]
+        in_storage = {row for unit in units for row in unit["field_data"].get("responses", {})}
+        assert len(in_storage) == sum(key.session >= 0 for key in keys)
+        buffered += len(in_storage)
+    assert buffered > 0
 
 
 @pytest.mark.parametrize(("mode", "freq"), [("sync", 1), ("separate_async", 2)])

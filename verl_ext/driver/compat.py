@@ -109,6 +109,7 @@ def _signatures() -> dict[Callable, tuple[str, ...]]:
         PPOTrainer._fetch_one_gen_batch: ("self",),
         PPOTrainer._submit_batch_to_rollout: ("self", "batch"),
         PPOTrainer._reissue_inflight_prompts: ("self", "partition_id"),
+        PPOTrainer.step: ("self", "metrics", "timing_raw"),
         PPOTrainer._save_checkpoint: ("self",),
         PPOTrainer._load_checkpoint: ("self",),
         PPOTrainer._get_required_batch_multiple: ("self", "dp_size"),

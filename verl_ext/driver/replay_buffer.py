@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,6 +26,11 @@ logger = logging.getLogger(__name__)
 
 PARTITION = "train"
 POLL_SHARE = 4  # shortest sleep, in multiples of the time to read the queue: reading stays cheap
+# Fields of a row for the update alone. verl makes the step's metrics and rollout logs of the other fields.
+UPDATE_ONLY = {
+    *("input_ids", "attention_mask", "position_ids", "loss_mask", "multi_modal_inputs", "log_probs", "entropy"),
+    *("old_log_probs", "rollout_log_probs", "ref_log_prob", "rollout_is_weights", "teacher_ids", "teacher_logprobs"),
+}
 
 
 @dataclass(frozen=True)
@@ -235,6 +241,28 @@ class GroupReplayBuffer(ReplayBuffer):
         tq.kv_clear(keys=keys, partition_id=partition_id)
         for key in keys:
             self.partitions[partition_id].pop(key, None)
+
+
+@contextlib.contextmanager
+def set_aside(batch: KVBatchMeta | None) -> Iterator[None]:
+    """Keeps the rows of a trained batch out of TransferQueue, and so out of a checkpoint of TransferQueue.
+
+    verl saves a checkpoint between the update and the step's metrics and rollout logs. The rows are therefore put back,
+    without the fields that only the update reads.
+
+    Args:
+        batch: None, or a batch that verl has already cleared, changes nothing.
+    """
+    if batch is None or batch.keys[0] not in (tq.kv_list(batch.partition_id) or {}).get(batch.partition_id, {}):
+        yield
+        return
+    names = tq.kv_batch_get(keys=batch.keys[:1], partition_id=batch.partition_id).keys()
+    rows = tq.kv_batch_get(
+        keys=batch.keys, partition_id=batch.partition_id, select_fields=[n for n in names if n not in UPDATE_ONLY]
+    )
+    tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
+    yield
+    tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=rows, tags=batch.tags)
 
 
 def _components(extra_fields: dict) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 from collections.abc import Iterator
@@ -30,7 +31,7 @@ from verl_ext.driver.checkpoint import BadCheckpoint, load_state, prune_queues, 
 from verl_ext.driver.cluster import check_queue_full
 from verl_ext.driver.liveness import check_workers, forget_workers, note_nodes, note_workers
 from verl_ext.driver.prompt_data import PromptDataset, PromptTexts, endless_rows, prompt_loader
-from verl_ext.driver.replay_buffer import PARTITION, GroupReplayBuffer, RowKey
+from verl_ext.driver.replay_buffer import PARTITION, GroupReplayBuffer, RowKey, set_aside
 from verl_ext.driver.step_line import step_line
 from verl_ext.driver.stop import stop_requested
 from verl_ext.driver.stoppable import StoppableTrainer
@@ -62,6 +63,7 @@ class PolicyTrainer(StoppableTrainer, WeightTurns, AllocationTables):
         self.policy: RolloutPolicy = hydra.utils.instantiate(config.rollout_policy)
         self._metrics: dict[str, float] = {}
         self._groups: list[Group] = []  # of the batch in training
+        self._trained: KVBatchMeta | None = None  # the batch of the step, once it is trained
         super().__init__(config)
 
     # ---- data ----
@@ -126,6 +128,7 @@ class PolicyTrainer(StoppableTrainer, WeightTurns, AllocationTables):
 
     def fit(self, agent_loop_manager: WaveManager) -> None:
         note_workers()
+        gc.freeze()  # a step makes so many objects that Python searches for garbage, here only among the step's own
         try:
             self._fit_until_used_up(agent_loop_manager)
         except Exception as error:
@@ -170,6 +173,11 @@ class PolicyTrainer(StoppableTrainer, WeightTurns, AllocationTables):
         self.agent_loop_manager.cancel([group.id for group in groups])
 
     # ---- the step ----
+
+    def step(self, metrics: dict, timing_raw: dict) -> KVBatchMeta:
+        self._trained = None
+        self._trained = super().step(metrics, timing_raw)
+        return self._trained
 
     def on_train_begin(self) -> None:
         """Submit no warm-up batches: the policy alone decides on rollouts. End the run if no step is left."""
@@ -290,15 +298,12 @@ class PolicyTrainer(StoppableTrainer, WeightTurns, AllocationTables):
         if self.global_steps == self._budget_step:
             self.budget_spent = self.config.rollout_driver.rollout_budget
         save_state(folder, self.controller.state_dict() | {"budget_spent": self.budget_spent})
-        try:
-            super()._save_checkpoint()
-            prune_queues(folder)
-        except (
-            ray.exceptions.RayTaskError,
-            OSError,
-            RuntimeError,
-        ) as error:  # in a worker, here, by torch
-            raise unwritten(folder, error) from error
+        with set_aside(self._trained):
+            try:
+                super()._save_checkpoint()
+                prune_queues(folder)
+            except (ray.exceptions.RayTaskError, OSError, RuntimeError) as error:  # in a worker, here, by torch
+                raise unwritten(folder, error) from error
 
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
