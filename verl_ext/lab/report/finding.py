@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import stats
 
 from verl_ext.lab.report.runs import seed_of
 
@@ -27,6 +26,8 @@ def paired(reference: Sequence[float], method: Sequence[float]) -> Ratio:
         reference: (S,) costs above 0, one per seed; at least two.
         method: (S,) costs of the method with the same seeds.
     """
+    from scipy import stats  # takes a second, and a report of single runs needs none
+
     logs = np.log(np.divide(reference, method))
     middle, error = float(logs.mean()), float(logs.std(ddof=1)) / math.sqrt(logs.size)
     width = float(stats.t.ppf(0.975, logs.size - 1)) * error
