@@ -1,109 +1,167 @@
 """Compares all methods in the lab as docs/comparison.md says.
 
     python benchmarks/comparison.py run long_tailed n32 --processes 2
+    python benchmarks/comparison.py run quickstart stack64 --task outputs/quickstart_small --processes 2
     python benchmarks/comparison.py report
 
 ``run`` tunes every method, and then runs the chosen settings on fresh seeds. It can be stopped and started again at any
-time: runs that are kept in ``docs/comparison/`` are not repeated. ``report`` reads these files and writes
-docs/comparison_results.md with its picture.
+time: runs that are kept in ``docs/comparison/`` are not repeated. In the world ``quickstart``, tuning runs are those of
+``verl-ext learn`` with the quickstart's model, and fresh seeds train on the real stack. ``report`` reads the files and
+writes docs/comparison_results.md with its picture.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import typer
-from comparison_results import METHODS, REFERENCE, Kept, Setting, choose, ranked, target_of, write_page
+from comparison_results import FRESH, METHODS, REFERENCE, Kept, Setting, choose, ranked, target_of, write_page
+from comparison_stack import train
 from rich.console import Console
 
+from verl_ext.lab.learn.hugging_face import FolderSource
 from verl_ext.lab.learn.run import Length
-from verl_ext.lab.learn.sweep import Job, check, run_all, variants
+from verl_ext.lab.learn.sweep import Job, Source, check, run_all, variants
 from verl_ext.lab.learn.worlds import WORLDS, WorldSource
 from verl_ext.lab.report.summary import ROLLOUTS, accuracy_of
 
 KEPT = Path(__file__).parent.parent / "docs" / "comparison"
 LRS = (1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3, 3.2e-3)
+STACK_LRS = (1e-5, 2e-5, 4e-5, 8e-5, 1.6e-4, 3.2e-4)
 LEAST_LR, MOST_LR = 1e-5, 5e-2  # the list of learning rates grows no further
 NS = (4, 8, 16, 32, 64)
-TUNING, FRESH = (100, 101, 102), tuple(range(12))
+TUNING = (100, 101, 102)
 SECOND_ROUND = 3  # of the settings, one in this many is run on all tuning seeds, and at least this many
-QUESTIONS: dict[str, tuple[list[tuple[int, int]], int]] = {
-    "n32": ([(32, 8)], 20_000),
-    "n64": ([(64, 8)], 40_000),
-    "step256": ([(n, 256 // n) for n in NS], 20_000),
-    "step1024": ([(n, 1024 // n) for n in NS], 80_000),
-    "free": ([(n, prompts) for n in NS for prompts in NS], 20_000),
-}
-"""By name: the pairs of rollouts per prompt and prompts per step to choose from, and the rollouts of a run."""
 TEST_EVERY = 500
+QUICKSTART = "quickstart"  # the world of the real stack
 console = Console()
 app = typer.Typer(add_completion=False, help=__doc__)
 
 
-class Experiment:
-    """One question in one world: its runs so far, and the way to more of them."""
+@dataclass(frozen=True)
+class Question:
+    """What is held fixed.
 
-    def __init__(self, world: str, question: str, scratch: Path, processes: int):
-        self.world, self.question, self.scratch, self.processes = world, question, scratch, processes
-        self.sizes, rollouts = QUESTIONS[question]
-        self.length = Length(rollouts, TEST_EVERY)
+    Attributes:
+        sizes: pairs of rollouts per prompt and prompts per step to choose from.
+        rollouts: of a run.
+        methods: by name, as ``verl-ext learn`` reads them. A text with keys of its own sets the rollouts of a prompt.
+        lrs: learning rates to choose from.
+        on_stack: whether fresh seeds train on the real stack.
+    """
+
+    sizes: Sequence[tuple[int, int]]
+    rollouts: int
+    methods: Mapping[str, str]
+    lrs: Sequence[float] = LRS
+    on_stack: bool = False
+
+
+PLAIN = {name: name for name in METHODS}
+ON_STACK = {name: name for name in ("grpo", "recall", "pods")}
+ON_STACK_64 = {
+    "grpo": "grpo",
+    "dynamic_sampling": "dynamic_sampling",
+    "pilot_commit": "pilot_commit n_pilot=4 n_commit=60 s=6 max_rounds=20 p_lower=0.25 p_upper=0.75",
+}
+QUESTIONS = {
+    "n32": Question([(32, 8)], 20_000, PLAIN),
+    "n64": Question([(64, 8)], 40_000, PLAIN),
+    "step256": Question([(n, 256 // n) for n in NS], 20_000, PLAIN),
+    "step1024": Question([(n, 1024 // n) for n in NS], 80_000, PLAIN),
+    "free": Question([(n, prompts) for n in NS for prompts in NS], 20_000, PLAIN),
+    "stack64": Question([(64, 4)], 8_000, ON_STACK_64, STACK_LRS, on_stack=True),
+    "stack256": Question([(n, 256 // n) for n in (4, 16, 64)], 8_000, ON_STACK, STACK_LRS, on_stack=True),
+}
+
+
+class Experiment:
+    """One question in one world: its runs so far, and the way to more of them.
+
+    Args:
+        world: names the file of the runs.
+        question: one of :data:`QUESTIONS`.
+        source: of the world.
+        scratch: folder for logs and states of runs.
+        processes: runs at a time.
+    """
+
+    def __init__(self, world: str, question: str, source: Source, scratch: Path, processes: int):
+        self.name, self.source, self.scratch, self.processes = f"{world}, {question}", source, scratch, processes
+        self.question, self.fresh = QUESTIONS[question], FRESH[question]
+        self.length = Length(self.question.rollouts, TEST_EVERY)
         self.kept = Kept(KEPT / f"{world}-{question}.jsonl")
 
     def run(self, method: str, settings: Sequence[Setting], seeds: Sequence[int]) -> None:
         """Make the runs that are not kept yet."""
-        source = WorldSource(self.world)
         lacking = [(setting, seed) for setting in settings for seed in seeds]
         lacking = [each for each in lacking if (method, *each) not in self.kept]
-        jobs = []
+        make = self._on_stack if self.question.on_stack and seeds == self.fresh else self._in_lab
+        for setting, seed, run in make(method, lacking):
+            self.kept.add({"method": method, **setting._asdict(), "seed": seed, **run})
+
+    def _in_lab(self, method: str, lacking: Sequence[tuple[Setting, int]]) -> Iterator[tuple[Setting, int, dict]]:
+        """Runs of ``verl-ext learn``, several at a time."""
+        text, jobs = self.question.methods[method], []
         for setting, seed in lacking:
-            (variant,) = variants(method, [setting.lr], [setting.n], [setting.prompts])
+            (variant,) = variants(text, [setting.lr], [setting.n] if text == method else [], [setting.prompts])
             name = f"{method}-lr={setting.lr:g}-n={setting.n}-batch={setting.prompts}"
-            jobs.append(Job(variant.renamed(name), source, self.length, seed, self.scratch))
+            jobs.append(Job(variant.renamed(name), self.source, self.length, seed, self.scratch))
         check(jobs)
-        with console.status(f"{self.world}, {self.question}: {method}") as status:
-            text = f"{self.world}, {self.question}: {method}, {len(jobs)} runs"
+        with console.status(f"{self.name}: {method}") as status:
+            text = f"{self.name}: {method}, {len(jobs)} runs"
             runs = run_all(
                 jobs, self.processes, lambda name, rollouts: status.update(f"{text}, {name}: {rollouts:,} rollouts")
             )
         for (setting, seed), run in zip(lacking, runs, strict=True):
             points = [(step, data) for step, data in run.records.items() if accuracy_of(data) is not None]
-            self.kept.add(
+            yield (
+                setting,
+                seed,
                 {
-                    "method": method,
-                    **setting._asdict(),
-                    "seed": seed,
                     "ended": run.ended,
                     "steps": [step for step, _ in points],
                     "rollouts": [int(data.get(ROLLOUTS, 0)) for _, data in points],
                     "tokens": [int(data.get("tokens/sampled_total", 0)) for _, data in points],
                     "waves": [int(data.get("generation/waves_total", 0)) for _, data in points],
                     "accuracy": [round(accuracy_of(data) or 0.0, 4) for _, data in points],
-                }
+                },
             )
+
+    def _on_stack(self, method: str, lacking: Sequence[tuple[Setting, int]]) -> Iterator[tuple[Setting, int, dict]]:
+        """Trainings with verl, one at a time."""
+        assert isinstance(self.source, FolderSource)
+        for setting, seed in lacking:
+            folder = self.scratch / f"{method}_{seed}"
+            with console.status(f"{self.name}: {method} with seed {seed} (log: {folder}/log)"):
+                text = self.question.methods[method]
+                run = train(text, setting, seed, self.length.rollouts, self.source, folder)
+            yield setting, seed, run
 
     def tune(self, method: str, lrs: Sequence[float]) -> Setting:
         """The method's best setting on the tuning seeds; all settings run on the first seed, the best third on all."""
-        settings = [Setting(lr, n, prompts) for n, prompts in self.sizes for lr in lrs]
+        settings = [Setting(lr, n, prompts) for n, prompts in self.question.sizes for lr in lrs]
         self.run(method, settings, TUNING[:1])
         best = ranked(self.kept, method, settings, TUNING[:1], target_of(self.kept, TUNING[:1]))
         second = best[: max(SECOND_ROUND, len(settings) // SECOND_ROUND)]
         self.run(method, second, TUNING)
         return choose(self.kept, method, TUNING)
 
-    def tune_all(self, methods: Sequence[str] = METHODS) -> dict[str, Setting]:
+    def tune_all(self, methods: Sequence[str]) -> dict[str, Setting]:
         """Each method's best setting. The list of learning rates grows until no method's best is at its end."""
-        lrs = list(LRS)
+        lrs = list(self.question.lrs)
         while True:
             chosen = {method: self.tune(method, lrs) for method in methods}
             longer = list(extended(lrs, [setting.lr for setting in chosen.values()]))
             if longer == lrs:
                 return chosen
             lrs = longer
-            console.print(f"{self.world}, {self.question}: a best learning rate is at the end of the list; now {lrs}")
+            console.print(f"{self.name}: a best learning rate is at the end of the list; now {lrs}")
 
 
 def extended(lrs: Sequence[float], chosen: Sequence[float]) -> Iterator[float]:
@@ -117,28 +175,37 @@ def extended(lrs: Sequence[float], chosen: Sequence[float]) -> Iterator[float]:
 
 @app.command()
 def run(
-    world: Annotated[str, typer.Argument(help=f"One of {', '.join(WORLDS)}.")],
+    world: Annotated[str, typer.Argument(help=f"One of {', '.join(WORLDS)}, or {QUICKSTART} with --task.")],
     questions: Annotated[list[str], typer.Argument(metavar="QUESTION", help=f"Some of {', '.join(QUESTIONS)}.")],
     methods: Annotated[list[str] | None, typer.Option("--method", help="Only these methods; by default all.")] = None,
     processes: Annotated[int, typer.Option(min=1, help="Runs at a time, one core each.")] = 1,
     scratch: Annotated[Path, typer.Option(help="Folder for logs and states of runs.")] = Path("outputs/comparison"),
+    task: Annotated[Path | None, typer.Option(help="The quickstart's output folder, with model/ and data/.")] = None,
 ) -> None:
     """Tune the methods and run them on fresh seeds."""
     unknown = sorted(set(questions) - set(QUESTIONS))
-    if set(methods or ()) - set(METHODS):
-        raise typer.BadParameter(f"use methods of {', '.join(METHODS)}")
-    if world not in WORLDS or unknown:
-        raise typer.BadParameter(f"use a world of {', '.join(WORLDS)} and questions of {', '.join(QUESTIONS)}")
-    WorldSource(world).load()
-    for question in questions:
-        experiment = Experiment(world, question, scratch / world / question, processes)
-        chosen = experiment.tune_all(methods or METHODS)
+    if unknown or world not in (*WORLDS, QUICKSTART):
+        valid = f"a world of {', '.join(WORLDS)}, {QUICKSTART} and questions of {', '.join(QUESTIONS)}"
+        raise typer.BadParameter(f"use {valid}")
+    if any(QUESTIONS[name].on_stack != (world == QUICKSTART) for name in questions) or (
+        (task is None) == (world == QUICKSTART)
+    ):
+        raise typer.BadParameter(f"the world {QUICKSTART}, --task and the questions stack... belong together")
+    for name in questions:
+        if not set(methods or ()) <= set(QUESTIONS[name].methods):
+            raise typer.BadParameter(f"{name} has the methods {', '.join(QUESTIONS[name].methods)}")
+    source = WorldSource(world) if task is None else FolderSource(task / "model", task / "data")
+    source.load()
+    for name in questions:
+        experiment = Experiment(world, name, source, scratch / world / name, processes)
+        chosen = experiment.tune_all(methods or list(experiment.question.methods))
         for method, setting in chosen.items():
-            console.print(f"{world}, {question}: {method} with {json.dumps(setting._asdict())}")
-            experiment.run(method, [setting], FRESH)
-        costs = {method: experiment.kept.final(method, setting, FRESH) for method, setting in chosen.items()}
+            console.print(f"{experiment.name}: {method} with {json.dumps(setting._asdict())}")
+        for method, setting in chosen.items():
+            experiment.run(method, [setting], experiment.fresh)
+        costs = {method: experiment.kept.final(method, chosen[method], experiment.fresh) for method in chosen}
         console.print(
-            f"{world}, {question}: mean best accuracy", {m: round(float(np.mean(c)), 3) for m, c in costs.items()}
+            f"{experiment.name}: mean best accuracy", {m: round(float(np.mean(c)), 3) for m, c in costs.items()}
         )
 
 
@@ -151,7 +218,7 @@ def report(
     files = sorted(KEPT.glob("*.jsonl"))
     if not files:
         raise typer.BadParameter(f"{KEPT} holds no runs; begin with the command run.")
-    write_page(out, {tuple(file.stem.split("-")): Kept(file) for file in files}, TUNING, FRESH)
+    write_page(out, {tuple(file.stem.split("-")): Kept(file) for file in files}, TUNING)
     console.print(f"{out}, reference {REFERENCE}")
 
 

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
-from scipy import stats
 
 from verl_ext.lab.plot import styles
+from verl_ext.lab.report.finding import Ratio, paired
 from verl_ext.lab.table import NOTHING
 
 REFERENCE = "grpo"
@@ -28,7 +28,11 @@ TITLES = {
     "step256": "256 rollouts a step",
     "step1024": "1,024 rollouts a step",
     "free": "nothing held fixed",
+    "stack64": "n = 64, 4 prompts a step, on the stack",
+    "stack256": "256 rollouts a step, on the stack",
 }
+FRESH = {question: tuple(range(5 if question.startswith("stack") else 12)) for question in TITLES}
+"""Seeds that no tuning has seen."""
 
 
 class Setting(NamedTuple):
@@ -47,14 +51,6 @@ class Cost(NamedTuple):
 
     amount: float
     reached: bool
-
-
-class Ratio(NamedTuple):
-    """Cost of the reference / cost of a method: geometric mean over paired seeds, with its 95 % interval."""
-
-    mean: float
-    low: float
-    high: float
 
 
 class Kept:
@@ -143,12 +139,9 @@ def choose(kept: Kept, method: str, seeds: Sequence[int]) -> Setting:
     return ranked(kept, method, kept.settings(method, seeds), seeds, target_of(kept, seeds))[0]
 
 
-def paired(reference: Sequence[Cost], method: Sequence[Cost]) -> Ratio:
-    """How many times less the method needs; Student's t over the logarithms of the ratios of seeds."""
-    logs = np.log([ours.amount / theirs.amount for ours, theirs in zip(reference, method, strict=True)])
-    middle, error = float(logs.mean()), float(logs.std(ddof=1)) / math.sqrt(logs.size)
-    width = float(stats.t.ppf(0.975, logs.size - 1)) * error
-    return Ratio(math.exp(middle), math.exp(middle - width), math.exp(middle + width))
+def ratio_of(reference: Sequence[Cost], method: Sequence[Cost]) -> Ratio:
+    """How many times less the method needs, seed by seed."""
+    return paired([cost.amount for cost in reference], [cost.amount for cost in method])
 
 
 # ---- the page ----
@@ -162,7 +155,8 @@ class Result(NamedTuple):
         setting: chosen by the method's tuning.
         rollouts: ratio at each of :data:`SHARES`.
         missed: seeds that miss the target at each of :data:`SHARES`.
-        tokens, waves: ratios at the target by which settings are chosen.
+        tokens: ratio at the target by which settings are chosen.
+        waves: the same; None: the runs do not count waves.
         needed: geometric mean of the rollouts to this target.
         accuracy: best accuracy of each seed.
     """
@@ -172,7 +166,7 @@ class Result(NamedTuple):
     rollouts: list[Ratio]
     missed: list[int]
     tokens: Ratio
-    waves: Ratio
+    waves: Ratio | None
     needed: float
     accuracy: list[float]
 
@@ -201,16 +195,18 @@ def results(kept: Kept, tuning: Sequence[int], fresh: Sequence[int]) -> Iterator
         yield Result(
             method,
             setting,
-            [paired(*costs(target, "rollouts")) for target in targets],
+            [ratio_of(*costs(target, "rollouts")) for target in targets],
             [sum(not cost.reached for cost in costs(target, "rollouts")[1]) for target in targets],
-            paired(*costs(chosen_target, "tokens")),
-            paired(*costs(chosen_target, "waves")),
+            ratio_of(*costs(chosen_target, "tokens")),
+            ratio_of(*costs(chosen_target, "waves")) if "waves" in kept.runs[method, setting, fresh[0]] else None,
             math.exp(float(np.mean([math.log(cost.amount) for cost in own]))),
             kept.final(method, setting, fresh),
         )
 
 
-def _shown(ratio: Ratio, is_reference: bool) -> str:
+def _shown(ratio: Ratio | None, is_reference: bool) -> str:
+    if ratio is None:
+        return NOTHING
     return "1" if is_reference else f"{ratio.mean:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
 
 
@@ -263,10 +259,10 @@ def picture(found: Mapping[tuple[str, str], Sequence[Result]]) -> Figure:
 
 
 def write_page(
-    page: Path, kept: Mapping[tuple[str, ...], Kept], tuning: Sequence[int], fresh: Sequence[int]
+    page: Path, kept: Mapping[tuple[str, ...], Kept], tuning: Sequence[int]
 ) -> dict[tuple[str, str], list[Result]]:
     """Write the page and its picture; returns the results by world and question."""
-    found = {(key[0], key[1]): list(results(each, tuning, fresh)) for key, each in kept.items()}
+    found = {(key[0], key[1]): list(results(each, tuning, FRESH[key[1]])) for key, each in kept.items()}
     found = {key: each for key, each in found.items() if len(each) > 1}
     drawing = page.with_suffix(".png")
     picture(found).savefig(drawing, dpi=110, metadata={"Software": None})
@@ -275,7 +271,7 @@ def write_page(
         "",
         "`python benchmarks/comparison.py report` writes this page from the runs in `docs/comparison/`. The",
         "[protocol](comparison.md) says how methods are tuned and compared. `×` is the cost of GRPO divided by the",
-        f"method's, over {len(fresh)} fresh seeds, with its 95 % interval: above 1, the method needs less. Percentages",
+        "method's, over fresh seeds, with its 95 % interval: above 1, the method needs less. Percentages",
         "are of the way from the warm start to GRPO's best accuracy; `rollouts`, `tokens ×` and `waves ×` are at 80 %.",
         "`missed` counts the fresh seeds that never reach the three targets. Accuracies: mean ± standard deviation.",
         "",
@@ -283,6 +279,7 @@ def write_page(
     ]
     for (world, question), each in found.items():
         runs = len(kept[world, question].runs)
-        lines += ["", f"## {world}: {TITLES[question]}", "", *table(each), "", f"{runs:,} runs, tuning included."]
+        counts = f"{runs:,} runs, tuning included; {len(FRESH[question])} fresh seeds."
+        lines += ["", f"## {world}: {TITLES[question]}", "", *table(each), "", counts]
     page.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return found

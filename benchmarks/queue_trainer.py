@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import hydra
 import pandas as pd
@@ -71,6 +71,14 @@ class LoadedTrainer(PolicyTrainerSync):
     def get_llm_client(self) -> InstantEngine:
         return InstantEngine(self.config.data.max_response_length)
 
+    def agent_loops(self) -> Any:
+        """What generates and writes the rows."""
+        return WaveManager.create(
+            config=self.config,
+            llm_client=self.get_llm_client(),
+            reward_loop_worker_handles=self.get_reward_handles(),
+        )
+
     def generate_step(self, step: int) -> int:
         """Request a step's rollouts, wait for them and take the batch; returns the number of rollouts sampled."""
         self.global_steps = step
@@ -80,10 +88,13 @@ class LoadedTrainer(PolicyTrainerSync):
         return self.controller.ledger.step["rollouts/sampled"]
 
 
+Trainer = TypeVar("Trainer", bound=LoadedTrainer)
+
+
 def make_config(
-    recipe: str, model: Path, prompts: int, rollouts: int, tokens: int, steps: int, folder: Path
+    recipe: str, model: Path, prompts: int, rollouts: int, tokens: int, steps: int, folder: Path, *further: str
 ) -> DictConfig:
-    """Write twice the prompts of a step; returns the config for training on them."""
+    """Write twice the prompts of a step; returns the config for training on them, with ``further`` overrides."""
     rows = [
         {
             "data_source": "load",
@@ -107,6 +118,9 @@ def make_config(
         f"actor_rollout_ref.rollout.n={rollouts}",
         f"reward.custom_reward_function.path={REWARD}",
         f"trainer.total_training_steps={steps + 1}",
+        f"trainer.default_local_dir={folder}/checkpoints",
+        f"trainer.rollout_data_dir={folder}/rollouts",
+        *further,
     ]
     register_resolvers()
     with hydra.initialize_config_module(f"recipe.{recipe}.config", version_base=None):
@@ -132,23 +146,26 @@ def usage() -> dict[str, Usage]:
 
 @contextlib.contextmanager
 def loaded_trainer(
-    recipe: str, model: Path, *, prompts: int, rollouts: int, tokens: int, steps: int
-) -> Iterator[LoadedTrainer]:
-    """A trainer with its own Ray, TransferQueue, agent loops and reward worker."""
+    recipe: str,
+    model: Path,
+    *further: str,
+    prompts: int,
+    rollouts: int,
+    tokens: int,
+    steps: int,
+    kind: type[Trainer] = LoadedTrainer,
+) -> Iterator[Trainer]:
+    """A trainer of this ``kind`` with its own Ray, TransferQueue, agent loops and reward worker."""
     benchmarks = REWARD.parent
     os.environ["PYTHONPATH"] = os.pathsep.join([str(benchmarks.parent), str(benchmarks)])  # workers run elsewhere
     with tempfile.TemporaryDirectory() as folder:
-        config = make_config(recipe, model, prompts, rollouts, tokens, steps, Path(folder))
+        config = make_config(recipe, model, prompts, rollouts, tokens, steps, Path(folder), *further)
         ray.init(**OmegaConf.to_container(config.ray_kwargs.ray_init))
         try:
             tq.init(config.transfer_queue)
-            trainer = LoadedTrainer(config)
+            trainer = kind(config)
             trainer.init()
-            trainer.agent_loop_manager = WaveManager.create(
-                config=config,
-                llm_client=trainer.get_llm_client(),
-                reward_loop_worker_handles=trainer.get_reward_handles(),
-            )
+            trainer.agent_loop_manager = trainer.agent_loops()
             yield trainer
             tq.close()
         finally:

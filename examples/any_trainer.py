@@ -44,13 +44,16 @@ class Engine:
         for group in groups:
             self.answers.pop(group.id, None)
 
+    def cancel(self, groups: list[Group]) -> None:
+        """Everything requested is generated in one batch, so a cancel comes too late."""
+
     def finish(self) -> list[tuple[str, list[Rollout]]]:
         requested, self.requested = self.requested, []
         generated = self.generate([(group.prompt, count) for group, count in requested])
         for (group, _), answers in zip(requested, generated, strict=True):
             self.answers.setdefault(group.id, []).extend(answers)
         return [
-            (group.id, [Rollout(reward, reward == 1, len(tokens), self.version) for tokens, reward in answers])
+            (group.id, [Rollout(each.reward, each.reward == 1, len(each.tokens), self.version) for each in answers])
             for (group, _), answers in zip(requested, generated, strict=True)
         ]
 

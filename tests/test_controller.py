@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.engine import BernoulliEngine, controller, epochs, prompts, run_step
 
 from recipe.dynamic_sampling.policy import DynamicSampling
@@ -14,7 +18,7 @@ from recipe.grpo.policy import Uniform
 from verl_ext import controller as controller_module
 from verl_ext.controller import RolloutController
 from verl_ext.errors import CannotFillBatch, EveryRolloutFailed
-from verl_ext.policy import Discard, Evict, Group, PutBack, Request, Rollout, RolloutPolicy
+from verl_ext.policy import Cancel, Discard, Evict, Group, Prompt, PutBack, Request, Rollout, RolloutPolicy
 
 
 class Scripted(RolloutPolicy):
@@ -218,7 +222,7 @@ def test_a_prompt_is_put_back_if_it_has_no_group_and_requested_once_it_is_drawn_
 def test_an_action_that_is_none_is_refused():
     run = controller(Scripted(start=lambda draw: [(draw(1)[0], 4)]), [0.5] * 3)
     with pytest.raises(
-        RuntimeError, match=r"^Scripted returned \(Prompt.*, 4\): use Request, Discard, Evict, PutBack$"
+        RuntimeError, match=r"^Scripted returned \(Prompt.*, 4\): use Request, Discard, Evict, PutBack, Cancel$"
     ):
         run.begin_step(1)
 
@@ -326,3 +330,151 @@ def test_unfinished_waves_are_generated_anew_after_a_restart():
     again.load_state_dict(state)
     assert again.resubmit_unfinished() == 6
     assert sorted(again.engine.submitted[0]) == sorted(run.engine.submitted[0])
+
+
+# ---- cancelling ----
+
+
+def test_a_cancel_ends_a_wave_whose_finished_rollouts_stay():
+    run, (first, second), batch = opened(2, rollouts=4)
+    told, cancel = [], run.engine.cancel
+    run.engine.cancel = lambda groups: told.append(groups) or cancel(groups)
+    run._execute([Cancel(first.prompt), Cancel(first.prompt)])
+    assert run.cancelled == {first.id} and run.outstanding == 8  # until the engine hands the wave in
+    run._execute([Cancel(first.prompt)])
+    assert told == [[first]]
+    run.finish_waves(run.engine.finish(1))
+    assert not run.cancelled and (run.outstanding, first.outstanding, second.outstanding) == (4, 0, 4)
+    assert [rollout.cancelled for rollout in first.rollouts] == [False, False, True, True]
+    assert len(first.usable) == 2 and run.ledger.buffered == 2
+    batch.append(first)
+    assert run.take_batch() == [first]
+    metrics = run.metrics()
+    counts = {"sampled": 4, "trained": 2, "discarded_cancelled": 2, "failed": 0, "buffered": 0, "discarded_total": 2}
+    assert {name: metrics[f"rollouts/{name}"] for name in counts} == counts
+    assert metrics["tokens/cancelled"] == sum(rollout.tokens for rollout in first.rollouts[2:]) > 0
+    assert metrics["tokens/sampled"] == sum(rollout.tokens for rollout in first.rollouts)
+
+
+def test_a_cancel_reaches_the_wave_in_generation_and_no_later_wave():
+    answers = {0: [], 1: []}
+    batch = []
+    run = controller(
+        Scripted(
+            start=lambda draw: [Request(prompt, 2) for prompt in draw(2)],
+            group=lambda group: answers[group.prompt.row],
+            batch=lambda: batch,
+        ),
+        [0.5] * 2,
+    )
+    run.begin_step(1)
+    first, second = (next(g for g in run.live.values() if g.prompt.row == row) for row in (0, 1))
+    # Both waves finish in one call, so the policy cancels the second before it knows of its end.
+    answers[0], answers[1] = [Cancel(second.prompt)], [Request(second, 3)]
+    run.finish_waves(run.engine.finish())
+    assert not run.cancelled and not any(rollout.cancelled for rollout in second.rollouts)
+    assert (len(second.rollouts), second.outstanding) == (2, 3)
+    run.finish_waves(run.engine.finish())
+    assert [rollout.cancelled for rollout in second.rollouts] == [False] * 5
+
+
+def test_a_cancel_of_nothing_is_refused():
+    run, (group,), _ = opened(1)
+    refused = "^Scripted cancels prompt {}, which has no rollout in generation$"
+    other = Prompt("other", 7)
+    with pytest.raises(RuntimeError, match=refused.format("other")):
+        run._execute([Cancel(other)])
+    run.finish_waves(run.engine.finish())
+    for actions in ([Cancel(group.prompt)], [Request(group, 2), Cancel(group.prompt)]):
+        with pytest.raises(RuntimeError, match=refused.format(group.prompt.id)):
+            run._execute(actions)
+    assert not run.engine.cancelled and not run.engine.waiting
+    with pytest.raises(ValueError, match="^reason=cancelled is not valid: use another word"):
+        Discard(group, "cancelled")
+
+
+def test_cancelled_rollouts_are_no_fault():
+    cancelled, failed = (Rollout(float("nan"), None, 3, 0, failed=True, cancelled=each) for each in (True, False))
+    run, (group,), _ = opened(1)
+    run.finish_waves([(group.id, [cancelled, cancelled])])
+    assert (run.ledger.step["rollouts/failed"], run.ledger.step["rollouts/discarded_cancelled"]) == (0, 2)
+    run, (group,), _ = opened(1)
+    with pytest.raises(EveryRolloutFailed, match="^step 1: all 1 rollouts failed"):
+        run.finish_waves([(group.id, [cancelled, failed])])
+
+
+def test_a_restored_run_ends_the_waves_that_were_being_cancelled():
+    run, groups, _ = opened(3)
+    run._execute([Cancel(groups[1].prompt)])
+    state = json.loads(json.dumps(run.state_dict()))
+    restored = controller(Scripted(), [0.5] * 3)
+    restored.load_state_dict(state)
+    assert restored.cancelled == {groups[1].id} and restored.outstanding == 6
+    assert restored.resubmit_unfinished() == 4
+    assert restored.engine.submitted == [[(group.prompt.id, 2) for group in (groups[0], groups[2])]]
+    restored.finish_waves(restored.engine.finish(1))
+    (ended,) = (group for group in restored.live.values() if group.rollouts)
+    assert ended.id == groups[1].id and ended.rollouts[1].cancelled and not restored.cancelled
+    again = Group.from_state_dict(json.loads(json.dumps(ended.state_dict())))
+    assert [rollout.cancelled for rollout in again.rollouts] == [False, True] and again.rollouts[1].failed
+    assert "cancelled" not in restored.state_dict()
+    old = [row[:9] for row in ended.state_dict()["rollouts"]]  # of a checkpoint before rollouts could be cancelled
+    assert not any(each.cancelled for each in Group.from_state_dict({**ended.state_dict(), "rollouts": old}).rollouts)
+
+
+class CancelsAnything(RolloutPolicy):
+    """Requests, requests again, keeps, discards and cancels at random; trains whatever has finished."""
+
+    def __init__(self, rng):
+        self.rng, self.in_flight, self.ready = rng, {}, []
+
+    def start_step(self, step, draw):
+        prompts = draw(int(self.rng.integers(1, 8)))
+        self.in_flight |= {prompt.id: prompt for prompt in prompts}
+        return [Request(prompt, int(self.rng.integers(1, 6))) for prompt in prompts]
+
+    def on_group(self, group):
+        del self.in_flight[group.prompt.id]
+        cancels = [Cancel(prompt) for prompt in self.in_flight.values() if self.rng.random() < 0.3]
+        what = self.rng.random()
+        if what < 0.3:
+            self.in_flight[group.prompt.id] = group.prompt
+            return [Request(group, 2), *cancels]
+        if what < 0.5 or not group.usable:
+            return [*cancels, Discard(group, "dull")]
+        self.ready.append(group)
+        return cancels
+
+    def take_batch(self):
+        batch, self.ready = self.ready[:3], self.ready[3:]
+        return batch
+
+
+@given(seed=st.integers(0, 10**6), drain=st.booleans(), at_once=st.integers(1, 5), fails=st.sampled_from([0.0, 0.3]))
+def test_in_any_order_every_rollout_is_counted_once(seed, drain, at_once, fails):
+    rng = np.random.default_rng(seed)
+    run = controller(CancelsAnything(rng), [0.5] * 30, seed=seed, failure_rate=fails)
+    asked, handed_in = 0, []
+    submit, finish = run.engine.submit, run.engine.finish
+
+    def counted(wave):
+        nonlocal asked
+        asked += sum(count for _, count in wave)
+        submit(wave)
+
+    def noted(count):
+        waves = finish(count)
+        handed_in.extend(rollout for _, rollouts in waves for rollout in rollouts)
+        return waves
+
+    run.engine.submit, run.engine.finish = counted, noted
+    with contextlib.suppress(CannotFillBatch, EveryRolloutFailed):
+        for step in range(1, 6):
+            run_step(run, step, drain=drain, at_once=at_once)
+    run.ledger.check(run.live.values())
+    total = run.ledger.total
+    assert asked == len(handed_in) + run.outstanding and total["rollouts/sampled"] == len(handed_in)
+    assert total["rollouts/discarded_cancelled"] == sum(rollout.cancelled for rollout in handed_in)
+    assert total["rollouts/failed"] == sum(rollout.failed and not rollout.cancelled for rollout in handed_in)
+    assert run.cancelled == {group.id for group in run.live.values() if group.id in run.engine.cancelled}
+    assert all(run.live[uid].outstanding for uid in run.cancelled)

@@ -116,6 +116,32 @@ def test_every_rollout_and_token_is_counted_where_it_went():
     assert ledger.metrics() == expected
 
 
+def test_cancelled_rollouts_have_a_fate_of_their_own():
+    cancelled = Rollout(math.nan, None, 3, 0, failed=True, cancelled=True)
+    ledger, (kept,) = two_steps()
+    before = ledger.metrics()
+    ended = group("e", *rollouts(1.0, tokens=2), cancelled, FAILED, cancelled)
+    ledger.sampled(ended.rollouts)
+    ledger.check([kept, ended])
+    after = ledger.metrics()
+    risen = {name: after[name] - before.get(name, 0) for name in after if after[name] != before.get(name, 0)}
+    counts = {"rollouts/sampled": 4, "rollouts/discarded_cancelled": 2, "rollouts/failed": 1}
+    counts |= {"tokens/sampled": 2 + 3 + 7 + 3, "tokens/cancelled": 6}
+    expected = counts | {f"{name}_total": count for name, count in counts.items()}
+    assert risen == expected | {"rollouts/discarded_total": 2, "rollouts/buffered": 1}
+    ledger.discarded(ended, "dull")
+    ledger.check([kept])
+
+
+def test_groups_that_left_are_named_with_their_fate_until_the_next_step():
+    ledger, (kept,) = two_steps()
+    assert [(group.id, fate) for group, fate in ledger.left] == [("d-1", "discarded_stale")]
+    ledger.trained(kept)
+    assert ledger.left[1:] == [(kept, "trained")]
+    ledger.begin_step()
+    assert ledger.left == []
+
+
 def test_a_restored_ledger_counts_on():
     ledger, live = two_steps()
     restored = Ledger()

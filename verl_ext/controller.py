@@ -1,7 +1,7 @@
 """Executes the requests of a policy on any engine, and counts every rollout.
 
 The controller knows neither methods nor engines. Under verl the engine is the agent loop with TransferQueue; elsewhere
-any object with the two methods of :class:`Engine` will do.
+any object with the methods of :class:`Engine` will do.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from verl_ext.errors import CannotFillBatch, EveryRolloutFailed
 from verl_ext.ledger import Ledger, batch_metrics
 from verl_ext.policy import (
     Action,
+    Cancel,
     Discard,
     Evict,
     Group,
@@ -42,6 +43,13 @@ class Engine(Protocol):
     def release(self, groups: list[Group]) -> None:
         """Drop these groups; none of their rollouts will be trained on."""
 
+    def cancel(self, groups: list[Group]) -> None:
+        """End the outstanding rollouts of these groups, as soon as possible; the engine may have to end them later.
+
+        Their waves are handed in as always: with the rollouts that have finished, and ``cancelled`` ones. After a
+        restart the engine may not know the waves; then all outstanding rollouts are cancelled.
+        """
+
 
 class RolloutController:
     """One run's policy, live groups, prompt stream and ledger.
@@ -57,10 +65,11 @@ class RolloutController:
         self.engine = engine
         self.ledger = Ledger()
         self.live: dict[str, Group] = {}
+        self.cancelled: set[str] = set()  # ids of groups whose rollouts are being cancelled
         self.prompts = PromptStream(iter(rows), rows_per_epoch, self._is_live)
         self.step = 0
         self.decision_seconds = 0.0
-        self._live_prompts: set[str] = set()
+        self._live_prompts: dict[str, Group] = {}  # by prompt id
         self._groups_created = 0
         self._outstanding = 0  # a running sum, because the driver reads it at every poll
         self.batch: list[Group] = []
@@ -94,18 +103,20 @@ class RolloutController:
             group.rollouts.extend(rollouts)
             self._outstanding -= group.outstanding
             group.outstanding = 0
+            self.cancelled.discard(group_id)
             self.ledger.sampled(rollouts)
             groups.append(group)
-        sampled, failed = self.ledger.step["rollouts/sampled"], self.ledger.step["rollouts/failed"]
-        if groups and sampled == failed and not self.outstanding:
+        counts = self.ledger.step
+        failed, tried = counts["rollouts/failed"], counts["rollouts/sampled"] - counts["rollouts/discarded_cancelled"]
+        if groups and 0 < failed == tried and not self.outstanding:
             raise EveryRolloutFailed(
-                f"step {self.step}: all {sampled} rollouts failed; the log of the agent-loop workers says why "
+                f"step {self.step}: all {failed} rollouts failed; the log of the agent-loop workers says why "
                 "(often the reward function or the rollout engine)"
             )
         actions: list[Action] = []
         for group in groups:
             actions.extend(self._decide(self.policy.on_group, group))
-        self._execute(actions)
+        self._execute(actions, groups)
 
     def take_batch(self) -> list[Group]:
         """The groups to train on now, or []. The ledger counts them as trained, and they are no longer live."""
@@ -170,6 +181,7 @@ class RolloutController:
             "step": self.step,
             "groups_created": self._groups_created,
             "live": [group.state_dict() for group in self.live.values()],
+            **({"cancelled": sorted(self.cancelled)} if self.cancelled else {}),
             "policy": {"class": self.policy_name, "state": self.policy.state_dict()},
             "ledger": self.ledger.state_dict(),
             "prompts": self.prompts.state_dict(),
@@ -182,7 +194,8 @@ class RolloutController:
         self.step = state["step"]
         self._groups_created = state["groups_created"]
         self.live = {group["id"]: Group.from_state_dict(group) for group in state["live"]}
-        self._live_prompts = {group.prompt.id for group in self.live.values()}
+        self.cancelled = set(state.get("cancelled", ()))
+        self._live_prompts = {group.prompt.id: group for group in self.live.values()}
         self._outstanding = sum(group.outstanding for group in self.live.values())
         self.policy.load_state_dict(state["policy"]["state"])
         self.ledger.load_state_dict(state["ledger"])
@@ -190,16 +203,27 @@ class RolloutController:
         self.ledger.check(self.live.values())
 
     def resubmit_unfinished(self) -> int:
-        """After a restart, generate every unfinished wave anew. Returns the number of rollouts requested."""
-        wave = [(group, group.outstanding) for group in self.live.values() if group.outstanding]
+        """After a restart, generate every unfinished wave anew, unless the policy has cancelled the wave.
+
+        Returns the number of rollouts requested.
+        """
+        unfinished = [group for group in self.live.values() if group.outstanding]
+        wave = [(group, group.outstanding) for group in unfinished if group.id not in self.cancelled]
+        if self.cancelled:
+            self.engine.cancel([group for group in unfinished if group.id in self.cancelled])
         if wave:
             self.engine.submit(wave)
         return sum(count for _, count in wave)
 
-    def _execute(self, actions: list[Action]) -> None:
-        """Submit all requests of one call together, so that the engine can spread them over its workers."""
+    def _execute(self, actions: list[Action], finished: Iterable[Group] = ()) -> None:
+        """Submit all requests of one call together, so that the engine can spread them over its workers.
+
+        Cancels come first: they mean the waves that the policy has seen begin. ``finished``: groups whose waves the
+        call has handed in.
+        """
         wave: list[tuple[Group, int]] = []
         released: list[Group] = []
+        self._cancel([action.prompt for action in actions if isinstance(action, Cancel)], finished)
         for action in actions:
             match action:
                 case Request(target=target, rollouts=count, prefix=prefix, sampling=sampling):
@@ -219,12 +243,30 @@ class RolloutController:
                     if self._is_live(prompt.id):
                         raise RuntimeError(f"{self.policy_name} puts back prompt {prompt.id}, which has a live group")
                     self.prompts.put_back(prompt)
+                case Cancel():
+                    pass
                 case _:
-                    raise RuntimeError(f"{self.policy_name} returned {action!r}: use Request, Discard, Evict, PutBack")
+                    raise RuntimeError(
+                        f"{self.policy_name} returned {action!r}: use Request, Discard, Evict, PutBack, Cancel"
+                    )
         if released:
             self.engine.release(released)
         if wave:
             self.engine.submit(wave)
+
+    def _cancel(self, prompts: list[Prompt], finished: Iterable[Group]) -> None:
+        """Cancel the waves in generation. A policy cannot know of those that have just finished: they stay."""
+        just_finished = {group.id for group in finished}
+        groups: dict[str, Group] = {}
+        for prompt in prompts:
+            group = self._live_prompts.get(prompt.id)
+            if group is None or not (group.outstanding or group.id in just_finished):
+                raise RuntimeError(f"{self.policy_name} cancels prompt {prompt.id}, which has no rollout in generation")
+            if group.outstanding and group.id not in self.cancelled:
+                groups[group.id] = group
+        if groups:
+            self.cancelled |= groups.keys()
+            self.engine.cancel(list(groups.values()))
 
     def _new_group(self, prompt: Prompt, prefix: Trajectory | None) -> Group:
         if self._is_live(prompt.id):
@@ -234,7 +276,7 @@ class RolloutController:
         self._groups_created += 1
         group = Group(f"{prompt.id}-{self._groups_created}", prompt, prefix=prefix)  # no "_": verl splits keys at it
         self.live[group.id] = group
-        self._live_prompts.add(prompt.id)
+        self._live_prompts[prompt.id] = group
         return group
 
     def _known(self, group: Group) -> Group:
@@ -247,7 +289,7 @@ class RolloutController:
 
     def _remove(self, group: Group) -> None:
         del self.live[group.id]
-        self._live_prompts.discard(group.prompt.id)
+        del self._live_prompts[group.prompt.id]
 
     def _is_live(self, prompt_id: str) -> bool:
         return prompt_id in self._live_prompts

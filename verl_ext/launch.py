@@ -188,14 +188,14 @@ def _train(config: DictConfig) -> None:
         from verl_ext.driver.cpu import fork_server
 
         fork_server.start()
-    from verl_ext.driver.preflight.packages import missing_packages
+    from verl_ext.driver.preflight.packages import conflicting_packages, missing_packages
     from verl_ext.driver.preflight.validate import validate
     from verl_ext.errors import BadConfig
 
     try:
         policy = validate(config)
-        if missing := missing_packages(config):
-            raise BadConfig(*missing)
+        if faults := [*missing_packages(config), *conflicting_packages()]:
+            raise BadConfig(*faults)
     except BadConfig as error:
         _refuse(*error.sentences)
     from hydra.core.hydra_config import HydraConfig

@@ -13,8 +13,9 @@ from verl_ext.policy import Group, Rollout, check_state_version, has_spread
 class Ledger:
     """Counts each rollout once: ``sampled = trained + buffered + discarded(reason) + failed``.
 
-    A rollout is ``sampled`` once its wave has finished, and ``failed`` if it brought no usable response. ``buffered``
-    counts the usable rollouts of live groups. ``buffered`` rises and falls; the other counts only grow.
+    A rollout is ``sampled`` once its wave has finished, and ``failed`` if it brought no usable response. A rollout that
+    the policy cancelled is no fault: it counts as ``discarded_cancelled``. ``buffered`` counts the usable rollouts of
+    live groups. ``buffered`` rises and falls; the other counts only grow.
     """
 
     VERSION = 1
@@ -23,17 +24,20 @@ class Ledger:
         self.total: Counter[str] = Counter()
         self.step: Counter[str] = Counter()
         self.buffered = 0
+        self.left: list[tuple[Group, str]] = []  # in this step, trained or discarded, each with its fate
 
     def begin_step(self) -> None:
         """Start counting a new step; totals stay."""
         self.step = Counter()
+        self.left = []
 
     def sampled(self, rollouts: Iterable[Rollout]) -> None:
         """A wave has finished."""
         rollouts = list(rollouts)
         if not rollouts:
             return
-        failed = sum([rollout.failed for rollout in rollouts])
+        unusable = sum([rollout.failed for rollout in rollouts])
+        cancelled = [rollout for rollout in rollouts if rollout.cancelled]
         self._count("rollouts/sampled", len(rollouts))
         self._count("tokens/sampled", sum([rollout.tokens for rollout in rollouts]))
         for name, count in (
@@ -45,11 +49,13 @@ class Ledger:
                 (f"rollouts/{name}", sum([rollout.components.get(name, 0.0) > 0 for rollout in rollouts]))
                 for name in ("timed_out", "verifier_error")  # reported by the reward functions in verl_ext/data
             ),
-            ("rollouts/failed", failed),
+            ("rollouts/failed", unusable - len(cancelled)),
+            ("rollouts/discarded_cancelled", len(cancelled)),
+            ("tokens/cancelled", sum([rollout.tokens for rollout in cancelled])),
         ):
             if count:  # a metric appears with its first count
                 self._count(name, count)
-        self.buffered += len(rollouts) - failed
+        self.buffered += len(rollouts) - unusable
 
     def trained(self, group: Group) -> None:
         """A group goes into the update. Its usable rollouts that are not trained on are discarded."""
@@ -60,6 +66,7 @@ class Ledger:
         if left := usable - len(trained):
             self._count("rollouts/discarded_not_trained", left)
         self.buffered -= usable
+        self.left.append((group, "trained"))
 
     def discarded(self, group: Group, reason: str) -> None:
         """A group is given up."""
@@ -67,6 +74,7 @@ class Ledger:
         self._count(f"rollouts/discarded_{reason}", usable)
         self._count(f"groups/discarded_{reason}", 1)
         self.buffered -= usable
+        self.left.append((group, f"discarded_{reason}"))
 
     def check(self, live: Iterable[Group]) -> None:
         """Raise RuntimeError unless the counts balance with the live groups."""

@@ -53,6 +53,8 @@ class Rollout:
         diverged: an environment answered a prefix step differently than at first, or the prefix did not fit. The
             rollout has failed, or its prefix ended at this step (``rollout_driver.on_divergence``).
         components: further numbers that the reward function reports, by name.
+        cancelled: the policy cancelled the rollout before its response was complete. The rollout has failed, too;
+            ``tokens`` counts what was generated until then.
         trajectory: the tokens, if the policy sets :attr:`RolloutPolicy.reads_trajectories`; not saved in checkpoints.
     """
 
@@ -65,6 +67,7 @@ class Rollout:
     truncated: bool = False
     diverged: bool = False
     components: Mapping[str, float] = field(default_factory=dict)
+    cancelled: bool = False
     trajectory: Trajectory | None = field(default=None, compare=False, repr=False)
 
 
@@ -75,7 +78,7 @@ class Group:
     Attributes:
         id: unique over the whole run.
         prompt: the prompt that the rollouts answer.
-        rollouts: all finished rollouts in the order of their waves, failed rollouts included.
+        rollouts: all finished rollouts in the order of their waves, failed and cancelled rollouts included.
         outstanding: number of requested rollouts that have not finished.
         prefix: trajectory from which every rollout of the group starts; None: the bare prompt.
         trained: indices into ``rollouts`` of the rows to train on, two or more of usable rollouts; None: all usable
@@ -167,6 +170,7 @@ class Group:
                 rollout.truncated,
                 rollout.diverged,
                 dict(rollout.components),
+                *([True] if rollout.cancelled else []),
             ]
             for rollout in self.rollouts
         ]
@@ -225,6 +229,10 @@ class Discard:
     group: Group
     reason: str
 
+    def __post_init__(self) -> None:
+        if self.reason == "cancelled":
+            raise checks.InvalidValue("reason", self.reason, "use another word, the ledger counts rollouts by it")
+
 
 @dataclass(frozen=True)
 class Evict:
@@ -240,7 +248,18 @@ class PutBack:
     prompt: Prompt
 
 
-Action = Request | Discard | Evict | PutBack
+@dataclass(frozen=True)
+class Cancel:
+    """End the unfinished rollouts of this prompt's group now; finished rollouts stay.
+
+    The group has then finished as always: :meth:`RolloutPolicy.on_group` gets it once nothing is outstanding. A rollout
+    that finishes before the driver can end it has finished.
+    """
+
+    prompt: Prompt
+
+
+Action = Request | Discard | Evict | PutBack | Cancel
 
 
 class Draw(Protocol):

@@ -26,9 +26,9 @@ class RecordingController(RolloutController):
     | ``resubmit`` | after a restart | the effects |
 
     The effects are ``rows``, the rows read from the data, each [id, row, metadata]; ``submitted``, the
-    requests, each [group id, rollouts, prefix or null], and a fourth entry if the request has its own sampling; and
-    ``released``, the ids of discarded groups. Calls without finished waves or a batch are left out: they do not change
-    the policy.
+    requests, each [group id, rollouts, prefix or null], and a fourth entry if the request has its own sampling;
+    ``released``, the ids of discarded groups; and, if there are any, ``cancelled``, the ids of cancelled groups. Calls
+    without finished waves or a batch are left out: they do not change the policy.
 
     Lines are written as the calls happen; a resumed run appends.
 
@@ -95,9 +95,11 @@ class RecordingController(RolloutController):
         self.rows: list[list] = []
         self.submitted: list[list] = []
         self.released: list[str] = []
+        self.cancels: list[str] = []
 
     def _write_effects(self, event: str, **fields: Any) -> None:
-        self._write(event, **fields, rows=self.rows, submitted=self.submitted, released=self.released)
+        cancelled = {"cancelled": self.cancels} if self.cancels else {}
+        self._write(event, **fields, rows=self.rows, submitted=self.submitted, released=self.released, **cancelled)
         self._clear()
 
     def _write(self, event: str, **fields: Any) -> None:
@@ -118,6 +120,10 @@ class _WatchedEngine:
     def release(self, groups: list[Group]) -> None:
         self.controller.released += [group.id for group in groups]
         self.engine.release(groups)
+
+    def cancel(self, groups: list[Group]) -> None:
+        self.controller.cancels += [group.id for group in groups]
+        self.engine.cancel(groups)
 
 
 def request_state(group: Group, count: int) -> list:

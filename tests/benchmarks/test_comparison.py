@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 
 import comparison
-import numpy as np
 import pytest
 from comparison import Experiment, extended
 from comparison_results import (
@@ -15,15 +13,14 @@ from comparison_results import (
     Setting,
     choose,
     cost_of,
-    paired,
     ranked,
     results,
     target_of,
     write_page,
 )
-from scipy import stats
 
 from verl_ext.lab.learn.run import Length
+from verl_ext.lab.learn.worlds import WorldSource
 
 TUNING, FRESH = (100, 101), (0, 1, 2)
 LOW, HIGH = Setting(1e-4, 32, 8), Setting(1e-3, 32, 8)
@@ -87,19 +84,6 @@ def test_settings_are_ranked_by_missed_seeds_and_then_by_the_mean_logarithm(tmp_
     assert choose(runs, "grpo", TUNING) == uneven and choose(runs, "grpo", TUNING[:1]) == half
 
 
-def test_the_ratio_is_paired_by_seed_with_students_interval():
-    generator = np.random.default_rng(0)
-    ours, theirs = generator.uniform(100, 1000, (2, 12))
-    runs = [
-        [cost_of(run_of("grpo", LOW, 0, [0.0, 1.0], [0, each]), 1.0, "rollouts") for each in side]
-        for side in (ours, theirs)
-    ]
-    ratio = paired(*runs)
-    expected = stats.ttest_rel(np.log(ours), np.log(theirs)).confidence_interval(0.95)
-    assert ratio.mean == pytest.approx(math.exp(np.log(ours / theirs).mean()))
-    assert (ratio.low, ratio.high) == (pytest.approx(math.exp(expected.low)), pytest.approx(math.exp(expected.high)))
-
-
 @pytest.mark.parametrize(
     ("chosen", "expected"),
     [([2e-4], [1e-4, 2e-4, 4e-4]), ([1e-4, 2e-4], [5e-5, 1e-4, 2e-4, 4e-4]), ([4e-4], [1e-4, 2e-4, 4e-4, 8e-4])],
@@ -112,8 +96,9 @@ def test_real_runs_are_kept_chosen_compared_and_not_repeated(tmp_path, monkeypat
     """Two methods and two learning rates; the smallest learns nothing, so that tuning has to choose the other."""
     monkeypatch.setattr(comparison, "KEPT", tmp_path / "kept")
     monkeypatch.setattr(comparison, "TUNING", TUNING)
-    monkeypatch.setattr(comparison, "METHODS", ("grpo", "hora"))
-    experiment = Experiment("few_prompts", "n32", tmp_path / "scratch", 1)
+    monkeypatch.setitem(comparison.FRESH, "n32", FRESH)
+    source = WorldSource("few_prompts")
+    experiment = Experiment("few_prompts", "n32", source, tmp_path / "scratch", 1)
     experiment.length, lrs = Length(2048, 512), [1e-9, 1e-3]
     chosen = {method: experiment.tune(method, lrs) for method in ("grpo", "hora")}
     assert {setting.lr for setting in chosen.values()} == {1e-3}
@@ -121,17 +106,17 @@ def test_real_runs_are_kept_chosen_compared_and_not_repeated(tmp_path, monkeypat
         experiment.run(method, [setting], FRESH)
     lines = experiment.kept.file.read_text().splitlines()
     assert len(lines) == 2 * (2 * len(TUNING) + len(FRESH))
-    again = Experiment("few_prompts", "n32", tmp_path / "other", 1)
+    again = Experiment("few_prompts", "n32", source, tmp_path / "other", 1)
     again.run("grpo", [chosen["grpo"]], FRESH)
     assert again.kept.file.read_text().splitlines() == lines and not (tmp_path / "other").exists()
     run = json.loads(lines[0])
     assert run["rollouts"] == [0, 512, 1024, 1536, 2048] and run["steps"] == [0, 2, 4, 6, 8] == run["waves"]
     assert run["tokens"][-1] > 2048 and all(len(run[unit]) == 5 for unit in ("tokens", "accuracy"))
 
-    found = write_page(tmp_path / "page.md", {("few_prompts", "n32"): again.kept}, TUNING, FRESH)
+    found = write_page(tmp_path / "page.md", {("few_prompts", "n32"): again.kept}, TUNING)
     (reference, hora) = found["few_prompts", "n32"]
     assert [ratio.mean for ratio in reference.rollouts] == [1.0] * len(SHARES)
     assert list(results(again.kept, TUNING, FRESH)) == [reference, hora]
     page = (tmp_path / "page.md").read_text()
     assert f"| {hora.rollouts[1].mean:.2f} [{hora.rollouts[1].low:.2f}, {hora.rollouts[1].high:.2f}] |" in page
-    assert (tmp_path / "page.png").stat().st_size > 5000 and "14 runs, tuning included." in page
+    assert (tmp_path / "page.png").stat().st_size > 5000 and "14 runs, tuning included; 3 fresh seeds." in page

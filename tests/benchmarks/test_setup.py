@@ -6,16 +6,20 @@ import math
 from importlib import import_module
 from pathlib import Path
 
+import comparison
+import comparison_stack
 import generation_phases
 import learning
 import pytest
 import queue_trainer
 import step_time
 import typer
+from comparison_results import FRESH, Setting
 from omegaconf import OmegaConf
 from support.configs import compose, write_model, write_rows
 
 from verl_ext.driver.preflight.validate import validate
+from verl_ext.lab.learn.hugging_face import FolderSource
 
 NAMES = [path.stem for path in sorted((Path(__file__).parents[2] / "benchmarks").glob("*.py"))]
 
@@ -65,6 +69,22 @@ def test_runs_of_learning(name, task):
     config = compose(recipe, *learning.overrides(name, 3, 4608, task))
     validate(config)
     assert (config.data.seed, config.rollout_driver.rollout_budget) == (3, 4608)
+
+
+ON_STACK = [(name, method) for name, each in comparison.QUESTIONS.items() if each.on_stack for method in each.methods]
+
+
+@pytest.mark.parametrize(("question", "method"), ON_STACK)
+def test_runs_of_the_comparison_on_the_stack(question, method, task):
+    text, (n, prompts) = comparison.QUESTIONS[question].methods[method], comparison.QUESTIONS[question].sizes[-1]
+    source = FolderSource(task / "model", task / "data")
+    recipe, overrides = comparison_stack.overrides(text, Setting(2e-5, n, prompts), 3, 8000, source)
+    config = compose(recipe, *overrides)
+    validate(config)
+    policy = config.rollout_policy
+    assert (policy.n if "n" in policy else policy.n_pilot + policy.n_commit) == n == 256 // config.data.train_batch_size
+    assert {config.data.seed, config.actor_rollout_ref.rollout.seed} == {3} and 3 in FRESH[question]
+    assert (config.actor_rollout_ref.actor.optim.lr, config.rollout_driver.rollout_budget) == (2e-5, 8000)
 
 
 def test_config_of_the_queue(tmp_path):

@@ -123,7 +123,10 @@ def queue(monkeypatch):
 
 @pytest.fixture
 def roll_out(queue, model, tokenizer):
-    """Run one rollout; returns (status of its group, the stored row or None, the engine)."""
+    """Run a wave, of one rollout by default; returns (status of its group, the stored row or None, the engine).
+
+    Once ``cancel_when`` is true of the worker and the engine, the wave is cancelled. ``engine.tags`` holds all tags.
+    """
 
     def run(
         turns,
@@ -137,6 +140,8 @@ def roll_out(queue, model, tokenizer):
         worker_class=WaveWorker,
         engine_class=SlowEngine,
         sampling=None,
+        rollouts=1,
+        cancel_when=None,
     ):
         config = compose(
             "grpo",
@@ -164,10 +169,17 @@ def roll_out(queue, model, tokenizer):
                 "session_offset": 2,
                 "rollout_prefix": {} if prefix is None else prefix.state_dict(),
                 "rollout_sampling": sampling or {},
-                "__rollout_n__": 1,
+                "__rollout_n__": rollouts,
             }
             trajectory = {"step": 6, "sample_index": 0, "rollout_n": 0, "validate": False}
-            await worker._run_prompt(prompt, {"temperature": 1.0}, trajectory)
+            wave = asyncio.ensure_future(worker._run_prompt(prompt, {"temperature": 1.0}, trajectory))
+            if cancel_when is not None:
+                while not cancel_when(worker, engine):
+                    await asyncio.sleep(0)
+                for _ in range(2):  # the second changes nothing
+                    await worker.cancel(["of another worker", UID])
+            await wave
+            assert not worker._running
 
         clock.run(main())
         tags, rows = (dict(each) for each in queue)
@@ -177,6 +189,7 @@ def roll_out(queue, model, tokenizer):
         row = None
         for key, fields in rows.items():
             row = {**fields, "tag": tags[key]}
+        engine.tags = tags
         return tags[UID]["status"], row, engine
 
     return run
@@ -382,6 +395,110 @@ def test_a_limit_of_a_request_includes_its_prefix(roll_out, tokenizer):
     assert status == "finished" and engine.calls[0]["sampling_params"]["max_tokens"] == 4
     assert tokenizer.decode(row["responses"].tolist()) == "the answer"
     assert extra(row)["truncated"] and extra(row)["generated_tokens"] == 4 and extra(row)["prefix_tokens"] == 6
+
+
+# ---- cancelled rollouts ----
+
+
+def cancelled(tokens: int) -> dict:
+    return {"status": "cancelled", "generated_tokens": tokens, "min_global_steps": None}
+
+
+def test_a_cancel_ends_a_tool_call_and_leaves_a_tag_alone(roll_out, tokenizer):
+    turns, calls = [ADD, WAIT, "never asked"], iter(range(100))
+    in_tool = lambda _, engine: len(engine.calls) == 2 and next(calls) > 50  # noqa: E731
+    status, row, engine = roll_out(turns, timeout=None, cancel_when=in_tool)
+    assert (status, row, len(engine.calls)) == ("finished", None, 2)
+    assert engine.tags == {UID: {"status": "finished"}, f"{UID}_2_0": cancelled(length_of(tokenizer, ADD, WAIT))}
+
+
+@pytest.mark.parametrize("timeout", [TIMEOUT, None])
+def test_an_engine_that_cannot_end_a_turn_finishes_the_turn_of_a_cancelled_rollout(roll_out, tokenizer, timeout):
+    class Engine(ScriptedEngine):
+        async def generate(self, request_id, **kwargs):
+            answer = await super().generate(request_id, **kwargs)
+            for _ in range(50):
+                await asyncio.sleep(0)
+            return answer
+
+    asked_twice = lambda _, engine: len(engine.calls) == 2  # noqa: E731
+    turns = [ADD, ADD, "never asked"]
+    status, row, engine = roll_out(turns, timeout=timeout, cancel_when=asked_twice, engine_class=Engine)
+    assert (status, row, len(engine.calls)) == ("finished", None, 2)
+    assert engine.tags[f"{UID}_2_0"] == cancelled(length_of(tokenizer, ADD, ADD))
+
+
+def test_a_cancel_finds_rollouts_that_have_not_begun(roll_out):
+    status, row, engine = roll_out(["never asked"], rollouts=2, cancel_when=lambda worker, _: UID in worker._running)
+    assert (status, row, engine.calls) == ("finished", None, [])
+    assert engine.tags == {UID: {"status": "finished"}} | {f"{UID}_{session}_0": cancelled(0) for session in (2, 3)}
+
+
+def test_finished_rollouts_of_a_cancelled_wave_stay(roll_out, tokenizer):
+    passes = iter(range(500))
+    settled = lambda _, engine: len(engine.calls) == 3 and next(passes) > 200  # noqa: E731
+    status, row, engine = roll_out(["11", WAIT, WAIT], rollouts=3, timeout=None, cancel_when=settled)
+    assert status == "finished" and tokenizer.decode(row["responses"].tolist()) == "11" + END
+    wanted = cancelled(length_of(tokenizer, WAIT))
+    assert row["tag"]["status"] == "success" and engine.tags[f"{UID}_3_0"] == engine.tags[f"{UID}_4_0"] == wanted
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_a_rollout_whose_reward_alone_is_missing_is_too_late_to_be_cancelled(roll_out, late):
+    class Worker(WaveWorker):
+        judging = False
+
+        async def _compute_score(self, outputs, kwargs):
+            self.judging = True
+            for _ in range(50):
+                await asyncio.sleep(0)
+            await super()._compute_score(outputs, kwargs)
+
+        async def _put_timed_out(self, transcript, **kwargs):
+            self.judging = True
+            await super()._put_timed_out(transcript, **kwargs)
+
+    turns = [ADD, WAIT] if late else [ADD, "11"]
+    in_reward = lambda worker, _: worker.judging  # noqa: E731
+    status, row, engine = roll_out(turns, worker_class=Worker, cancel_when=in_reward)
+    assert status == "finished" and row["tag"]["status"] == "success" and extra(row)["truncated"] == late
+    assert len(engine.tags) == 2
+
+
+def test_a_cancel_reaches_a_wave_that_began_before_the_last_one_had_returned(queue, model, tokenizer, monkeypatch):
+    config = compose("grpo", f"actor_rollout_ref.model.path={model}", "rollout_driver.agent_timeout=null")
+    put, waves = tq.async_kv_batch_put, []
+
+    async def main():
+        engine = ScriptedEngine(tokenizer, ["11", WAIT])
+        worker = WaveWorker(config, engine)
+        worker.tools = [TestTool(Clock())]
+
+        def begin(offset):
+            prompt = {"uid": UID, "agent_name": "tool_agent", "raw_prompt": [{"role": "user", "content": "+4"}]}
+            prompt |= {"tools_kwargs": {"sql": {"create_kwargs": {"script": SCRIPT}}}, "session_offset": offset}
+            prompt |= {"global_steps": 6, "index": 0, "__rollout_n__": 1}
+            trajectory = {"step": 6, "sample_index": 0, "rollout_n": 0, "validate": False}
+            waves.append(asyncio.ensure_future(worker._run_prompt(prompt, {}, trajectory)))
+
+        async def answer_at_once(keys, **further):
+            """The policy requests the second wave when it sees the first wave's end."""
+            await put(keys, **further)
+            if further["tags"][0] == {"status": "finished"} and len(waves) == 1:
+                begin(1)
+                await asyncio.sleep(0)
+
+        monkeypatch.setattr(tq, "async_kv_batch_put", answer_at_once)
+        begin(0)
+        await waves[0]
+        while len(engine.calls) < 2:
+            await asyncio.sleep(0)
+        await worker.cancel([UID])
+        await asyncio.wait_for(waves[1], 60)
+
+    asyncio.run(main())
+    tags, rows = queue
+    assert set(rows) == {f"{UID}_0_0"} and tags[f"{UID}_1_0"]["status"] == "cancelled"
 
 
 def test_each_rollout_has_a_loop_of_its_own_and_hydra_composes_a_loop_once(queue, model, tokenizer, monkeypatch):

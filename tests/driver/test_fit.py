@@ -7,25 +7,33 @@ rows, and leaves out models: weights are a small file, and no update is computed
 from __future__ import annotations
 
 import contextlib
+import gc
+import json
 import os
+import pickle
 import resource
 import signal
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import transfer_queue as tq
+import wandb
 from support.agent_loops import make_tokenizer
 from support.configs import compose, good_overrides
 from support.queue_rows import QueueWriter, clear, running_queue, stored
+from support.tracker_files import text_of_tensorboard, wandb_history
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from verl_ext.driver import trainer as trainers
 from verl_ext.driver.agent_loop import ROLLOUTS, SESSION_OFFSET
-from verl_ext.driver.checkpoint import FILE_NAME, TRACKER, load_state
+from verl_ext.driver.allocation_table import NAME
+from verl_ext.driver.checkpoint import FILE_NAME, QUEUE, TRACKER, load_state
 from verl_ext.prompts import RowKey
 
 SIZE = 4_000_000  # bytes of the weights; the policy's file is smaller than half of them
@@ -56,11 +64,21 @@ def queue():
         yield
 
 
+class WholeRows(QueueWriter):
+    """Rows with all fields from which verl makes a step's metrics and rollout logs."""
+
+    def row(self, session, index):
+        row, prompt = super().row(session, index), torch.arange(2)
+        truth = {"ground_truth": self.uid}
+        whole = {"uid": self.uid, "prompts": prompt, "num_turns": 2, "reward_model": truth}
+        return row | whole | {"input_ids": torch.cat([prompt, row["responses"]])}
+
+
 class AgentLoops:
     """Answers waves in the order of their groups; rewards depend only on the group and the session."""
 
     def __init__(self, trainer):
-        self.trainer, self.writer, self.waiting = trainer, QueueWriter(), []
+        self.trainer, self.writer, self.waiting = trainer, WholeRows(), []
 
     def start(self, batch):
         for uid, count, first in zip(
@@ -75,7 +93,7 @@ class AgentLoops:
         self.waiting.sort()
         answered, self.waiting = self.waiting[:2], self.waiting[2:]
         for number, uid, sessions in answered:
-            self.writer.version = self.trainer.global_steps - 1
+            self.writer.uid, self.writer.version = uid, self.trainer.global_steps - 1
             self.writer.reward = lambda session, number=number: float(
                 np.random.default_rng([number, session]).random() < 0.5
             )
@@ -89,19 +107,18 @@ def number_of(uid):
 
 @pytest.fixture
 def fit(queue, monkeypatch, tmp_path):
-    """(mode, folder of checkpoints, killed inside the write of, recipe, steps between two checkpoints) -> batches by
-    step, and the trainer."""
+    """(mode, folder of checkpoints, killed inside the write of, recipe, steps between two checkpoints, overrides) ->
+    batches by step, and the trainer."""
     for trainer in MODES.values():
         verls = next(kind for kind in trainer.__mro__ if kind.__module__.startswith("verl.") and kind is not PPOTrainer)
         for name in ("on_step_begin", "on_step_end", "on_sample_begin", "on_sample_end"):  # engines and weights
             monkeypatch.setattr(verls, name, lambda self: None)
-    monkeypatch.setattr(PPOTrainer, "_compute_metrics", lambda self, *arguments, **named: None)
     monkeypatch.setattr(PPOTrainer, "_compute_advantage", write_advantages_of_7)
     overrides = good_overrides(tmp_path)
 
-    def run(mode, folder, killed_in=None, recipe="pilot_commit", save_freq=1):
+    def run(mode, folder, killed_in=None, recipe="pilot_commit", save_freq=1, more=()):
         clear("train")
-        settings = (*overrides, *SIZES, *RECIPES[recipe], *LOOP, *QUIET, f"trainer.save_freq={save_freq}")
+        settings = (*overrides, *SIZES, *RECIPES[recipe], *LOOP, *QUIET, f"trainer.save_freq={save_freq}", *more)
         settings += (f"trainer.default_local_dir={folder}",)
         config = compose(recipe, *settings, *(ENGINES if mode == "separate_async" else ()))
         config.trainer.v1.trainer_mode = trainers.TRAINER_MODES[mode]
@@ -109,7 +126,8 @@ def fit(queue, monkeypatch, tmp_path):
         made.tokenizer, made.processor = make_tokenizer(), None
         made.reward_loop_manager = SimpleNamespace(reward_loop_worker_handles=[])
         made.actor_rollout_wg = Weights()
-        made._workers, made.updates, made.groups = 1, {}, {}
+        made.resource_pool_manager = SimpleNamespace(get_n_gpus=lambda: 1)
+        made._workers, made.updates, made.groups, made.metrics = 1, {}, {}, {}
         for part in ("_balance_batch", "_compute_old_log_prob"):
             setattr(made, part, lambda batch, metrics: batch)
         made._update_actor = lambda batch, metrics: note_rows(made, batch)
@@ -128,11 +146,27 @@ def fit(queue, monkeypatch, tmp_path):
             return materialize(partition, groups, rows)
 
         made.replay_buffer._materialize_batch = trained
+        compute = made._compute_metrics
+
+        def noted(batch, metrics, *arguments, **named):
+            compute(batch, metrics, *arguments, **named)
+            made.metrics[made.global_steps] = metrics
+
+        made._compute_metrics = noted
         if killed_in is not None:
-            save = made._save_checkpoint
-            made._save_checkpoint = lambda: die_in(killed_in, save) if made.global_steps == KILLED_AT else save()
+            # verl's part is killed in the weights: a forked process has no client of TransferQueue.
+            part = (made, "_save_checkpoint") if killed_in < SIZE // 2 else (made.actor_rollout_wg, "save_checkpoint")
+            save = getattr(*part)
+
+            def killed(*arguments, **named):
+                write = partial(save, *arguments, **named)
+                return die_in(killed_in, write) if made.global_steps == KILLED_AT else write()
+
+            setattr(*part, killed)
         with contextlib.suppress(Killed):
             made.fit(None)
+        made.frozen = gc.get_freeze_count()
+        gc.unfreeze()
         return batches, made
 
     yield run
@@ -142,7 +176,7 @@ def fit(queue, monkeypatch, tmp_path):
 def write_advantages_of_7(trainer, batch, metrics):
     """In place of verl's advantages."""
     masks = tq.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=["response_mask"])["response_mask"]
-    rows = [{"advantages": torch.full((len(mask),), 7.0)} for mask in masks.unbind()]
+    rows = [dict.fromkeys(("advantages", "returns"), torch.full((len(mask),), 7.0)) for mask in masks.unbind()]
     return tq.kv_batch_put(keys=batch.keys, partition_id="train", fields=list_of_dict_to_tensordict(rows))
 
 
@@ -234,3 +268,71 @@ def test_some_rollouts_are_trained_with_the_baseline_of_all_also_after_a_restart
     assert before | after == straight and resumed.updates == {step: made.updates[step] for step in (3, 4)}
     assert resumed.controller.ledger.total == made.controller.ledger.total
     resumed.controller.ledger.check(resumed.controller.live.values())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_checkpoints_hold_the_rows_of_live_groups_and_metrics_and_logs_those_that_were_trained(fit, mode, tmp_path):
+    run, logs = tmp_path / "run", tmp_path / "logs"
+    batches, made = fit(mode, run, more=(f"trainer.rollout_data_dir={logs}",))
+    for step, batch in batches.items():
+        rewards = {f"{uid}_{session}_0": reward for uid, _, group in batch for session, reward in enumerate(group)}
+        lines = [json.loads(line) for line in (logs / f"{step}.jsonl").read_text().splitlines()]
+        assert {line["uid"]: line["score"] for line in lines} == rewards
+        assert all(line["gts"] == line["uid"].split("_")[0] for line in lines)
+        assert made.metrics[step]["critic/score/mean"] == pytest.approx(np.mean(list(rewards.values())))
+        assert made.metrics[step]["critic/advantages/mean"] == 7
+    assert made.frozen > 100_000  # the objects of torch, transformers and verl are never searched for garbage
+    buffered = 0
+    for step in batches:
+        folder = run / f"global_step_{step}"
+        live = {group["id"] for group in load_state(folder)["live"]}
+        clear("train")
+        tq.load_checkpoint(folder / QUEUE)
+        keys = {RowKey.parse(key) for key in stored("train")}
+        assert {key.group for key in keys} == live
+        units = [pickle.loads(file.read_bytes()) for file in (folder / QUEUE / "simple_storage").glob("*.pkl")]
+        in_storage = {row for unit in units for row in unit["field_data"].get("responses", {})}
+        assert len(in_storage) == sum(key.session >= 0 for key in keys)
+        buffered += len(in_storage)
+    assert buffered > 0
+
+
+@pytest.mark.parametrize(("mode", "freq"), [("sync", 1), ("separate_async", 2)])
+def test_trackers_and_files_hold_a_table_of_each_prompt(fit, mode, freq, tmp_path, monkeypatch):
+    """The run is stopped and resumed, so its second process finds groups with rollouts of earlier steps."""
+    monkeypatch.setattr(PPOTrainer, "_log_rollout_data", lambda self, *arguments: None)  # the queue holds no texts
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    logged, tables = {}, {}
+    for process, steps in enumerate(((1, 2), (3, 4))):
+        folder = tmp_path / str(process)
+        folder.mkdir()
+        monkeypatch.setenv("WANDB_DIR", str(folder))
+        monkeypatch.setenv("TENSORBOARD_DIR", str(folder))
+        more = [f"trainer.total_training_steps={steps[-1]}", f"rollout_driver.log_allocation_freq={freq}"]
+        more += ["trainer.logger=[wandb,tensorboard]", f"trainer.rollout_data_dir={tmp_path / 'rollouts'}"]
+        made = fit(mode, tmp_path / "checkpoints", more=more)[1]
+        made.logger.finish()
+        wandb.teardown()
+        due = [step for step in steps if step % freq == 0]
+        for step, row in wandb_history(folder).items():
+            assert (f"{NAME}/path" in row) == (step in due)
+            if step not in due:
+                continue
+            table = json.loads((next(folder.glob("wandb/*run-*")) / "files" / row[f"{NAME}/path"]).read_text())
+            tables[step] = pd.DataFrame(table["data"], columns=table["columns"])
+            logged[step] = row
+        assert {step: text.splitlines()[2:] for step, text in text_of_tensorboard(folder, NAME).items()} == {
+            step: tables[step].to_csv(sep="|", index=False).splitlines()[1:] for step in due
+        }
+    assert list(tables) == list(range(freq, 5, freq))
+    for step, table in tables.items():
+        file = pd.read_json(tmp_path / f"rollouts/allocation/{step}.jsonl", lines=True, dtype={"prompt": str})
+        pd.testing.assert_frame_equal(file, table, check_dtype=False)
+        counts = {name.removeprefix("rollouts/"): value for name, value in logged[step].items()}
+        assert (table.step == step).all() and table.prompt.is_unique
+        assert table.sampled.sum() == counts["sampled"] and table.trained.sum() == counts["trained"]
+        rollouts = table.groupby("fate").rollouts.sum().to_dict()
+        fates = {"trained", "buffered", *(name for name in counts if name.startswith("discarded_"))}
+        wanted = {fate: counts[fate] for fate in fates - {"discarded_total"} if not fate.endswith("_total")}
+        assert rollouts == {fate: count for fate, count in wanted.items() if count}
+    assert any((tables[step].rollouts > tables[step].sampled).any() for step in (3, 4) if step in tables)

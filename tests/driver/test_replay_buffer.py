@@ -15,6 +15,7 @@ from recipe.grpo.policy import Uniform
 from recipe.pilot_commit.policy import PilotCommit
 from verl_ext.driver.checkpoint import load_state, save_state
 from verl_ext.errors import EveryRolloutFailed, RunError
+from verl_ext.policy import Cancel, Request
 from verl_ext.trajectory import Trajectory
 
 
@@ -72,6 +73,44 @@ def test_rows_of_rollouts_that_are_not_trained_on_leave_the_queue(make, outputs)
     assert set(tq.kv_list("train")["train"]) == set(batch.keys) == set(buffer.partitions["train"])
     metrics = buffer.controller.metrics()
     assert (metrics["rollouts/trained"], metrics["rollouts/discarded_not_trained"]) == (6, 9)
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_finished_rollouts_of_a_cancelled_wave_are_trained_and_the_others_leave_no_key(make, outputs):
+    writer = QueueWriter(outputs=outputs, silent=True)
+    buffer = make(Scripted((4,), (4,), groups=2), writer)
+    begin(buffer)
+    first, second = buffer.controller.live.values()
+    buffer.controller._execute([Cancel(first.prompt)])
+    assert writer.cancelled == [first]
+    writer.write_cancelled(first.id, finished=[1, 3], cancelled=[0, 2])
+    writer.write(second.id, [0, 1, 2])  # a rollout that fails is no cancelled one
+    batch, _ = buffer.sample(1, "train", 2)
+    trained = {key.rsplit("_", 1)[0] for key in batch.keys}
+    assert trained == {f"{first.id}_1", f"{first.id}_3", *(f"{second.id}_{session}" for session in range(3))}
+    assert set(stored("train")) - {first.id, second.id} == set(batch.keys)
+    assert [rollout.cancelled for rollout in first.rollouts] == [True, False, True, False]
+    assert [rollout.tokens for rollout in first.rollouts][::2] == [0, 2]
+    metrics = buffer.controller.metrics()
+    counts = {"sampled": 8, "trained": 5, "failed": 1, "discarded_cancelled": 2, "buffered": 0}
+    assert {name: metrics[f"rollouts/{name}"] for name in counts} == counts and metrics["tokens/cancelled"] == 2
+
+
+def test_a_wave_of_which_every_rollout_was_cancelled_and_the_next_wave_of_its_group(make):
+    writer = QueueWriter(silent=True)
+    buffer = make(Scripted((2,), groups=1), writer)
+    begin(buffer)
+    (group,) = buffer.controller.live.values()
+    buffer.controller.policy.on_group = lambda group: [] if group.usable else [Request(group, 2)]
+    buffer.controller._execute([Cancel(group.prompt)])
+    writer.write_cancelled(group.id, finished=[], cancelled=[0, 1])
+    buffer._sync_metadata_from_transfer_queue()
+    buffer.controller.finish_waves(buffer.finished_waves())
+    assert (len(group.rollouts), group.outstanding) == (2, 2) and set(stored("train")) == {group.id}
+    writer.write(group.id, [2, 3])
+    buffer._sync_metadata_from_transfer_queue()
+    buffer.controller.finish_waves(buffer.finished_waves())
+    assert [rollout.cancelled for rollout in group.rollouts] == [True, True, False, False]
 
 
 def test_missing_sessions_are_counted_as_failed_and_the_rest_is_trained(make):

@@ -86,6 +86,26 @@ def test_writes_that_differ_in_kind_are_apart_and_the_parts_are_bounded(written)
     assert read(["k_1_0"])[0]["responses"].tolist() == row(1)["responses"].tolist()
 
 
+def test_a_checkpoint_holds_each_row_once(tmp_path):
+    """Also if they have one length: a view of a row brings the whole tensor of its write."""
+    fields = [{"responses": torch.full((2000,), number)} for number in range(64)]
+
+    async def main():
+        rows = Rows("SimpleStorage")
+        writes = (rows.async_kv_batch_put([f"k_{n}_0"], [row], [{}], "train") for n, row in enumerate(fields))
+        await asyncio.gather(*writes)
+
+    asyncio.run(main())
+    tq.save_checkpoint(tmp_path / "queue")
+    content = sum(row["responses"].nbytes for row in fields)
+    assert content < sum(file.stat().st_size for file in tmp_path.rglob("*.pkl")) < 1.5 * content
+    clear("train")
+    tq.load_checkpoint(tmp_path / "queue")
+    assert all(
+        found["responses"].tolist() == [n] * 2000 for n, found in enumerate(read([f"k_{n}_0" for n in range(64)]))
+    )
+
+
 def test_a_row_that_does_not_fit_fails_alone():
     async def main():
         rows = Rows("SimpleStorage")

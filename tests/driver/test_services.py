@@ -21,6 +21,7 @@ from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
 from verl_ext.driver.gathered import GatheredActor
 from verl_ext.driver.services import RewardWorker, TokenClient, gather_requests
+from verl_ext.driver.transcript import TRANSCRIPT, Transcript, TranscriptClient
 
 REWARD = """
 async def compute_score(data_source, solution_str, ground_truth, extra_info, **kwargs):
@@ -91,7 +92,7 @@ def used(engines) -> list[int]:
 def test_a_wave_of_requests_is_balanced_over_the_engines_and_released(engines, balancer, config, client_class):
     used(engines)
     client = client_class(config, balancer)
-    gather_requests(client)
+    gather_requests(client, "vllm")
     settings = {"logprobs": True}
 
     async def main():
@@ -120,7 +121,7 @@ def test_a_wave_of_requests_is_balanced_over_the_engines_and_released(engines, b
 
 def test_an_interrupted_response_goes_on_with_the_next_weights(balancer, config):
     client = FullyAsyncLLMServerClient(config, balancer)
-    gather_requests(client)
+    gather_requests(client, "vllm")
 
     async def main():
         return await TokenClient(client).generate("id", prompt_ids=[99], sampling_params={"logprobs": True})
@@ -130,9 +131,80 @@ def test_an_interrupted_response_goes_on_with_the_next_weights(balancer, config)
     assert (output.extra_fields["min_global_steps"], output.extra_fields["max_global_steps"]) == (4, 5)
 
 
+@pytest.fixture(scope="module")
+def server():
+    """verl's server with vLLM's ``engine.abort``. A request generates until it is aborted; as in vLLM, an abort that
+    comes before the request has no effect. The first request of ``prompt_ids=[99]`` is interrupted by new weights."""
+
+    @ray.remote
+    class Server:
+        def __init__(self):
+            self.engine, self.gates, self.early, self.requests = self, {}, asyncio.Event(), 0
+
+        async def generate(self, prompt_ids, sampling_params, request_id, image_data=None, video_data=None):
+            self.requests += 1
+            tokens = [7] * len(prompt_ids)
+            if prompt_ids != [99]:
+                await self.early.wait()
+                self.gates[request_id] = asyncio.Event()
+                await self.gates[request_id].wait()
+            return TokenOutput(
+                token_ids=tokens,
+                log_probs=[-0.5] * len(tokens),
+                stop_reason="aborted",
+                extra_fields={"global_steps": 4},
+            )
+
+        async def abort(self, request_id):
+            self.early.set()
+            if request_id in self.gates:
+                self.gates[request_id].set()
+
+        async def count(self):
+            count, self.requests = self.requests, 0
+            self.early.clear()
+            return count
+
+    return Server.options(max_concurrency=100).remote()
+
+
+@pytest.mark.parametrize("client_class", [LLMServerClient, FullyAsyncLLMServerClient])
+def test_a_cancelled_rollout_ends_its_request_and_keeps_the_count_of_its_tokens(server, config, client_class):
+    """verl's client for interrupted rollouts goes on with the next weights. Here it must not."""
+    balancer = ray.remote(GlobalRequestLoadBalancer).remote(servers={"only": server})
+    client = client_class(config, balancer)
+    gather_requests(client, "vllm")
+    interrupted = client_class is FullyAsyncLLMServerClient
+
+    async def rollout(prompt_ids, transcript):
+        TRANSCRIPT.set(transcript)
+        await TranscriptClient(client).generate("id", prompt_ids=prompt_ids, sampling_params={})
+
+    async def main():
+        prompts = [[1, 2, 3], [1, 2], [99] if interrupted else [1]]
+        transcripts = [Transcript() for _ in prompts]
+        rollouts = [asyncio.ensure_future(rollout(*pair)) for pair in zip(prompts, transcripts, strict=True)]
+        asked = 0
+        while asked < len(prompts) + interrupted:  # verl's client waits a second before it goes on
+            await asyncio.sleep(0.05)
+            asked += await server.count.remote()
+        for transcript, task in zip(transcripts, rollouts, strict=True):
+            transcript.cancelled = True
+            task.cancel()
+        errors = await asyncio.wait_for(asyncio.gather(*rollouts, return_exceptions=True), 60)
+        await asyncio.sleep(1.5)
+        return errors, [transcript.generated for transcript in transcripts], [t.requests for t in transcripts]
+
+    errors, generated, requests = asyncio.run(main())
+    assert [type(error) for error in errors] == [asyncio.CancelledError] * 3
+    assert generated == [3, 2, 1 + 2 if interrupted else 1]  # [99], and then [99, 7]
+    assert ray.get(server.count.remote()) == 0 and requests == [{}, {}, {}]
+    assert ray.get(balancer.get_total_inflight.remote()) == 0
+
+
 def test_without_an_engine_the_client_says_so(config):
     client = LLMServerClient(config, ray.remote(GlobalRequestLoadBalancer).remote(servers={}))
-    gather_requests(client)
+    gather_requests(client, "vllm")
 
     async def main():
         await client.generate("id", prompt_ids=[1], sampling_params={})
@@ -143,7 +215,7 @@ def test_without_an_engine_the_client_says_so(config):
 
 def test_a_client_without_a_load_balancer_stays_as_it_is():
     client = LLMServerClient(None)
-    gather_requests(client)
+    gather_requests(client, "vllm")
     assert client._load_balancer is None
 
 

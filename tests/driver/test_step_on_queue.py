@@ -6,6 +6,8 @@ workers: verl's policy loss on each worker's share of each mini-batch, whose gra
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -20,7 +22,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl_ext.driver.agent_loop import PREFIX, ROLLOUTS, SAMPLING, SESSION_OFFSET
 from verl_ext.driver.checkpoint import BadCheckpoint, load_state
 from verl_ext.driver.trainer import TRAINER_MODES, PolicyTrainerSync
-from verl_ext.policy import Group, Prompt, Request, Rollout, Sampling
+from verl_ext.policy import Cancel, Group, Prompt, Request, Rollout, Sampling
 from verl_ext.trajectory import Trajectory
 
 WORKERS = 2
@@ -361,6 +363,26 @@ def test_unfinished_waves_are_generated_anew_and_their_rows_dropped(interrupted)
     rows = {key for key in stored("train") if "_" in key}
     assert rows == {f"{groups[0].id}_0_0", f"{groups[1].id}_0_0", f"{groups[1].id}_1_0"}
     assert "trained-99" not in stored("train")
+
+
+def test_after_a_restart_a_cancelled_wave_keeps_its_finished_rollouts_and_ends(interrupted):
+    """Group 2 has a rollout that finished before the checkpoint, group 3 none; neither is generated anew."""
+    trainer, groups = interrupted
+    told = []
+    trainer.agent_loop_manager = SimpleNamespace(cancel=told.append)
+    trainer.controller._execute([Cancel(groups[3].prompt), Cancel(groups[2].prompt)])
+    ids = [groups[3].id, groups[2].id]
+    assert told == [ids]
+    kept, lost = f"{groups[2].id}_0_0", [f"{groups[2].id}_1_0", f"{groups[3].id}_0_0", f"{groups[3].id}_1_0"]
+    assert trainer._reissue_inflight_prompts() == 2 + 2 * (len(groups) - 4)
+    assert sorted(told[1]) == sorted(ids) and not set(ids) & set(sent(trainer.submitted[0]))
+    rows = stored("train")
+    assert rows[kept]["status"] == "success" and "trained-99" not in rows
+    assert {rows[key]["status"] for key in lost} == {"cancelled"}
+    buffer = trainer.replay_buffer
+    buffer.partitions["train"] = rows
+    assert {rows[uid]["status"] for uid in ids} == {"finished"}
+    assert [row.cancelled for row in buffer._read_rows(lost).values()] == [True] * 3
 
 
 @pytest.mark.parametrize("which", [0, 1])

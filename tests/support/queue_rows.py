@@ -11,6 +11,7 @@ import transfer_queue as tq
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from support.configs import changed, compose
+from verl_ext.driver.agent_loop import cancelled_key
 
 CAPACITY = 200  # rows
 
@@ -68,11 +69,13 @@ class QueueWriter:
         prefix_tokens: session -> tokens of its replayed turns; 0 for all other sessions.
         reported: session -> the reward function's further numbers; the verdict for all other sessions.
         silent: whether prompts are registered without any answer; :meth:`write` answers later.
+        cancelled: groups of the calls of :meth:`cancel`.
     """
 
     def __init__(self, reward=lambda session: float(session % 2), outputs=1, missing=(), silent=False):
         self.reward, self.outputs, self.missing, self.silent = reward, outputs, missing, silent
         self.truncated, self.diverged, self.untagged = set(), set(), set()
+        self.cancelled = []
         self.version, self.versions, self.reported, self.prefix_tokens = 0, {}, {}, {}
 
     def submit(self, wave):
@@ -82,6 +85,15 @@ class QueueWriter:
             if not self.silent:
                 first = len(group.rollouts)
                 self.write(group.id, [n for n in range(first, first + count) if n not in self.missing])
+
+    def cancel(self, groups):
+        self.cancelled += groups
+
+    def write_cancelled(self, uid, finished, cancelled):
+        """The end of a cancelled wave: some rollouts finish, the others leave a tag; each has generated its number."""
+        keys, tags = zip(*(cancelled_key(uid, session, tokens=session) for session in cancelled), strict=True)
+        tq.kv_batch_put(keys=list(keys), partition_id="train", tags=list(tags))
+        self.write(uid, finished)
 
     def write(self, uid, sessions):
         status = "failure" if self.missing else "finished"

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from model_free import policies
 from support.configs import RECIPES
+from support.over_provisioning import OverProvisioning
 
 from recipe.grpo.policy import Uniform
 from recipe.pilot_commit.policy import PilotCommit
 from verl_ext.checks import InvalidValue
-from verl_ext.policy import Discard, PutBack, Request, StepCost
+from verl_ext.policy import Cancel, Discard, PutBack, Request, StepCost
 from verl_ext.testing import CHECKS, BrokenPromise, contract, run
 from verl_ext.testing.run import COLOCATE, SEPARATE, SYNC, Conditions, Run
 
@@ -52,6 +53,29 @@ def test_a_policy_that_chooses_prompts_and_puts_the_others_back_keeps_them(check
     sources = [{group.prompt.metadata["data_source"] for group in step.batch} for step in steps]
     assert sources == [{f"source{step.number % 2}"} for step in steps]
     assert steps[-1].metrics["data/passed_over_total"] == 0 and steps[-1].metrics["data/epoch"] <= 0.75
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_a_policy_that_cancels_keeps_them(check):
+    check(OverProvisioning)
+
+
+@pytest.mark.parametrize("mode", [SYNC, COLOCATE, SEPARATE])
+def test_cancelled_rollouts_are_counted_once_and_pass_checkpoints(mode):
+    straight = Run(OverProvisioning, Conditions(mode=mode, order=3, failure_rate=0.1), saved=4)
+    steps = list(straight.steps())
+    totals = steps[-1].metrics
+    assert totals["rollouts/sampled_total"] == 8 * 8 * 4
+    cancelled = totals["rollouts/discarded_cancelled_total"]
+    assert cancelled == 2 * sum(len(request) == 1 for step in steps for request in step.requests) >= 16
+    assert 0 < totals["tokens/cancelled_total"] < 25 * cancelled
+    assert not any(rollout.cancelled for step in steps for group in step.batch for rollout in group.usable)
+    pending = straight.checkpoint.state.get("cancelled", [])
+    assert bool(pending) == (mode != SYNC)
+    resumed = Run(OverProvisioning, Conditions(mode=mode), checkpoint=straight.checkpoint)
+    assert resumed.controller.cancelled == set(pending)
+    later = list(resumed.steps())
+    assert later[-1].metrics["rollouts/sampled_total"] == 8 * 8 * 4 and resumed.controller.outstanding == 0
 
 
 class SamplesMore(Policy):
@@ -112,6 +136,19 @@ class TrainsOnDiscarded(Policy):
 class NoAction(Policy):
     def start_step(self, step, draw):
         return [(request.target, 4) for request in super().start_step(step, draw)]
+
+
+class CancelsTwice(OverProvisioning):
+    """Cancels groups that it has seen finish."""
+
+    def start_step(self, step, draw):
+        self.cancelled = []
+        return super().start_step(step, draw)
+
+    def on_group(self, group):
+        actions = super().on_group(group)
+        self.cancelled += [each for each in actions if isinstance(each, Cancel)]
+        return [*actions, *(self.cancelled if group.prompt.id in [each.prompt.id for each in self.cancelled] else [])]
 
 
 class Hoards(Policy):
@@ -239,7 +276,8 @@ BROKEN = [
     (TakesTwice, "check_books", run.BOOKS, "returned 5 groups of 4 prompts"),
     (TakesUnfinished, "check_books", run.BOOKS, "which is not complete"),
     (TrainsOnDiscarded, "check_books", run.BOOKS, "which is not alive"),
-    (NoAction, "check_books", run.BOOKS, "use Request, Discard, Evict, PutBack"),
+    (NoAction, "check_books", run.BOOKS, "use Request, Discard, Evict, PutBack, Cancel"),
+    (CancelsTwice, "check_books", run.BOOKS, "which has no rollout in generation"),
     (Hoards, "check_books", run.KEPT, "from step 1 to step 40"),
     (AlwaysTakes, "check_books", run.BETWEEN, "after the batch of step 1 it returned another one"),
     (CountsAsIntegers, "check_books", run.METRICS, "mine/rounds is 3"),

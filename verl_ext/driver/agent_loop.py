@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any
 
@@ -27,7 +27,7 @@ from verl_ext.driver.loops import PROMPT_TOKENS, PromptTokens, loop_maker
 from verl_ext.driver.prefixes import PLAYBACK, PrefixClient, PrefixPlayback, mask_prefix
 from verl_ext.driver.rows import Rows
 from verl_ext.driver.services import RewardWorker, TokenClient, gather_requests
-from verl_ext.driver.transcript import TRANSCRIPT, Transcript, TranscriptClient
+from verl_ext.driver.transcript import TRANSCRIPT, WAVE, RunningWave, Transcript, TranscriptClient
 from verl_ext.prompts import prompt_id, prompt_id_of_group
 from verl_ext.trajectory import Trajectory
 
@@ -38,6 +38,7 @@ PREFIX = "rollout_prefix"  # checkpoint of the prefix, a Trajectory; {} for roll
 SAMPLING = "rollout_sampling"  # checkpoint of the request's Sampling; {} for rollouts that are sampled as configured
 # Extra fields of a trajectory's row.
 GENERATED, REPLAYED, TRUNCATED, DIVERGED = "generated_tokens", "prefix_tokens", "truncated", "diverged"
+CANCELLED = "cancelled"  # status of a cancelled rollout's key, which has no row
 
 
 class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
@@ -51,19 +52,22 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
     - An agent that takes longer than ``rollout_driver.agent_timeout`` has failed its task: the trajectory so far gets
       reward 0, stays out of the loss, and its tokens count. If the reward function takes too long, or the engine gave
       no turn, the agent is not to blame, and the rollout is a failed rollout.
+    - A rollout that the policy has cancelled leaves a key with a tag, and no row. A rollout whose response is complete
+      is too late to be cancelled: only its reward is missing.
     - The masks do not hold all facts, so others, such as the number of generated tokens, are stored in extra fields.
     """
 
     def __init__(self, *args, **kwargs):  # Ray's wrapping fails without this signature
         super().__init__(*args, **kwargs)
-        gather_requests(self.llm_client)
+        gather_requests(self.llm_client, self.rollout_config.name)
         client = TokenClient(self.llm_client) if self.rollout_config.name == "vllm" else self.llm_client
         self.llm_client = TranscriptClient(PrefixClient(client, self.rollout_config.response_length))
         if self.reward_loop_worker_handles is not None:
             self.reward_loop_worker_handles = [RewardWorker(worker) for worker in self.reward_loop_worker_handles]
-        rows = Rows(self.config.transfer_queue.backend.storage_backend)
+        self._rows = rows = Rows(self.config.transfer_queue.backend.storage_backend)
         self._verls_run_prompt = rows.given_to(super()._run_prompt.__func__)
         self._verls_postprocess = rows.given_to(super()._agent_loop_postprocess.__func__)
+        self._running: dict[str, RunningWave] = {}  # by group
         self._timeout = self.config.rollout_driver.agent_timeout
         self._compact_filtering = self.config.rollout_driver.compact_filtering
         self._loop_maker = cache(self._make_loop_maker)
@@ -72,7 +76,19 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
 
     async def _run_prompt(self, prompt: dict, sampling_params: dict, trajectory: dict, trace: bool = False) -> None:
         PROMPT_TOKENS.set(PromptTokens())
-        await self._verls_run_prompt(self, prompt, sampling_params, trajectory, trace)
+        uid, wave = prompt["uid"], RunningWave()
+        WAVE.set(wave)
+        self._running[uid] = wave
+        try:
+            await self._verls_run_prompt(self, prompt, sampling_params, trajectory, trace)
+        finally:
+            if self._running.get(uid) is wave:  # the group's next wave may have begun
+                del self._running[uid]
+
+    async def cancel(self, uids: Iterable[str]) -> None:
+        """End the unfinished rollouts of these groups. A group's wave may have ended, or be another worker's."""
+        for uid in self._running.keys() & uids:
+            self._running[uid].cancel()
 
     async def _run_agent_loop(
         self,
@@ -97,7 +113,14 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
         timeout, clock = None if trajectory["validate"] else self._timeout, asyncio.get_running_loop().time
         started = clock()
         try:
+            WAVE.get().begin(transcript)
             return await asyncio.wait_for(self._run_new_loop(sampling_params, trajectory, **kwargs), timeout)
+        except asyncio.CancelledError:
+            if not transcript.cancelled:
+                raise
+            key, tag = cancelled_key(kwargs["uid"], kwargs["session_id"], transcript.generated)
+            await self._rows.async_kv_put(key, "train", tag)
+            return
         except asyncio.TimeoutError:
             of_agent = timeout is not None and clock() - started >= timeout
             known = transcript.prompt is not None and not transcript.loop_has_ended
@@ -129,6 +152,7 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
         )
 
     async def _put_timed_out(self, transcript: Transcript, **kwargs: Any) -> None:
+        transcript.loop_has_ended = True
         output = transcript.timed_out(self.rollout_config.response_length, version=int(kwargs["global_steps"]) - 1)
         output.extra_fields |= {GENERATED: transcript.generated, TRUNCATED: True, **_replay(PLAYBACK.get())}
         await self._verls_postprocess(self, output, False, **kwargs)
@@ -163,6 +187,11 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
         if output.response_ids[-1:] != [self.tokenizer.eos_token_id]:
             return len(output.response_ids) >= (transcript.most or self.rollout_config.response_length)
         return bool(self.tools) and await has_unanswered_call(output, self._tool_parser)
+
+
+def cancelled_key(uid: str, session: int, tokens: int) -> tuple[str, dict[str, Any]]:
+    """Key and tag of a cancelled rollout."""
+    return f"{uid}_{session}_0", {"status": CANCELLED, GENERATED: tokens, "min_global_steps": None}
 
 
 def cut_to(output: AgentLoopOutput, most: int | None) -> None:
@@ -232,3 +261,7 @@ class WaveManager(AgentLoopManagerTQ):
                     super().generate_sequences(tu.index_select_tensor_dict(prompts, rows.tolist()))
         finally:
             self.agent_loop_workers = workers
+
+    def cancel(self, uids: list[str]) -> None:
+        """End the unfinished rollouts of these groups, wherever they run."""
+        ray.get([worker.cancel.remote(uids) for worker in self.agent_loop_workers])

@@ -80,6 +80,7 @@ def _signatures() -> dict[Callable, tuple[str, ...]]:
     from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
     from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
+    from verl.utils.tracking import Tracking
     from verl.workers.rollout.llm_server import LLMServerManager
 
     worker, runner = AgentLoopWorkerTQ.__ray_actor_class__, TaskRunnerV1.__ray_actor_class__
@@ -108,6 +109,7 @@ def _signatures() -> dict[Callable, tuple[str, ...]]:
         PPOTrainer._fetch_one_gen_batch: ("self",),
         PPOTrainer._submit_batch_to_rollout: ("self", "batch"),
         PPOTrainer._reissue_inflight_prompts: ("self", "partition_id"),
+        PPOTrainer.step: ("self", "metrics", "timing_raw"),
         PPOTrainer._save_checkpoint: ("self",),
         PPOTrainer._load_checkpoint: ("self",),
         PPOTrainer._get_required_batch_multiple: ("self", "dp_size"),
@@ -116,12 +118,14 @@ def _signatures() -> dict[Callable, tuple[str, ...]]:
         PPOTrainer._compute_metrics: ("self", "batch", "metrics", "timing_raw", "global_steps", "epoch"),
         PPOTrainer.on_init_end: ("self",),
         PPOTrainer.on_train_begin: ("self",),
+        PPOTrainer.on_step_begin: ("self",),
         PPOTrainer.on_sample_end: ("self",),
         PPOTrainer.on_step_end: ("self",),
         PPOTrainer.on_validate_begin: ("self",),
         PPOTrainer.prepare_step: ("self",),
         PPOTrainer.fit: ("self", "agent_loop_manager"),
         PPOTrainerSeparateAsync._setup: ("self",),
+        Tracking.log: ("self", "data", "step", "backend"),
         LLMServerManager.get_replicas: ("self",),
     }
 
@@ -131,7 +135,8 @@ def _constants() -> dict[Callable, tuple[str, ...]]:
     from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
     from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
-    from verl.workers.rollout.llm_server import LLMServerClient
+    from verl.utils.tracking import Tracking, _TensorboardAdapter
+    from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerClient
 
     worker = AgentLoopWorkerTQ.__ray_actor_class__
     return {
@@ -149,7 +154,11 @@ def _constants() -> dict[Callable, tuple[str, ...]]:
         ),
         LLMServerClient.__init__: ("self._load_balancer = load_balancer_handle",),
         LLMServerClient._acquire_server: ("await self._load_balancer.acquire_server.remote(request_id=request_id",),
-        LLMServerClient.generate: ("server_id, server = await", "await server.generate.remote("),
+        LLMServerClient.generate: (
+            *("server_id, server = await", "await server.generate.remote("),
+            "request_id=self._vllm_request_id(request_id)",
+        ),
+        FullyAsyncLLMServerClient.generate: ('output.stop_reason not in ("aborted", "abort")',),
         AgentLoopWorker._run_agent_loop: (
             "trainer_config=DictConfigWrap(config=self.config)",
             "server_manager=self.llm_client",
@@ -163,6 +172,8 @@ def _constants() -> dict[Callable, tuple[str, ...]]:
         ),
         ToolAgentLoop._handle_generating_state: ("self.server_manager.generate(", "if not agent_data.extra_fields"),
         PPOTrainer.fit: ("self.global_steps <= self.total_training_steps", "self.config.trainer.test_freq > 0"),
+        Tracking.__init__: ('self.logger["wandb"] = wandb', 'self.logger["tensorboard"] = _TensorboardAdapter('),
+        _TensorboardAdapter.__init__: ("self.writer = SummaryWriter(",),
         PPOTrainer._submit_batch_to_rollout: ('"is_prompt"', '"pending"', 'partition_id="train"'),
         PPOTrainer._update_actor: ("ppo_mini_batch_size", "rollout.n"),
         PPOTrainer._save_checkpoint: ('f"global_step_{self.global_steps}"', "latest_checkpointed_iteration.txt"),

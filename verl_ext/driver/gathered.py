@@ -15,6 +15,7 @@ import pickle
 import traceback
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import ray
@@ -47,7 +48,8 @@ class Wave:
 
 
 class GatheredActor:
-    """Stands for a Ray actor's handle: ``handle.method.remote(...)`` returns an awaitable, as Ray's own does.
+    """Stands for a Ray actor's handle: ``handle.method.remote(...)`` returns an awaitable, as Ray's own does. A method
+    of an attribute of an asynchronous actor is ``getattr(handle, "attribute.method")``.
 
     Args:
         actor: the handle.
@@ -70,6 +72,9 @@ class GatheredActor:
         """The arguments of a call of method ``name``, as they are sent."""
         return args, kwargs
 
+    def _asked(self, name: str, kwargs: dict[str, Any], answer: asyncio.Future) -> None:
+        """A call of method ``name`` has been made, and ``answer`` will hold its result."""
+
     def _received(self, name: str, result: Any) -> Any:
         """The result of a call of method ``name``, as the caller gets it."""
         return result
@@ -88,6 +93,7 @@ class _Method:
         answer = asyncio.get_running_loop().create_future()
         answer.add_done_callback(_note_error)
         self._wave.add((call, answer))
+        self._owner._asked(self._name, kwargs, answer)
         return answer
 
     async def _send(self, calls: Sequence[tuple[bytes, asyncio.Future]]) -> None:
@@ -163,7 +169,7 @@ async def _answers(actor: object, name: str, calls: Sequence[bytes]) -> AsyncIte
 async def _answer(actor: object, name: str, call: bytes) -> tuple[Any, RayTaskError | None]:
     try:
         args, kwargs = pickle.loads(call)
-        return await getattr(actor, name)(*args, **kwargs), None
+        return await attrgetter(name)(actor)(*args, **kwargs), None
     except asyncio.CancelledError:  # as an answer it would cancel the rollout
         return None, RayTaskError(name, traceback.format_exc(), RuntimeError(f"{name} was cancelled"))
     except Exception as error:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,7 +16,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from verl_ext.controller import RolloutController
-from verl_ext.driver.agent_loop import DIVERGED, GENERATED, REPLAYED, TRUNCATED
+from verl_ext.driver.agent_loop import CANCELLED, DIVERGED, GENERATED, REPLAYED, TRUNCATED, cancelled_key
 from verl_ext.errors import EveryRolloutFailed, RunError
 from verl_ext.policy import Group, Rollout
 from verl_ext.prompts import RowKey
@@ -25,6 +26,11 @@ logger = logging.getLogger(__name__)
 
 PARTITION = "train"
 POLL_SHARE = 4  # shortest sleep, in multiples of the time to read the queue: reading stays cheap
+# Fields of a row for the update alone. verl makes the step's metrics and rollout logs of the other fields.
+UPDATE_ONLY = {
+    *("input_ids", "attention_mask", "position_ids", "loss_mask", "multi_modal_inputs", "log_probs", "entropy"),
+    *("old_log_probs", "rollout_log_probs", "ref_log_prob", "rollout_is_weights", "teacher_ids", "teacher_logprobs"),
+}
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,7 @@ class _Row:
     truncated: bool = False
     diverged: bool = False
     components: Mapping[str, float] = field(default_factory=dict)
+    cancelled: bool = False
     trajectory: Trajectory | None = None
 
 
@@ -134,9 +141,14 @@ class GroupReplayBuffer(ReplayBuffer):
         return [(uid, self._rollouts(group, sessions[uid], rows)) for uid, group in ended.items()]
 
     def _read_rows(self, keys: list[str]) -> dict[str, _Row]:
-        """The stored data of each trajectory."""
+        """The stored data of each trajectory. A cancelled rollout has a tag alone."""
+        tags = self.partitions[PARTITION]
+        cancelled = {
+            key: _Row(tokens=tags[key][GENERATED], cancelled=True) for key in keys if tags[key]["status"] == CANCELLED
+        }
+        keys = [key for key in keys if key not in cancelled]
         if not keys:
-            return {}
+            return cancelled
         fields = ["rm_scores", "extra_fields"]
         if self.controller.policy.reads_trajectories:
             fields += ["responses", "response_mask"]
@@ -147,7 +159,7 @@ class GroupReplayBuffer(ReplayBuffer):
             pairs = zip(data["responses"].unbind(), data["response_mask"].unbind(), strict=True)
             trajectories = [Trajectory(ids.numpy(), mask.numpy()) if mask[0] else None for ids, mask in pairs]
         extras = data.pop("extra_fields").tolist()
-        return {
+        return cancelled | {
             key: _Row(
                 reward=reward,
                 tokens=extra[GENERATED],
@@ -162,7 +174,7 @@ class GroupReplayBuffer(ReplayBuffer):
 
     def _rollouts(self, group: Group, sessions: dict[int, list[str]], rows: dict[str, _Row]) -> list[Rollout]:
         """One rollout per session of the wave. A session without rows, without a finite reward, or with a diverged
-        prefix under ``drop_diverged`` is a failed rollout."""
+        prefix under ``drop_diverged`` is a failed rollout, and so is a cancelled session."""
         rollouts = []
         first = len(group.rollouts)
         for session in range(first, first + group.outstanding):
@@ -187,10 +199,23 @@ class GroupReplayBuffer(ReplayBuffer):
                     truncated=any(rows[key].truncated for key in keys),
                     diverged=last.diverged,
                     components=last.components,
+                    cancelled=last.cancelled,
                     trajectory=last.trajectory if len(keys) == 1 else None,
                 )
             )
         return rollouts
+
+    def end_cancelled(self, partition_id: str) -> None:
+        """After a restart, end the waves that were being cancelled: rollouts without a row in the queue are lost."""
+        stored = (tq.kv_list(partition_id) or {}).get(partition_id, {})
+        tags: dict[str, dict] = {}
+        for uid in self.controller.cancelled:
+            group = self.controller.live[uid]
+            sessions = range(len(group.rollouts), len(group.rollouts) + group.outstanding)
+            lost = [cancelled_key(uid, session, tokens=0) for session in sessions]
+            tags |= {key: tag for key, tag in lost if key not in stored} | {uid: {"status": "finished"}}
+        if tags:
+            tq.kv_batch_put(keys=list(tags), partition_id=partition_id, tags=list(tags.values()))
 
     def _drop_untrained(self, groups: list[Group]) -> None:
         """Drop the rows of rollouts that count in their group's baseline at most."""
@@ -216,6 +241,28 @@ class GroupReplayBuffer(ReplayBuffer):
         tq.kv_clear(keys=keys, partition_id=partition_id)
         for key in keys:
             self.partitions[partition_id].pop(key, None)
+
+
+@contextlib.contextmanager
+def set_aside(batch: KVBatchMeta | None) -> Iterator[None]:
+    """Keeps the rows of a trained batch out of TransferQueue, and so out of a checkpoint of TransferQueue.
+
+    verl saves a checkpoint between the update and the step's metrics and rollout logs. The rows are therefore put back,
+    without the fields that only the update reads.
+
+    Args:
+        batch: None, or a batch that verl has already cleared, changes nothing.
+    """
+    if batch is None or batch.keys[0] not in (tq.kv_list(batch.partition_id) or {}).get(batch.partition_id, {}):
+        yield
+        return
+    names = tq.kv_batch_get(keys=batch.keys[:1], partition_id=batch.partition_id).keys()
+    rows = tq.kv_batch_get(
+        keys=batch.keys, partition_id=batch.partition_id, select_fields=[n for n in names if n not in UPDATE_ONLY]
+    )
+    tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
+    yield
+    tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=rows, tags=batch.tags)
 
 
 def _components(extra_fields: dict) -> dict[str, float]:

@@ -36,14 +36,21 @@ class Columns(dict):
     """Rows as TransferQueue reads them: name -> values of all rows.
 
     Values other than tensors stay in a list. A TensorDict would wrap each value in an object of its own, which takes
-    more time than the rest of the write.
+    more time than the rest of the write. Tensors are nested even if they have one length: TransferQueue stores the rows
+    of a dense tensor as views, and a checkpoint would hold the whole tensor once for each row.
     """
 
     def __init__(self, rows: list[dict[str, Any]]):
-        names = [name for name in rows[0] if all(isinstance(row[name], torch.Tensor) for row in rows)]
-        tensors = list_of_dict_to_tensordict([{name: row[name] for name in names} for row in rows]) if names else {}
-        super().__init__({name: tensors[name] if name in names else [row[name] for row in rows] for name in rows[0]})
+        super().__init__({name: _column([row[name] for row in rows]) for name in rows[0]})
         self.batch_size = torch.Size([len(rows)])
+
+
+def _column(values: list) -> torch.Tensor | list:
+    if not all(isinstance(value, torch.Tensor) for value in values):
+        return values
+    if not all(value.dim() for value in values):
+        return torch.stack(values)
+    return torch.nested.as_nested_tensor(values, layout=torch.jagged)
 
 
 class Rows:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import ray
@@ -13,25 +15,33 @@ from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
 from verl_ext.driver.gathered import GatheredActor
+from verl_ext.driver.transcript import TRANSCRIPT, Transcript
 
 TURN = 0.002  # seconds; requests to an engine within this time travel together
 SCORE = 0.005  # seconds; samples for a reward worker within this time travel together
 
 
-def gather_requests(client: LLMServerClient) -> None:
+def gather_requests(client: LLMServerClient, engine_name: str) -> None:
     """Make verl's client send its requests to the load balancer, and then to the engines, together.
 
     A client that does without verl's load balancer stays as it is.
     """
     if getattr(client, "_load_balancer", None) is not None:
-        client._load_balancer = GatheredBalancer(client._load_balancer)
+        make = VllmEngine if engine_name == "vllm" else GatheredActor
+        client._load_balancer = GatheredBalancer(client._load_balancer, make)
 
 
 class GatheredBalancer(GatheredActor):
-    """verl's load balancer. The engines that it chooses are gathered, too."""
+    """verl's load balancer. The engines that it chooses are gathered, too.
 
-    def __init__(self, balancer: ray.actor.ActorHandle):
+    Args:
+        balancer: its handle.
+        make_engine: class of the engines.
+    """
+
+    def __init__(self, balancer: ray.actor.ActorHandle, make_engine: type[GatheredActor]):
         super().__init__(balancer, is_async=False)
+        self._make_engine = make_engine
         self._engines: dict[ray.actor.ActorHandle, GatheredActor] = {}
 
     def _received(self, name: str, result: Any) -> Any:
@@ -39,8 +49,26 @@ class GatheredBalancer(GatheredActor):
             return result
         address, engine = result
         if engine not in self._engines:
-            self._engines[engine] = GatheredActor(engine, TURN)
+            self._engines[engine] = self._make_engine(engine, TURN)
         return address, self._engines[engine]
+
+
+class VllmEngine(GatheredActor):
+    """verl's server of a vLLM engine. A cancelled rollout can end its request, whose answer has the tokens so far."""
+
+    def _asked(self, name: str, kwargs: dict[str, Any], answer: asyncio.Future) -> None:
+        transcript = TRANSCRIPT.get()
+        if name == "generate" and transcript is not None:
+            # verl's own abort_request does not find the request, because vLLM adds to the request's name.
+            transcript.requests[answer] = partial(getattr(self, "engine.abort").remote, kwargs["request_id"])
+            answer.add_done_callback(partial(_note_answer, transcript))
+
+
+def _note_answer(transcript: Transcript, answer: asyncio.Future) -> None:
+    """verl's client would go on with an aborted request. It returns the tokens of a request that is not "aborted"."""
+    del transcript.requests[answer]
+    if transcript.cancelled and not answer.cancelled() and answer.exception() is None:
+        answer.result().stop_reason = "cancelled"
 
 
 class TokenClient:

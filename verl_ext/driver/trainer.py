@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 from collections.abc import Iterator
@@ -24,12 +25,13 @@ from verl.utils.dataset.rl_dataset import collate_fn
 
 from verl_ext.controller import RolloutController
 from verl_ext.driver.agent_loop import PREFIX, ROLLOUTS, SAMPLING, SESSION_OFFSET, WaveManager
+from verl_ext.driver.allocation_table import AllocationTables
 from verl_ext.driver.baseline import advantages_over_all
 from verl_ext.driver.checkpoint import BadCheckpoint, load_state, prune_queues, save_state, unwritten
 from verl_ext.driver.cluster import check_queue_full
 from verl_ext.driver.liveness import check_workers, forget_workers, note_nodes, note_workers
 from verl_ext.driver.prompt_data import PromptDataset, PromptTexts, endless_rows, prompt_loader
-from verl_ext.driver.replay_buffer import PARTITION, GroupReplayBuffer, RowKey
+from verl_ext.driver.replay_buffer import PARTITION, GroupReplayBuffer, RowKey, set_aside
 from verl_ext.driver.step_line import step_line
 from verl_ext.driver.stop import stop_requested
 from verl_ext.driver.stoppable import StoppableTrainer
@@ -46,7 +48,7 @@ logger = logging.getLogger(__name__)
 TRAINER_MODES = {mode: f"policy_{mode}" for mode in MODES}
 
 
-class PolicyTrainer(StoppableTrainer, WeightTurns):
+class PolicyTrainer(StoppableTrainer, WeightTurns, AllocationTables):
     """Base class of the trainers of all modes; comes before verl's trainer in the method resolution order.
 
     verl's ``fit`` and ``step`` run unchanged. :meth:`prepare_step` asks the policy, and so does the replay buffer while
@@ -61,6 +63,7 @@ class PolicyTrainer(StoppableTrainer, WeightTurns):
         self.policy: RolloutPolicy = hydra.utils.instantiate(config.rollout_policy)
         self._metrics: dict[str, float] = {}
         self._groups: list[Group] = []  # of the batch in training
+        self._trained: KVBatchMeta | None = None  # the batch of the step, once it is trained
         super().__init__(config)
 
     # ---- data ----
@@ -125,6 +128,7 @@ class PolicyTrainer(StoppableTrainer, WeightTurns):
 
     def fit(self, agent_loop_manager: WaveManager) -> None:
         note_workers()
+        gc.freeze()  # a step makes so many objects that Python searches for garbage, here only among the step's own
         try:
             self._fit_until_used_up(agent_loop_manager)
         except Exception as error:
@@ -164,7 +168,16 @@ class PolicyTrainer(StoppableTrainer, WeightTurns):
         """Drop the groups' rows from the queue."""
         self.replay_buffer._clear_groups(PARTITION, {group.id for group in groups})
 
+    def cancel(self, groups: list[Group]) -> None:
+        """End the groups' rollouts in the agent-loop workers, and their requests in vLLM."""
+        self.agent_loop_manager.cancel([group.id for group in groups])
+
     # ---- the step ----
+
+    def step(self, metrics: dict, timing_raw: dict) -> KVBatchMeta:
+        self._trained = None
+        self._trained = super().step(metrics, timing_raw)
+        return self._trained
 
     def on_train_begin(self) -> None:
         """Submit no warm-up batches: the policy alone decides on rollouts. End the run if no step is left."""
@@ -285,15 +298,12 @@ class PolicyTrainer(StoppableTrainer, WeightTurns):
         if self.global_steps == self._budget_step:
             self.budget_spent = self.config.rollout_driver.rollout_budget
         save_state(folder, self.controller.state_dict() | {"budget_spent": self.budget_spent})
-        try:
-            super()._save_checkpoint()
-            prune_queues(folder)
-        except (
-            ray.exceptions.RayTaskError,
-            OSError,
-            RuntimeError,
-        ) as error:  # in a worker, here, by torch
-            raise unwritten(folder, error) from error
+        with set_aside(self._trained):
+            try:
+                super()._save_checkpoint()
+                prune_queues(folder)
+            except (ray.exceptions.RayTaskError, OSError, RuntimeError) as error:  # in a worker, here, by torch
+                raise unwritten(folder, error) from error
 
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
@@ -314,6 +324,7 @@ class PolicyTrainer(StoppableTrainer, WeightTurns):
 
         The restored queue also holds trained rows not yet cleared, and parts of unfinished waves.
         """
+        self.replay_buffer.end_cancelled(partition_id)
         rows = (tq.kv_list(partition_id) or {}).get(partition_id, {})
         live = self.controller.live
         finished: dict[str, int] = dict.fromkeys(live, 0)
@@ -321,9 +332,9 @@ class PolicyTrainer(StoppableTrainer, WeightTurns):
         for key, tag in rows.items():
             uid, session, _ = RowKey.parse(key)
             unfinished = uid in live and not tag.get("is_prompt") and session >= len(live[uid].rollouts)
-            if uid not in live or unfinished:
+            if uid not in live or (unfinished and uid not in self.controller.cancelled):
                 foreign.append(key)
-            elif not tag.get("is_prompt"):
+            elif not (unfinished or tag.get("is_prompt")):
                 finished[uid] += 1
         lost = [uid for uid, count in finished.items() if count < len(live[uid].usable)]
         if lost:

@@ -30,6 +30,7 @@ class FastEngine:
         self.rng = np.random.default_rng(seed)
         self.waiting: list[tuple[Group, int, int]] = []  # group, rollouts, version of the weights at submission
         self.version = 0
+        self.cancelled: set[str] = set()  # ids of groups whose waves are being cancelled
 
     def submit(self, wave: list[tuple[Group, int]]) -> None:
         """Note the requests."""
@@ -38,15 +39,28 @@ class FastEngine:
     def release(self, groups: list[Group]) -> None:
         """Nothing is kept of a group."""
 
+    def cancel(self, groups: list[Group]) -> None:
+        """These groups' waves finish next; the first half of their rollouts has finished by then."""
+        known = {group.id for group, _, _ in self.waiting}
+        restored = [group for group in groups if group.id not in known]
+        self.waiting += [(group, group.outstanding, self.version) for group in restored]
+        self.cancelled |= {group.id for group in groups}
+
     def finish(self, count: int | None = None) -> list[tuple[str, list[Rollout]]]:
-        """Group ids and rollouts of the ``count`` oldest waves; None: of all waves."""
+        """Group ids and rollouts of the ``count`` oldest waves, cancelled waves first; None: of all waves."""
+        if self.cancelled:
+            self.waiting.sort(key=lambda wave: wave[0].id not in self.cancelled)
         count = len(self.waiting) if count is None else count
         done, self.waiting = self.waiting[:count], self.waiting[count:]
-        return [(group.id, self.wave(group, size, version)) for group, size, version in done]
+        waves = [(group.id, self.wave(group, size, version)) for group, size, version in done]
+        self.cancelled -= {group.id for group, _, _ in done}
+        return waves
 
     def wave(self, group: Group, size: int, version: int) -> list[Rollout]:
         """``size`` rollouts of the group."""
-        return [self.rollout(group, version) for _ in range(size)]
+        rollouts = [self.rollout(group, version) for _ in range(size)]
+        finished = size // 2 if group.id in self.cancelled else size
+        return [*rollouts[:finished], *map(cut_off, rollouts[finished:])]
 
     def success_rate(self, group: Group) -> tuple[float, int]:
         """Success rate of a rollout of this group, and the tokens of its prefix."""
@@ -106,6 +120,12 @@ class KeyedEngine(FastEngine):
         if self.rng.random() < self.lost_waves:
             return [Rollout(float("nan"), None, 0, version, failed=True)] * size
         return super().wave(group, size, version)
+
+
+def cut_off(rollout: Rollout) -> Rollout:
+    """The rollout, cancelled when half of its tokens were generated."""
+    tokens, version = rollout.tokens // 2, rollout.policy_version
+    return Rollout(float("nan"), None, tokens, version, rollout.prefix_tokens, failed=True, cancelled=True)
 
 
 def number_of(group: Group) -> int:

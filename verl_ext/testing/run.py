@@ -72,7 +72,8 @@ class Step(NamedTuple):
 
     Attributes:
         number: from 1.
-        requests: each [group id, rollouts, prefix], in the order of the requests since the step before.
+        requests: each [group id, rollouts, prefix], or [group id] of a cancelled group, in the order since the step
+            before.
         batch: the groups trained on.
         metrics: of the controller.
     """
@@ -200,6 +201,10 @@ class _Noted(KeyedEngine):
     def release(self, groups: list[Group]) -> None:
         for group in groups:
             self.handed_in.pop(group.id, None)
+
+    def cancel(self, groups: list[Group]) -> None:
+        super().cancel(groups)
+        self.requests += [[group.id] for group in groups]
 
     def wave(self, group: Group, size: int, version: int) -> list[Rollout]:
         new = super().wave(group, size, version)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from support.configs import compose
 
 from verl_ext.driver.preflight import packages
 from verl_ext.driver.preflight.packages import missing_packages, needed_modules
 
+METADATA = "Metadata-Version: 2.1\nName: trl\nVersion: 1.16.0\n"
 SEPARATE = "trainer.v1.trainer_mode=separate_async"
 BACKEND = "actor_rollout_ref.rollout.checkpoint_engine.backend"
 MEGATRON = ["model_engine=megatron", "actor_engine=megatron"]
@@ -45,6 +48,26 @@ def test_a_missing_package_is_named_with_its_key_and_its_installer(monkeypatch):
         "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl needs the package cupy, which is not installed: "
         "bash examples/install_gpu.sh."
     ]
+
+
+@pytest.mark.parametrize(
+    ("where", "refused"), [(None, True), ("__init__.py", False), ("experimental/ppo/__init__.py", False)]
+)
+def test_a_trl_without_verls_class_is_refused(where, refused, tmp_path, monkeypatch):
+    assert packages.conflicting_packages() == []
+    files = {"trl/__init__.py": "", "trl/experimental/__init__.py": "", "trl-1.16.0.dist-info/METADATA": METADATA}
+    if where:
+        files[f"trl/{where}"] = f"{packages.VALUE_HEAD} = None"
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        expected = "trl 1.16.0 is installed and has no AutoModelForCausalLMWithValueHead, which verl imports: "
+        assert [each.startswith(expected) for each in packages.conflicting_packages()] == [True] * refused
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "trl"]:
+            del sys.modules[name]
 
 
 def test_a_package_within_a_package_that_is_missing_is_missing():

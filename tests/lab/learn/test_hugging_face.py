@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from support.learner import files
 FOLDER = Path(__file__).parents[3] / "examples" / "quickstart"
 sys.path.insert(0, str(FOLDER))  # as for a script
 
+import comparison_stack  # noqa: E402
 import warm_start  # noqa: E402
 
 from verl_ext.data import reasoning_gym  # noqa: E402
@@ -78,6 +80,18 @@ def test_it_trains(source, tmp_path):
     learn(run, files(tmp_path))
     assert files(tmp_path).read().rollouts == 32
     assert any(not one.equal(other) for one, other in zip(before, run.model.parameters(), strict=True))
+
+
+def test_the_comparison_scores_a_saved_model_as_its_run_does(source, tmp_path):
+    run = LearningRun(Method.parse("grpo n=4", 4, KEYS), source.load(), Length(rollouts=32, test_every=16), 0)
+    with torch.no_grad():
+        for parameter in run.model.parameters():
+            parameter.mul_(1.5)
+    (expected,) = (value for name, value in run.validation().items() if name.startswith("val-core/"))
+    shutil.copytree(source.model, tmp_path, dirs_exist_ok=True)
+    run.model.module.save_pretrained(tmp_path)
+    assert comparison_stack.accuracy_of(tmp_path, source) == pytest.approx(expected, rel=1e-5)
+    assert comparison_stack.accuracy_of(source.model, source) != pytest.approx(expected, rel=1e-2)
 
 
 def test_more_prompts_than_there_are_is_refused(source):

@@ -127,7 +127,8 @@ def test_a_run_that_cannot_go_on_says_why(tmp_path):
     learn(run, files(tmp_path))
     found = files(tmp_path).read()
     assert "two different rewards" in found.ended
-    assert found.records[run.controller.step]["val-core/words/acc/mean@1"] >= 0
+    last = found.records[run.controller.step]
+    assert last["val-core/words/acc/mean@1"] >= 0 and last["generation/waves_total"] == run.engine.waves > 0
 
 
 def test_too_few_prompts_are_refused():

@@ -106,3 +106,35 @@ def test_the_effect_grows_with_the_ratio_as_its_curvature_says():
 def test_bad_prefix_effects_are_refused(arguments):
     with pytest.raises(ValueError, match=next(iter(arguments))):
         PrefixEffect(**arguments)
+
+
+def test_a_cancel_frees_slots_for_the_responses_that_wait():
+    """Two slots, responses of 10 tokens in one second; the clock looks every 0.05 s, so begins lie between looks."""
+    made = engine([0.0] * 4, lengths=LengthModel(10, 0.0, 100, 1.0), slots=2, engines=1, seconds_per_token=0.1)
+    first, long, waits, ended = (group(row) for row in range(4))
+    made.submit([(first, 1), (long, 2), (waits, 3), (ended, 1)])  # two of these begin at 1.0
+    assert [group_id for group_id, _ in made.finish()] == ["g0"]
+    made.clock = 1.55
+    made.cancel([long, ended])
+    assert {group_id for group_id, _ in made.finish()} == {"g1", "g3"} and made.clock == 1.55
+    ((group_id, rollouts),) = made.finish()
+    # Its first response began at 1.0. The second takes the freed slot at 1.55, and the third the first's at 2.0.
+    assert group_id == "g2" and made.clock == pytest.approx(3.0, abs=0.051)
+    assert [rollout.tokens for rollout in rollouts] == [10, 10, 10] and not any(each.cancelled for each in rollouts)
+    assert made.finish() == []
+
+
+def test_cancelled_rollouts_have_the_tokens_generated_so_far():
+    made = engine([0.0] * 2, lengths=LengthModel(10, 0.0, 100, 1.0), slots=2, engines=1, seconds_per_token=0.1)
+    made.version = 4
+    made.submit([(group(0), 5)])
+    made.clock = 1.55
+    made.cancel([group(0)])
+    ((_, rollouts),) = made.finish()
+    assert [rollout.tokens for rollout in rollouts] == [10, 10, 5, 5, 0]
+    assert [rollout.cancelled for rollout in rollouts] == [rollout.failed for rollout in rollouts]
+    assert [rollout.cancelled for rollout in rollouts] == [False, False, True, True, True]
+    assert {rollout.policy_version for rollout in rollouts} == {4} and rollouts[0].reward in (0.0, 1.0)
+    made.submit([(group(1), 2)])  # both slots are free
+    made.finish()
+    assert made.clock == pytest.approx(2.55, abs=0.051)

@@ -23,7 +23,9 @@ METHODS = [
     "knapsack n=8",
     "recall n=8",
     "prefix_sampling",
+    "grpo n=8 _target_=support.over_provisioning.OverProvisioning",
 ]
+OVER = METHODS[0], METHODS[-1]
 
 
 @pytest.mark.parametrize("text", METHODS)
@@ -96,3 +98,15 @@ def test_an_update_that_interrupts_does_not_wait_for_pilots():
 def test_bad_worlds_are_refused(argument, value):
     with pytest.raises(ValueError, match=argument):
         World(**{argument: value})
+
+
+@pytest.mark.parametrize("mode", ["sync", "separate_async"])
+def test_cancelling_the_slowest_groups_saves_time_for_tokens(mode):
+    patient, hasty = (simulate(Method.parse(text, 8), replace(WORLD, mode=mode), 0).records for text in OVER)
+    seconds = [sum(records[step]["timing_s/gen"] for step in range(2, 12)) for records in (patient, hasty)]
+    assert seconds[1] < 0.9 * seconds[0]
+    assert hasty[12]["rollouts/sampled_total"] == 1.5 * patient[12]["rollouts/sampled_total"]
+    assert hasty[12]["rollouts/discarded_cancelled_total"] > 0 and "tokens/cancelled_total" not in patient[12]
+    # A cancelled rollout would have been among the longest of all.
+    mean = patient[12]["tokens/sampled_total"] / patient[12]["rollouts/sampled_total"]
+    assert hasty[12]["tokens/cancelled_total"] > mean * hasty[12]["rollouts/discarded_cancelled_total"]

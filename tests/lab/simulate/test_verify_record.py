@@ -30,6 +30,7 @@ METHODS = [
     "knapsack n=6",
     "recall n=6",
     "prefix_sampling",
+    "grpo n=4 _target_=support.over_provisioning.OverProvisioning",
 ]
 
 
@@ -138,6 +139,23 @@ def test_a_changed_result_is_found_out(path):
     wave[1] = [[1.0 if spread else float(index % 2), None, *rollout[2:]] for index, rollout in enumerate(wave[1])]
     rewrite(path, events)
     with pytest.raises(RecordDiffers):
+        verify(path)
+
+
+def test_a_cancel_that_is_missing_is_found_out(path):
+    recorded = Recorded(path, METHODS[-1])
+    recorded.steps(1, 1)
+    recorded.run.begin_step(2)
+    recorded.run.finish_waves(recorded.engine.finish(6))  # more than the batch needs, so the others are cancelled
+    assert recorded.run.cancelled
+    recorded.start(json.loads(json.dumps(recorded.run.state_dict())))
+    *_, before, after = (event["cancelled"] for event in lines(path) if "cancelled" in event)
+    assert sorted(before) == sorted(after) and len(before) == 4
+    assert verify(path).steps == 2
+    events = lines(path)
+    del next(event for event in events if "cancelled" in event)["cancelled"][0]
+    rewrite(path, events)
+    with pytest.raises(RecordDiffers, match="cancelled groups differ, 3 in the record and 4 now"):
         verify(path)
 
 

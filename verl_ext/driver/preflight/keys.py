@@ -99,6 +99,7 @@ REQUIRED: dict[str, Kind] = {
     "rollout_driver.advantage_clip": POSITIVE.or_null(),
     "rollout_driver.record": FILE_TO_WRITE,
     "rollout_driver.dispatch": one_of("balanced", "random"),
+    "rollout_driver.log_allocation_freq": STEPS_OR_NEVER,
     "rollout_driver.on_divergence": one_of("drop", "continue"),
     "rollout_driver.rollout_budget": COUNT.or_null(),
 }

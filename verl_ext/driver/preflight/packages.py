@@ -1,4 +1,4 @@
-"""Checks that the packages of the chosen engines are installed.
+"""Checks that the packages of the chosen engines are installed, and none in the way.
 
 verl imports them in Ray's workers only, so without this check a missing package ends the run after minutes. The check
 is not part of :func:`~verl_ext.driver.preflight.validate.validate`, which judges configurations for other machines too.
@@ -7,7 +7,9 @@ is not part of :func:`~verl_ext.driver.preflight.validate.validate`, which judge
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.metadata import version
 from importlib.util import find_spec
+from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -22,6 +24,9 @@ CARRIERS = {
     "kimi_ckpt_engine": "checkpoint_engine",
 }
 """Modules of verl's checkpoint engines."""
+VALUE_HEAD = (
+    "AutoModelForCausalLMWithValueHead"  # verl's training workers import this class from any trl that they find
+)
 INSTALLER = "bash examples/install_gpu.sh"
 INSTALLED_BY = {
     "vllm": f"{INSTALLER}, or examples/install_cpu.sh for a CPU",
@@ -42,6 +47,17 @@ def missing_packages(config: DictConfig) -> list[str]:
             remedy = INSTALLED_BY.get(module, "install it, since no script of this project does")
             sentences.append(f"{key}={value} needs the package {module}, which is not installed: {remedy}.")
     return sentences
+
+
+def conflicting_packages() -> list[str]:
+    """One sentence for an installed package with which verl fails."""
+    if not is_installed("trl") or is_installed("trl.experimental.ppo"):
+        return []
+    if VALUE_HEAD in Path(find_spec("trl").origin).read_text(encoding="utf-8"):
+        return []
+    return [
+        f"trl {version('trl')} is installed and has no {VALUE_HEAD}, which verl imports: uninstall it, or use trl<1.13."
+    ]
 
 
 def needed_modules(config: DictConfig) -> Iterator[tuple[str, object, str]]:

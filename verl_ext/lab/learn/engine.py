@@ -58,6 +58,9 @@ class LearnerEngine:
         for group in groups:
             self._responses.pop(group.id, None)
 
+    def cancel(self, groups: list[Group]) -> None:
+        """Nothing to do: all requested rollouts are generated together, and handed in together."""
+
     def finish(self) -> list[tuple[str, list[Rollout]]]:
         """Generate everything that was requested."""
         requested, self._requested = self._requested, []

@@ -274,7 +274,8 @@ def learn(run: LearningRun, files: Files, on_step: OnStep = lambda *_: None) -> 
                 metrics = run.step()
             except CannotFillBatch as error:
                 ended = str(error)
-                note(run.controller.step, run.controller.ledger.metrics() | run.validation())
+                waves = {"generation/waves_total": float(run.engine.waves)}
+                note(run.controller.step, run.controller.ledger.metrics() | waves | run.validation())
                 break
             note(run.controller.step, metrics)
             if any(name.startswith("val-core/") for name in metrics):

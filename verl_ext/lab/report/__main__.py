@@ -14,6 +14,7 @@ import typer
 
 from verl_ext.files import check_folder
 from verl_ext.lab.page import Page
+from verl_ext.lab.report.finding import finding
 from verl_ext.lab.report.plots import plots
 from verl_ext.lab.report.runs import by_method, find_runs, names, read_run
 from verl_ext.lab.report.summary import summarize
@@ -50,7 +51,9 @@ def main(
         raise typer.BadParameter(str(error)) from error
     summary = summarize(found, target)
     drawn = list(plots(by_method(found), summary["target_accuracy"]))
-    page = Page("Runs compared", summary["rule"], tables(summary), summary["notes"], drawn, summary)
+    page = Page(
+        "Runs compared", f"{finding(summary)} {summary['rule']}", tables(summary), summary["notes"], drawn, summary
+    )
     path = page.write(out, "report")
     console = open_console()
     page.show(console)

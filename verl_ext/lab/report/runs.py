@@ -83,6 +83,12 @@ def without_seed(name: str) -> str:
     return match["method"] if match else name
 
 
+def seed_of(name: str) -> int | None:
+    """The number behind ``_`` at the end of a run's name."""
+    match = SEED.fullmatch(name)
+    return int(match["seed"]) if match else None
+
+
 def by_method(runs: Sequence[Run]) -> list[RunGroup]:
     """Runs grouped by method, in the order of each method's first run.
 

@@ -18,6 +18,7 @@ from verl_ext.trajectory import Trajectory
 # Simulated trajectories hold 100 identical tokens: 1 for a correct response, 0 for a wrong one. A prefix therefore
 # encodes only its length and whether its trajectory was correct.
 TRAJECTORY = 100
+TINY = 1e-6  # seconds; a response that began later than this ago can as well begin now
 TRAJECTORIES = tuple(Trajectory(np.full(TRAJECTORY, end), np.ones(TRAJECTORY, dtype=bool)) for end in (0, 1))
 
 
@@ -58,7 +59,7 @@ class SimulatedEngine:
     whose engines go on generating advances ``clock`` itself. A rollout succeeds with its prompt's probability at the
     time of submission. Interruption by an update changes neither the probability nor the rollout's policy version. A
     request's own ``response_length`` cuts responses off, which makes them wrong; its temperature and top_p have no
-    effect.
+    effect. A cancelled rollout frees its slot at once, and responses that wait for a slot move up.
 
     Args:
         ability: success rates; the trainer changes them.
@@ -84,7 +85,8 @@ class SimulatedEngine:
         self.clock = 0.0
         self.version = 0
         self._gains: np.ndarray | None = None  # of prefixes, by prompt
-        self._waiting: list[tuple[float, int, str, list[Rollout]]] = []  # a heap, by the time at which waves finish
+        # A heap of waves: when the wave finishes, its number, group and rollouts, and when each of them ends.
+        self._waiting: list[tuple[float, int, str, list[Rollout], np.ndarray]] = []
         self._submitted = 0
 
     def submit(self, wave: list[tuple[Group, int]]) -> None:
@@ -113,11 +115,35 @@ class SimulatedEngine:
         ]
         for (group, count), start, finish in zip(wave, starts.tolist(), finished, strict=True):
             self._submitted += 1
-            entry = (finish, self._submitted, group.id, rollouts[start : start + count])
+            part = slice(start, start + count)
+            entry = (finish, self._submitted, group.id, rollouts[part], ends[part])
             heapq.heappush(self._waiting, entry)
 
     def release(self, groups: list[Group]) -> None:
         """Nothing to do: the engine keeps nothing about finished groups."""
+
+    def cancel(self, groups: list[Group]) -> None:
+        """End the groups' rollouts, and schedule the responses of other groups that have not begun anew."""
+        cancelled, pace = {group.id for group in groups}, self.speed.seconds_per_token
+        waves, busy = sorted(self._waiting, key=lambda wave: wave[1]), []
+        not_begun = []  # (ends of a wave, the places of its responses that wait for a slot, their tokens)
+        for _, _, group_id, rollouts, ends in waves:
+            tokens = np.array([rollout.tokens for rollout in rollouts])
+            elapsed = self.clock - (ends - tokens * pace)
+            unfinished, begun = ends > self.clock, elapsed > TINY
+            if group_id in cancelled:
+                generated = np.clip(elapsed / pace, 0, tokens).astype(int).tolist()
+                for place in np.flatnonzero(unfinished).tolist():
+                    rollouts[place] = _cancelled(rollouts[place], generated[place])
+                ends[unfinished] = self.clock
+            else:
+                busy += ends[unfinished & begun].tolist()
+                not_begun.append((ends, unfinished & ~begun, tokens))
+        self.slots.begin_again(busy, self.clock)
+        for ends, waits, tokens in not_begun:
+            ends[waits] = self.slots.schedule(tokens[waits], self.clock)
+        self._waiting = [(float(ends.max()), *wave, ends) for _, *wave, ends in waves]
+        heapq.heapify(self._waiting)
 
     def finish(self) -> list[tuple[str, list[Rollout]]]:
         """Advance the clock until the driver's next look finds a finished wave.
@@ -128,7 +154,7 @@ class SimulatedEngine:
             self.clock = max(self._waiting[0][0], POLL * math.ceil(self._waiting[0][0] / POLL))
         waves = []
         while self._waiting and self._waiting[0][0] <= self.clock:
-            _, _, group_id, rollouts = heapq.heappop(self._waiting)
+            _, _, group_id, rollouts, _ = heapq.heappop(self._waiting)
             waves.append((group_id, rollouts))
         return waves
 
@@ -145,3 +171,9 @@ class SimulatedEngine:
         ends = np.array([0.0 if group.prefix is None else 2.0 * group.prefix.tokens[0] - 1 for group in groups])
         gains = ends * self._gains[[group.prompt.row for group in groups]]
         return self.prefixes.moved(logits, gains, shares), shares
+
+
+def _cancelled(rollout: Rollout, tokens: int) -> Rollout:
+    """The rollout, cancelled after this many tokens."""
+    before = rollout.prefix_tokens
+    return Rollout(math.nan, None, tokens, rollout.policy_version, before, failed=True, cancelled=True)

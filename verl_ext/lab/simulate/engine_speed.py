@@ -98,3 +98,8 @@ class Slots:
             push(free, end)
             ends.append(end)
         return np.array(ends)
+
+    def begin_again(self, busy: list[float], now: float) -> None:
+        """Forget the schedule, except for slots that are busy until the given times, all later than ``now``."""
+        self._free = [*busy, *[now] * (len(self._free) - len(busy))]
+        heapq.heapify(self._free)

@@ -66,6 +66,7 @@ class Verification:
         self.rows: list[Prompt] = []
         self.submitted: list[list] = []
         self.released: list[str] = []
+        self.cancelled: list[str] = []
         self.steps = self.requests = self.rollouts = self.batches = 0
 
     def submit(self, wave: list[tuple[Group, int]]) -> None:
@@ -75,6 +76,10 @@ class Verification:
     def release(self, groups: list[Group]) -> None:
         """Note the discarded groups, for the comparison with the record."""
         self.released += [group.id for group in groups]
+
+    def cancel(self, groups: list[Group]) -> None:
+        """Note the cancelled groups, for the comparison with the record."""
+        self.cancelled += [group.id for group in groups]
 
     def apply(self, number: int, event: Mapping[str, Any]) -> None:
         """Make the call recorded in line ``number``, and compare its effects."""
@@ -105,7 +110,7 @@ class Verification:
         if self.make is None and event["policy"] is None:
             raise ValueError("the record does not describe its policy; pass one to verify().")
         policy = instantiate(dict(event["policy"])) if self.make is None else self.make()
-        self.rows, self.submitted, self.released = [], [], []  # a killed process may have left some
+        self.rows, self.submitted, self.released, self.cancelled = [], [], [], []  # a killed process may have left some
         texts = [""] * event["rows_per_epoch"] if self.texts is None else self.texts
         policy.start_run(event["total_steps"], texts)
         self.run = RolloutController(policy, self._recorded_rows(), event["rows_per_epoch"], self)
@@ -121,10 +126,11 @@ class Verification:
             return
         _compare(where, "requests", event["submitted"], self.submitted)
         _compare(where, "discarded groups", event["released"], self.released)
+        _compare(where, "cancelled groups", event.get("cancelled", []), self.cancelled)
         _compare(where, "unread rows of the data", [], [row.id for row in self.rows])
         self.requests += len(self.submitted)
         self.rollouts += sum(count for _, count, *_ in self.submitted)
-        self.submitted, self.released = [], []
+        self.submitted, self.released, self.cancelled = [], [], []
 
 
 def _compare(where: str, kind: str, recorded: list, found: list) -> None:

@@ -122,6 +122,9 @@ class RecordedEngine:
     def release(self, groups: list[Group]) -> None:
         """Nothing to do: the engine keeps nothing about finished groups."""
 
+    def cancel(self, groups: list[Group]) -> None:
+        """Nothing to do: all requested rollouts are generated together, and handed in together."""
+
     def finish(self) -> list[tuple[str, list[Rollout]]]:
         """The rollouts of all submitted waves, by group id."""
         waiting, self._waiting = self._waiting, []

@@ -1,0 +1,99 @@
+"""A table of the prompts of a step and their rollouts, in the user's tracker and beside the rollout logs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pandas as pd
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+from verl.utils.tracking import Tracking
+
+from verl_ext.controller import RolloutController
+from verl_ext.policy import Group
+
+NAME = "allocation/prompts"  # in the tracker
+
+
+class AllocationTables(PPOTrainer):
+    """Writes a table every ``rollout_driver.log_allocation_freq`` steps."""
+
+    controller: RolloutController
+    _finished_before: Mapping[str, int]  # by group, its rollouts of earlier steps
+    _allocation: pd.DataFrame
+
+    def on_step_begin(self) -> None:
+        super().on_step_begin()
+        live = self.controller.live
+        self._finished_before = {name: len(group.rollouts) for name, group in live.items()}
+
+    def on_sample_end(self) -> None:
+        super().on_sample_end()
+        freq = self.config.rollout_driver.log_allocation_freq
+        self._allocation = pd.DataFrame()
+        if freq > 0 and self.global_steps % freq == 0:
+            self._allocation = allocation_table(self.global_steps, self.controller, self._finished_before)
+
+    def _compute_metrics(
+        self, batch: KVBatchMeta, metrics: dict, timing_raw: dict, global_steps: int, epoch: int
+    ) -> None:
+        super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
+        if self._allocation.empty:
+            return
+        track(self.logger, self._allocation, global_steps)
+        if self.config.trainer.rollout_data_dir:
+            folder = Path(self.config.trainer.rollout_data_dir) / "allocation"
+            folder.mkdir(parents=True, exist_ok=True)
+            self._allocation.to_json(folder / f"{global_steps}.jsonl", orient="records", lines=True)
+
+
+def allocation_table(step: int, controller: RolloutController, finished_before: Mapping[str, int]) -> pd.DataFrame:
+    """One row for each group that left in this step, and for each buffered group.
+
+    The sums of ``sampled`` and ``trained`` are the step's metrics ``rollouts/sampled`` and ``rollouts/trained``.
+
+    Columns:
+        step: the training step.
+        prompt: :attr:`verl_ext.policy.Prompt.id`.
+        row: of the prompt in the training data.
+        data_source: of the prompt.
+        sampled: rollouts of the group that finished in this step, failed rollouts included.
+        rollouts: finished rollouts of the group, those of earlier steps and failed rollouts included.
+        trained: rollouts that this step trains on.
+        success_rate: share of correct rollouts; missing without verdicts.
+        reward_mean: over the rollouts that did not fail.
+        fate: ``trained``, ``discarded_<reason>`` or ``buffered``.
+    """
+    buffered = [(group, "buffered") for group in controller.live.values() if group.rollouts]
+    return pd.DataFrame(
+        {"step": step, **_row(group, fate, finished_before.get(group.id, 0))}
+        for group, fate in (*controller.ledger.left, *buffered)
+    )
+
+
+def _row(group: Group, fate: str, finished_before: int) -> dict[str, object]:
+    verdicts, rewards = group.verdicts, group.rewards
+    return {
+        "prompt": group.prompt.id,
+        "row": group.prompt.row,
+        "data_source": group.prompt.metadata.get("data_source"),
+        "sampled": len(group.rollouts) - finished_before,
+        "rollouts": len(group.rollouts),
+        "trained": len(group.trained_rollouts) if fate == "trained" else 0,
+        "success_rate": sum(verdicts) / len(verdicts) if verdicts else None,
+        "reward_mean": rewards.mean() if rewards.size else None,
+        "fate": fate,
+    }
+
+
+def track(tracking: Tracking, table: pd.DataFrame, step: int) -> None:
+    """Log the table to W&B as a table, and to TensorBoard as text."""
+    loggers = tracking.logger
+    if "wandb" in loggers:
+        shown = table.astype(object).where(table.notna(), None)  # JSON has no nan
+        tracking.log({NAME: loggers["wandb"].Table(dataframe=shown)}, step, backend=["wandb"])
+    if "tensorboard" in loggers:  # shows Markdown
+        header, rows = table.to_csv(sep="|", index=False).split("\n", 1)
+        text = "\n".join((header, "|".join(["---"] * table.shape[1]), rows))
+        loggers["tensorboard"].writer.add_text(NAME, text, step)

@@ -1,0 +1,69 @@
+"""The result of a comparison in one sentence, with its uncertainty."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from verl_ext.lab.report.runs import seed_of
+
+
+class Ratio(NamedTuple):
+    """Cost of the reference / cost of a method: geometric mean over paired seeds, with its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def paired(reference: Sequence[float], method: Sequence[float]) -> Ratio:
+    """How many times less a method needs; Student's t over the logarithms of the ratios of seeds.
+
+    Args:
+        reference: (S,) costs above 0, one per seed; at least two.
+        method: (S,) costs of the method with the same seeds.
+    """
+    from scipy import stats  # takes a second, and a report of single runs needs none
+
+    logs = np.log(np.divide(reference, method))
+    middle, error = float(logs.mean()), float(logs.std(ddof=1)) / math.sqrt(logs.size)
+    width = float(stats.t.ppf(0.975, logs.size - 1)) * error
+    return Ratio(math.exp(middle), math.exp(middle - width), math.exp(middle + width))
+
+
+def finding(summary: Mapping[str, Any]) -> str:
+    """The best method against the first one, from :func:`~verl_ext.lab.report.summary.summarize`.
+
+    The sentence has an interval if both methods have the same seeds, two or more. A method that misses the target with
+    a seed has no ratio.
+    """
+    reference, *others = summary["methods"]
+    rated = [method for method in others if method["times_fewer_rollouts"] is not None]
+    target = summary["target_accuracy"]
+    if target is None:
+        return "No run has a validation accuracy, so no method can be compared."
+    if not others:
+        final, rollouts = reference["final_accuracy"], reference["rollouts"]
+        spent = "" if rollouts is None else f" after {rollouts:,.0f} rollouts"
+        return f"{reference['name']} ends at an accuracy of {final:.1%}{spent}; no other method is here to compare."
+    if not rated:
+        return f"Nothing compares with {reference['name']}: a run never reaches {target:.1%}, or counts no rollouts."
+    best = max(rated, key=lambda method: method["times_fewer_rollouts"])
+    costs, others_costs = (_costs(summary["runs"], method["runs"]) for method in (reference, best))
+    several = costs.keys() == others_costs.keys() and len(costs) > 1 and all([*costs.values(), *others_costs.values()])
+    ratio = paired(list(costs.values()), [others_costs[seed] for seed in costs]) if several else None
+    times = best["times_fewer_rollouts"] if ratio is None else ratio.mean
+    compared = f"{times:.2f} times fewer rollouts than" if times >= 1 else f"{1 / times:.2f} times as many rollouts as"
+    said = f"To reach an accuracy of {target:.1%}, {best['name']} needed {compared} {reference['name']}"
+    if ratio is None:
+        return f"{said}; without several seeds of both, nobody can tell this from chance."
+    interval = f"{len(costs)} seeds; 95 % interval {ratio.low:.2f} to {ratio.high:.2f} times fewer"
+    return f"{said} ({interval}){'; chance alone can explain this' if ratio.low <= 1 <= ratio.high else ''}."
+
+
+def _costs(runs: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[int | None, float]:
+    """Rollouts to the target of each seed of a method."""
+    return {seed_of(run["name"]): run["rollouts_to_target"] for run in runs if run["name"] in names}
