@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -138,12 +139,17 @@ def make_task(folder: Path) -> Task:
 
 
 def overrides(recipe: str, option: Option) -> list[str]:
-    """Keys of a cell, beside those of the task."""
+    """Keys of a cell, beside those of the task.
+
+    The engine's rollouts show whether it has the new weights, since these differ much; gradients on the same rollouts
+    are compared after an update, so this update is small.
+    """
     return [
         *RECIPES[recipe],
         "reward.custom_reward_function.path=pkg://verl_ext.first_run.coin",
         f"data.train_batch_size={PROMPTS}",
         f"{ACTOR}.ppo_mini_batch_size={PROMPTS if option.same_rollouts else 1}",
+        f"{ACTOR}.optim.lr={1e-5 if option.same_rollouts else 1e-3}",
         f"trainer.total_training_steps={STEPS}",
         f"trainer.save_freq={STEPS}",
         *(SAME_ROLLOUTS if option.same_rollouts else ()),
@@ -167,8 +173,7 @@ def attempt(recipe: str, option: Option, task: Task, folder: Path, baseline: Pat
         try:
             if option.refusal:
                 return _refused(run, option.refusal)
-            run.wait_for_step(1)
-            running = run.processes()
+            running = _most_processes(run)
             steps = run.finish()
         except AssertionError as error:
             raise Failed(f"{str(error).splitlines()[0]} {last_error(run.log_file)}") from error
@@ -181,6 +186,15 @@ def attempt(recipe: str, option: Option, task: Task, folder: Path, baseline: Pat
         raise Failed("; ".join(faults))
     option.check(steps, checkpoint)
     return ""
+
+
+def _most_processes(run: TrainingRun) -> Counter[str]:
+    """The largest number of processes with each title until the run ends. Some start only when they get work."""
+    most: Counter[str] = Counter()
+    while run.process.poll() is None and time.monotonic() < run.deadline:
+        most |= run.processes()
+        time.sleep(0.5)
+    return most
 
 
 def _refused(run: TrainingRun, sentence: str) -> str:

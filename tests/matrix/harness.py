@@ -41,15 +41,16 @@ def run(recipe: str, name: str, option: Option, task: Task, out: Path) -> Row:
     start = time.monotonic()
     try:
         sentence = attempt(recipe, option, task, folder, folder_of(out, recipe, BASELINE))
-    except Failed as error:
-        return Row(name_of(recipe, name), FAILED, f"{error} ({folder}/run.log)", time.monotonic() - start)
+    except Exception as error:  # the other cells go on
+        why = str(error) if isinstance(error, Failed) else f"{type(error).__name__}: {error}"
+        return Row(name_of(recipe, name), FAILED, f"{why} ({folder}/run.log)", time.monotonic() - start)
     if name != BASELINE:
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     return Row(name_of(recipe, name), REFUSED if sentence else PASSED, sentence, time.monotonic() - start)
 
 
-def page(rows: dict[str, Row], setting: dict[str, str]) -> Iterator[str]:
-    """Lines of docs/matrix.md."""
+def page(rows: dict[str, Row], how: str) -> Iterator[str]:
+    """Lines of docs/matrix.md; ``how`` names machine, versions and day."""
     yield "# Options of verl, tried without a GPU\n"
     yield (
         "Each cell is a training of two steps on the CPU (verl, Ray, vLLM, FSDP2 on gloo) with a small model: a recipe "
@@ -62,10 +63,10 @@ def page(rows: dict[str, Row], setting: dict[str, str]) -> Iterator[str]:
     yield (
         "Same update: all rollouts are those of the training with one actor rank, groups differ in size, and rows are "
         "padded where ranks do not divide them; every gradient, read from Adam's state, is that of one rank to "
-        "1e-4 of the largest. The engine's own rollouts are used in the other cells, with three optimizer steps a step; "
-        "the probabilities of fresh tokens are those of the actor to 1e-3.\n"
+        "1e-4 of the largest. The other cells train the engine's own rollouts, with three optimizer steps a step, and "
+        "the engine's probabilities of fresh tokens are those of the actor to 1e-3.\n"
     )
-    yield f"Command: `bash tests/matrix.sh`. {'. '.join(f'{key}: {value}' for key, value in setting.items())}.\n"
+    yield f"Command: `bash tests/matrix.sh --page docs/matrix.md`, each cell once. {how}\n"
     yield f"| option | {' | '.join(RECIPES)} | same update |\n|---|{'---|' * len(RECIPES)}---|"
     sentences = []
     for name, option in OPTIONS.items():
@@ -107,7 +108,8 @@ def main(
     out = (ROOT / out).resolve()
     out.mkdir(parents=True, exist_ok=True)
     packages = ", ".join(f"{package} {version(package)}" for package in PACKAGES)
-    results = Results(out, {"Machine": machine(), "Versions": f"Python {platform.python_version()}, {packages}"})
+    setting = {"Machine": machine(), "Versions": f"Python {platform.python_version()}, {packages}"}
+    results = Results(out, setting)
     shutil.rmtree(out / "task", ignore_errors=True)
     task = make_task(out / "task")
     plan = [(recipe, name) for recipe in chosen for name in OPTIONS if options in name or name == BASELINE]
@@ -121,7 +123,8 @@ def main(
         failed += row.result == FAILED
         console.print(f"{number}/{len(plan)} {row.what}: {row.result} {row.why} ({row.seconds:.0f} s)")
     if to is not None:
-        write_text(ROOT / to, "\n".join(page({row.what: row for row in results.rows}, setting)) + "\n")
+        how = ". ".join([*(f"{key}: {value}" for key, value in setting.items()), f"Day: {date.today():%d %B %Y}."])
+        write_text(ROOT / to, "\n".join(page({row.what: row for row in results.rows}, how)) + "\n")
     raise typer.Exit(int(failed > 0))
 
 

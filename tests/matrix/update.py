@@ -10,11 +10,10 @@ SHARDS = "optim_world_size_*_rank_*.pt"
 
 
 def first_moments(checkpoint: Path) -> list[torch.Tensor]:
-    """Adam's first moments, whole, in the order of the parameters: weighted sums of the gradients so far."""
+    """Adam's first moments of the trained parameters, whole and in order: weighted sums of the gradients so far."""
     shards = sorted((checkpoint / "actor").glob(SHARDS), key=lambda file: int(file.stem.rpartition("_")[2]))
     states = [torch.load(file, weights_only=False)["state"] for file in shards]
-    names = range(len(states[0]))
-    return [torch.cat([_local(state[name]["exp_avg"]) for state in states]) for name in names]
+    return [torch.cat([_local(state[number]["exp_avg"]) for state in states]) for number in sorted(states[0])]
 
 
 def difference(one: list[torch.Tensor], other: list[torch.Tensor]) -> float:

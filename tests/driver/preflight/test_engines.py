@@ -160,7 +160,7 @@ def test_engines_of_their_own_need_not_fit_the_actors_devices(tmp_path):
     validate(compose("hora", *good_overrides(tmp_path), "hardware=h200", *SEPARATE, *devices))
 
 
-@pytest.mark.parametrize("attention", [[], ["+actor_rollout_ref.model.override_config.attn_implementation=sdpa"]])
+@pytest.mark.parametrize("attention", [[], ["++actor_rollout_ref.model.override_config.attn_implementation=sdpa"]])
 def test_sequences_are_divided_over_devices_within_flash_attention_only(attention, tmp_path):
     key = "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size"
     config = compose("hora", *good_overrides(tmp_path), "hardware=h200", f"{key}=2", *attention)

@@ -20,7 +20,7 @@ class SameRollouts(SingleTurnAgentLoop):
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
         output = await super().run(sampling_params, **kwargs)
-        draw = random.Random(f"prompt {kwargs['extra_info']['index']}, rollout {kwargs['session_id']}")
+        draw = random.Random(f"rollout {kwargs['session_id']} of prompt {kwargs['extra_info']['index']}")
         if draw.random() < FAILED:
             raise RuntimeError("this rollout fails in every run")
         letters = "".join(draw.choices(string.ascii_lowercase, k=draw.randint(1, self.response_length - 1)))

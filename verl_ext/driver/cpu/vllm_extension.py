@@ -15,13 +15,14 @@ class CPUWorkerExtension(vLLMColocateWorkerExtension):
     """
 
     def update_weights_from_ipc(self, peft_config=None, base_sync_done=False, use_shm=False):
-        if peft_config and base_sync_done:  # an adapter beside the weights, which vLLM does not repack
+        if peft_config and base_sync_done:  # adapters are kept beside the weights, and are not repacked
             return super().update_weights_from_ipc(peft_config, base_sync_done, use_shm)
         received = {}
 
         def keep(weights, is_last):
-            # The tensors are views of shared memory, and the next bucket overwrites the memory.
-            received.update((name, tensor.clone()) for name, tensor in weights)
+            # The tensors are views of shared memory, and the next bucket overwrites the memory. In a model with
+            # adapters, verl's name of a weight is x.base_layer.weight, and the name for vLLM's loader is x.weight.
+            received.update((name.replace(".base_layer.", "."), tensor.clone()) for name, tensor in weights)
 
         receiver = BucketedWeightReceiver(zmq_handle=self._get_zmq_handle(), device=self.device, use_shm=use_shm)
         receiver.receive_weights(on_bucket_received=keep)
