@@ -76,7 +76,8 @@ def test_dapo_with_rewards_that_fail(task, tmp_path):
 
 
 def test_a_policy_of_ones_own_with_groups_of_different_sizes(task, tmp_path):
-    """The policy of docs/your_own_policy.md: two waves in a step, and row counts not divisible by a mini-batch size."""
+    """The policy of docs/your_own_policy.md on two actor ranks: two waves in a step, and row counts that neither ranks
+    nor mini-batches divide."""
     source = re.search(r"```python\n(.*?)```", YOUR_OWN_POLICY.read_text(), re.DOTALL).group(1)
     (tmp_path / "disagreement.py").write_text(source)
     run = TrainingRun(
@@ -87,6 +88,7 @@ def test_a_policy_of_ones_own_with_groups_of_different_sizes(task, tmp_path):
         "~rollout_policy.prompt_weight",
         "actor_rollout_ref.rollout.n=7",
         "actor_rollout_ref.actor.ppo_mini_batch_size=1",
+        "trainer.n_gpus_per_node=2",
         "trainer.total_training_steps=4",
         "trainer.save_freq=4",
         python_path=str(tmp_path),
@@ -98,7 +100,9 @@ def test_a_policy_of_ones_own_with_groups_of_different_sizes(task, tmp_path):
         assert metrics["rollouts/sampled"] == 4 * 7  # the budget, to the unit
         assert metrics["allocation/min"] >= 3 + 4
         assert metrics["training/rollout_probs_diff_max"] < 1e-3
-    assert any(metrics["rollouts/trained"] % 4 for metrics in steps.values()), "no step needed padding"
+    uneven = [metrics["rollouts/trained"] % 8 for metrics in steps.values()]  # 2 ranks with 4 mini-batches each
+    assert any(uneven), "no step needed padding"
+    assert len(list(run.checkpoints.glob("global_step_4/actor/optim_world_size_2_rank_*.pt"))) == 2
     assert optimizer_steps(run.checkpoints, 4) == 4 * 4
 
 
@@ -124,10 +128,15 @@ def test_used_up_data_ends_a_run_saved_and_validated(task, tmp_path):
 
 
 def test_pilot_commit_over_an_epoch_end(task, tmp_path):
-    """With importance correction."""
+    """With importance correction, and several workers of each kind."""
     overrides = [*PILOT_COMMIT, "algorithm.rollout_correction.rollout_is=token", "data.train_max_samples=64"]
     overrides += ["trainer.total_training_steps=8", "trainer.save_freq=8"]
+    overrides += ["actor_rollout_ref.rollout.agent.num_workers=3", "reward.num_workers=2"]
+    overrides += ["transfer_queue.backend.SimpleStorage.num_data_storage_units=2"]
     run = TrainingRun(task, "pilot_commit", tmp_path, *overrides)
+    run.wait_for_step(2)
+    workers = run.processes()
+    assert [workers[f"ray::{name}"] for name in ("WaveWorker", "RewardLoopWorker", "SimpleStorageUnit")] == [3, 2, 2]
     steps = run.finish()
     assert list(steps) == list(range(1, 9))
     assert_books_balance(steps)

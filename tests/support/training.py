@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,6 +117,11 @@ class TrainingRun(Training):
             titles.add(found)
         raise AssertionError(f"no process of the run is named {title}, only {', '.join(sorted(titles))}")
 
+    def processes(self) -> Counter[str]:
+        """Number of the run's processes with each title, without what follows a dot or a colon with a number."""
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        return Counter(title.partition(".")[0] for title, _ in self._titled(children))
+
     def forks(self) -> set[str]:
         """Titles of the processes that started as forks of one that has imported verl and vLLM."""
         driver = psutil.Process(self.process.pid)
@@ -144,10 +150,10 @@ def assert_books_balance(steps: Steps) -> None:
 
 
 def optimizer_steps(checkpoints: Path, step: int) -> int:
-    """How often the optimizer has really stepped, from its saved state."""
+    """How often the optimizer of every rank has really stepped, from its saved state."""
     import torch
 
-    path = checkpoints / f"global_step_{step}" / "actor" / "optim_world_size_1_rank_0.pt"
-    state = torch.load(path, weights_only=False)["state"]
-    (count,) = {int(entry["step"]) for entry in state.values()}
+    shards = (checkpoints / f"global_step_{step}" / "actor").glob("optim_world_size_*_rank_*.pt")
+    states = [torch.load(shard, weights_only=False)["state"] for shard in shards]
+    (count,) = {int(entry["step"]) for state in states for entry in state.values()}
     return count

@@ -160,6 +160,34 @@ def test_engines_of_their_own_need_not_fit_the_actors_devices(tmp_path):
     validate(compose("hora", *good_overrides(tmp_path), "hardware=h200", *SEPARATE, *devices))
 
 
+@pytest.mark.parametrize("attention", [[], ["++actor_rollout_ref.model.override_config.attn_implementation=sdpa"]])
+def test_sequences_are_divided_over_devices_within_flash_attention_only(attention, tmp_path):
+    key = "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size"
+    config = compose("hora", *good_overrides(tmp_path), "hardware=h200", f"{key}=2", *attention)
+    if not attention:  # verl's default is flash attention
+        validate(config)
+        return
+    with pytest.raises(BadConfig, match=rf"{key}=2 is not valid: with .*attn_implementation=sdpa"):
+        validate(config)
+
+
+@pytest.mark.parametrize(("size", "executor"), [(1, "uni"), (2, "mp")])
+def test_an_engine_on_the_cpu_has_a_process_for_each_part_of_the_model(size, executor, tmp_path):
+    """With a single process verl would wait for ever for the other parts to take their weights."""
+    config = compose("hora", *good_overrides(tmp_path), f"{TP}={size}", f"trainer.n_gpus_per_node={size}")
+    validate(config)
+    rollout = config.actor_rollout_ref.rollout
+    assert rollout.engine_kwargs.vllm.distributed_executor_backend == executor
+    assert rollout.n_gpus_per_node == config.ray_kwargs.ray_init.num_gpus == size
+
+
+def test_slots_of_a_separate_pool_on_the_cpu(tmp_path):
+    pool = [*SEPARATE[:3], "actor_rollout_ref.rollout.checkpoint_engine.backend=gloo"]
+    config = compose("hora", *good_overrides(tmp_path), *pool, "trainer.n_gpus_per_node=2")
+    validate(config)
+    assert config.ray_kwargs.ray_init.num_gpus == 2 + 2
+
+
 @pytest.mark.parametrize(("bind", "least"), [(True, 2), (False, 1)])
 def test_engines_of_their_own_need_room_for_delay(bind, least, tmp_path):
     policy = [f"rollout_policy.bind={bind}", "rollout_policy.max_delay="]

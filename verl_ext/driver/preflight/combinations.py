@@ -10,10 +10,11 @@ from omegaconf import OmegaConf
 
 from verl_ext.checks import COUNT
 from verl_ext.driver.preflight.faults import Faults
-from verl_ext.driver.preflight.keys import ACTOR, ROLLOUT
+from verl_ext.driver.preflight.keys import ACTOR, ATTENTION, ROLLOUT
 
 QUEUE_SIZE = "transfer_queue.backend.SimpleStorage.total_storage_size"
 TENSOR_PARALLEL = f"{ROLLOUT}.tensor_model_parallel_size"
+SEQUENCE_PARALLEL = tuple(f"{ACTOR}.{name}ulysses_sequence_parallel_size" for name in ("", "fsdp_config."))
 CARRIERS = ("nccl", "nixl", "mooncake", "kimi_ckpt_engine", "delta_sharded")  # of weights between devices, in verl
 
 
@@ -50,13 +51,29 @@ def check_room(faults: Faults) -> None:
     faults.refuse_if(bool(faults[key]) and faults[key] <= prompt, key, valid)
 
 
+def check_sequence_parallel(faults: Faults) -> None:
+    """verl exchanges the heads of a divided sequence within flash attention only."""
+    attention = faults[ATTENTION] or "flash_attention_2"  # verl's default
+    if not faults[f"{ACTOR}.strategy"].startswith("fsdp") or attention.startswith("flash_attention"):
+        return
+    valid = f"with {ATTENTION}={attention} each device would attend to its own part of a sequence alone, use 1"
+    for key in SEQUENCE_PARALLEL:
+        faults.refuse_if((faults[key] or 1) > 1, key, valid)
+
+
+def check_adapters(faults: Faults) -> None:
+    """On the CPU the engine takes whole weights only (``driver/cpu/vllm_extension.py``)."""
+    key, merged = "actor_rollout_ref.model.lora_rank", bool(faults["actor_rollout_ref.model.lora.merge"])
+    valid = "on a CPU the engine takes no adapters, use 0 or actor_rollout_ref.model.lora.merge=true"
+    faults.refuse_if(_is_cpu(faults) and (faults[key] or 0) > 0 and not merged, key, valid)
+
+
 def check_micro_batch(faults: Faults) -> None:
     """A response of full length must fit into a device's token limit for training."""
     longest = faults["data.max_prompt_length"] + faults["data.max_response_length"]
     key, strategy, sharing = f"{ACTOR}.ppo_max_token_len_per_gpu", faults[f"{ACTOR}.strategy"], 1
     if strategy.startswith("fsdp"):
-        sizes = f"{ACTOR}.ulysses_sequence_parallel_size", f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size"
-        sharing = max(faults[size] or 1 for size in sizes)
+        sharing = max(faults[size] or 1 for size in SEQUENCE_PARALLEL)
     elif strategy == "megatron" and not faults[f"{ACTOR}.megatron.dynamic_context_parallel"]:
         sharing = faults[f"{ACTOR}.megatron.context_parallel_size"]
     else:
@@ -160,6 +177,8 @@ COMBINATIONS = (
     check_correction,
     check_reward_model,
     check_room,
+    check_sequence_parallel,
+    check_adapters,
     check_micro_batch,
     check_profile,
     check_validation_only,

@@ -27,6 +27,7 @@ from verl_ext.policy import MODES
 from verl_ext.weights import AGGREGATIONS
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
 GROUP_ADVANTAGES = (
     "grpo",
     "grpo_vectorized",

@@ -13,9 +13,8 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_ext.driver.preflight.keys import ACTOR, ROLLOUT
+from verl_ext.driver.preflight.keys import ACTOR, ATTENTION, ROLLOUT
 
-ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
 ENGINES = {"vllm": "vllm", "sglang": "sglang"}
 CARRIERS = {
     "nccl": "cupy",  # Ray's collectives over NCCL are written in cupy
@@ -80,9 +79,7 @@ def needed_modules(config: DictConfig) -> Iterator[tuple[str, object, str]]:
         yield from of(strategy, {"megatron": "megatron.core"})
         yield from of(strategy, {"megatron": "mbridge" if legacy else "megatron.bridge"})
     else:
-        yield from of(
-            "actor_rollout_ref.model.override_config.attn_implementation", {"flash_attention_2": "flash_attn"}
-        )
+        yield from of(ATTENTION, {"flash_attention_2": "flash_attn"})
 
 
 def is_installed(module: str) -> bool:
