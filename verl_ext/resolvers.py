@@ -84,10 +84,13 @@ def per_node(count: int, least: int = 1, *, _root_: DictConfig) -> int:
     """``${per_node:count,least}``: workers of a run, ``count`` for each of its nodes, and at least ``least``.
 
     Nodes are those of the training, and those of a separate pool of engines. A number of nodes that is not valid is
-    refused under its own name; the workers are then those of one node.
+    refused under its own name; the workers are then those of one node. So is a count that is not valid, which is passed
+    on.
     """
     from verl_ext.checks import is_integer
 
+    if not is_integer(count):
+        return count
     nodes = _root_.trainer.nnodes, _root_.actor_rollout_ref.rollout.nnodes
     return max(least, count * (sum(nodes) if all(map(is_integer, nodes)) else 1))
 

@@ -435,8 +435,11 @@ def test_a_cancel_finds_rollouts_that_have_not_begun(roll_out):
 
 
 def test_finished_rollouts_of_a_cancelled_wave_stay(roll_out, tokenizer):
-    passes = iter(range(500))
-    settled = lambda _, engine: len(engine.calls) == 3 and next(passes) > 200  # noqa: E731
+    def settled(worker, engine):
+        transcripts = worker._running[UID]._rollouts.values() if UID in worker._running else ()
+        ended = any(transcript.loop_has_ended for transcript in transcripts)
+        return ended and [transcript.generated > 0 for transcript in transcripts] == [True] * 3
+
     status, row, engine = roll_out(["11", WAIT, WAIT], rollouts=3, timeout=None, cancel_when=settled)
     assert status == "finished" and tokenizer.decode(row["responses"].tolist()) == "11" + END
     wanted = cancelled(length_of(tokenizer, WAIT))

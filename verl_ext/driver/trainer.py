@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 TRAINER_MODES = {mode: f"policy_{mode}" for mode in MODES}
 
 
-class PolicyTrainer(StoppableTrainer, WeightTurns, AllocationTables):
+class PolicyTrainer(StoppableTrainer, AllocationTables, WeightTurns):
     """Base class of the trainers of all modes; comes before verl's trainer in the method resolution order.
 
     verl's ``fit`` and ``step`` run unchanged. :meth:`prepare_step` asks the policy, and so does the replay buffer while
