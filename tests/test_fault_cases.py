@@ -15,9 +15,9 @@ from faults.runs import AGENT_LOOPS, NotTried, last_error, started, stop
 from faults.verdict import LOST, RECOVERED, REFUSED
 from omegaconf import OmegaConf
 from rich.console import Console
-from support.configs import RECIPES, compose, good_overrides
+from support.configs import RECIPES, compose
 from support.engine import controller, run_step
-from support.training import Task, TrainingRun
+from support.training import Task, TrainingRun, write_task
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase
 
 from recipe.grpo.policy import Uniform
@@ -88,12 +88,7 @@ def test_the_sentences_are_the_packages_own():
 
 @pytest.fixture(scope="module")
 def task(tmp_path_factory) -> Task:
-    folder = tmp_path_factory.mktemp("task")
-    good_overrides(folder)  # writes its files
-    (folder / "data").mkdir()
-    for name in ("train", "validation"):
-        (folder / f"{name}.parquet").rename(folder / f"data/{name}.parquet")
-    return Task(folder)
+    return write_task(tmp_path_factory.mktemp("task"))
 
 
 @pytest.mark.parametrize("name", running.FAULTS)

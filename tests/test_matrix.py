@@ -13,8 +13,8 @@ from matrix.cells import AGENT_LOOPS, BASELINE, OPTIONS, RECIPES, STEPS, Option,
 from matrix.harness import REFUSED, name_of, page
 from matrix.update import difference, first_moments
 from support.agent_loops import ScriptedEngine, make_loop, make_tokenizer
-from support.configs import compose, good_overrides
-from support.training import Task
+from support.configs import compose
+from support.training import Task, write_task
 from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
 
 from verl_ext.driver.preflight.validate import BadConfig, validate
@@ -23,12 +23,7 @@ from verl_ext.first_run.table import FAILED, PASSED, Row
 
 @pytest.fixture(scope="module")
 def task(tmp_path_factory) -> Task:
-    folder = tmp_path_factory.mktemp("task")
-    good_overrides(folder)  # writes its files
-    (folder / "data").mkdir()
-    for name in ("train", "validation"):
-        (folder / f"{name}.parquet").rename(folder / f"data/{name}.parquet")
-    return Task(folder)
+    return write_task(tmp_path_factory.mktemp("task"))
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pyarrow.parquet as pq
 
+from support.configs import good_overrides
 from verl_ext.first_run.process import TOTALS, Steps, Training, balances
 from verl_ext.lab.simulate.verify_record import verify
 
@@ -142,6 +143,15 @@ def assert_nothing_lost(before: Steps, after: Steps) -> None:
     assert_books_balance(after)
     for name in TOTALS:
         assert after[first][f"{name}_total"] - after[first][name] == before[last][f"{name}_total"], name
+
+
+def write_task(folder: Path) -> Task:
+    """The files of a task as far as a validation of the configuration reads them; nothing can be trained."""
+    good_overrides(folder)  # writes its files
+    (folder / "data").mkdir()
+    for name in ("train", "validation"):
+        (folder / f"{name}.parquet").rename(folder / f"data/{name}.parquet")
+    return Task(folder)
 
 
 def assert_books_balance(steps: Steps) -> None:
