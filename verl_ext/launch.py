@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module, resources
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, NoReturn
 
 from verl_ext import extras
@@ -170,9 +171,17 @@ def prepare_forks() -> None:
     Ray's C++ part reads them when Ray is imported, which composing the configuration does, and never again. The job is
     the first of the cluster that the driver starts. Ray means the raylet's process, without which a worker ends; the
     raylet ends with the driver, so here it is the driver.
+
+    Forks must not share Ray's random numbers, with which their threads name the calls of actors: an actor that receives
+    two calls of one name ends. Ray's C++ part seeds its generator when it is first asked, and cannot seed it anew. So
+    the only numbers that importing verl asks for, one for each class of actors, come from the system.
     """
     if sys.platform == "linux" and "ray" not in sys.modules:
         os.environ.update({FORKS[0]: FIRST_JOB, FORKS[1]: str(os.getpid())})
+        import ray.actor
+
+        number = ray.ActorClassID
+        ray.actor.ActorClassID = SimpleNamespace(from_random=lambda: number(os.urandom(number.size())))
 
 
 def _print_help(recipe: str) -> None:

@@ -12,16 +12,25 @@ DRIVER = """
 import logging, sys
 logging.basicConfig()
 sys.path.insert(0, sys.argv[1])
+from verl_ext import launch
 from verl_ext.driver.cpu import fork_server
-fork_server.start(shared=["uuid"], modules=["numpy.random", "module_that_is_nowhere", "fractions"])
-if sys.argv[2] == "serve":
+if sys.argv[2] == "serve with Ray":
+    launch.prepare_forks()
+    fork_server.start()
+else:
+    fork_server.start(shared=["uuid"], modules=["numpy.random", "module_that_is_nowhere", "fractions"])
+if sys.argv[2] != "refuse":
     print(fork_server.command(), flush=True)
 sys.stdin.read()
 """
 
 
 class Driver:
-    """Starts the process; ``python`` is the executable of its server's forks. ``end`` waits for the process."""
+    """Starts the process; ``python`` is the executable of its server's forks. ``end`` waits for the process.
+
+    Args:
+        mode: "serve", "serve with Ray" and all that a run imports, or "refuse".
+    """
 
     def __init__(self, mode: str = "serve"):
         self.process = subprocess.Popen(
@@ -31,7 +40,7 @@ class Driver:
             text=True,
             env={**os.environ, "OF_THE_DRIVER": "1"},
         )
-        self.python = self.process.stdout.readline().strip() if mode == "serve" else ""
+        self.python = self.process.stdout.readline().strip() if mode != "refuse" else ""
 
     def run(self, *arguments: str, **options: object) -> subprocess.CompletedProcess:
         """``python`` with these arguments, as :func:`subprocess.run` does it."""

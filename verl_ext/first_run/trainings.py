@@ -174,6 +174,7 @@ def _wait(
         show(f"step {max(steps)} of {STEPS} is done" if steps else phase)
         return until()
 
+    show(phase)
     try:
         return training.wait(deadline - time.monotonic(), looked)
     except TimeoutError:

@@ -213,9 +213,24 @@ def test_a_process_that_has_imported_ray_prepares_no_forks(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", object())
     launch.prepare_forks()
     assert not os.environ
-    monkeypatch.delitem(sys.modules, "ray")
-    launch.prepare_forks()
-    assert os.environ == {"RAY_JOB_ID": fork_client.FIRST_JOB, "RAY_RAYLET_PID": str(os.getpid())}
+
+
+@pytest.mark.stack
+def test_forks_share_no_random_numbers_of_ray():
+    """Its C++ part names the calls of actors with them."""
+    driver = Driver("serve with Ray")
+    code = """if True:
+        import sys, threading
+        from ray import UniqueID
+        assert "verl.workers.rollout.vllm_rollout.vllm_async_server" in sys.modules, "not a fork"
+        print(UniqueID.from_random().hex())
+        thread = threading.Thread(target=lambda: print(UniqueID.from_random().hex()))
+        thread.start()
+        thread.join()
+    """
+    numbers = [number for _ in range(2) for number in driver.run("-c", code).stdout.split()]
+    assert len(numbers) == len(set(numbers)) == 4
+    driver.end()
 
 
 @pytest.mark.parametrize(
