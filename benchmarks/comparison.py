@@ -1,4 +1,4 @@
-"""Compares all methods in the lab as docs/comparison.md says.
+"""Compares the methods as docs/comparison.md says.
 
     python benchmarks/comparison.py run long_tailed n32 --processes 2
     python benchmarks/comparison.py run quickstart stack64 --task outputs/quickstart_small --processes 2
@@ -20,7 +20,7 @@ from typing import Annotated
 
 import numpy as np
 import typer
-from comparison_results import FRESH, METHODS, REFERENCE, Kept, Setting, choose, ranked, target_of, write_page
+from comparison_results import FRESH, METHODS, REFERENCE, TUNING, Kept, Setting, choose, ranked, target_of, write_page
 from comparison_stack import train
 from rich.console import Console
 
@@ -35,8 +35,7 @@ LRS = (1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3, 3.2e-3)
 STACK_LRS = (1e-5, 2e-5, 4e-5, 8e-5, 1.6e-4, 3.2e-4)
 LEAST_LR, MOST_LR = 1e-5, 5e-2  # the list of learning rates grows no further
 NS = (4, 8, 16, 32, 64)
-TUNING = (100, 101, 102)
-SECOND_ROUND = 3  # of the settings, one in this many is run on all tuning seeds, and at least this many
+SECOND_ROUND = 3  # one setting in this many, and at least this many, run on all tuning seeds
 TEST_EVERY = 500
 QUICKSTART = "quickstart"  # the world of the real stack
 console = Console()
@@ -63,6 +62,7 @@ class Question:
 
 
 PLAIN = {name: name for name in METHODS}
+CONFIRMED = {name: name for name in ("grpo", "recall", "knapsack", "hora", "pods")}
 ON_STACK = {name: name for name in ("grpo", "recall", "pods")}
 ON_STACK_64 = {
     "grpo": "grpo",
@@ -73,6 +73,7 @@ QUESTIONS = {
     "n32": Question([(32, 8)], 20_000, PLAIN),
     "n64": Question([(64, 8)], 40_000, PLAIN),
     "step256": Question([(n, 256 // n) for n in NS], 20_000, PLAIN),
+    "confirm256": Question([(4, 64), (8, 32)], 20_000, CONFIRMED, LRS[2:5]),
     "step1024": Question([(n, 1024 // n) for n in NS], 80_000, PLAIN),
     "free": Question([(n, prompts) for n in NS for prompts in NS], 20_000, PLAIN),
     "stack64": Question([(64, 4)], 8_000, ON_STACK_64, STACK_LRS, on_stack=True),
@@ -93,7 +94,7 @@ class Experiment:
 
     def __init__(self, world: str, question: str, source: Source, scratch: Path, processes: int):
         self.name, self.source, self.scratch, self.processes = f"{world}, {question}", source, scratch, processes
-        self.question, self.fresh = QUESTIONS[question], FRESH[question]
+        self.question, self.tuning, self.fresh = QUESTIONS[question], TUNING[question], FRESH[question]
         self.length = Length(self.question.rollouts, TEST_EVERY)
         self.kept = Kept(KEPT / f"{world}-{question}.jsonl")
 
@@ -146,11 +147,11 @@ class Experiment:
     def tune(self, method: str, lrs: Sequence[float]) -> Setting:
         """The method's best setting on the tuning seeds; all settings run on the first seed, the best third on all."""
         settings = [Setting(lr, n, prompts) for n, prompts in self.question.sizes for lr in lrs]
-        self.run(method, settings, TUNING[:1])
-        best = ranked(self.kept, method, settings, TUNING[:1], target_of(self.kept, TUNING[:1]))
-        second = best[: max(SECOND_ROUND, len(settings) // SECOND_ROUND)]
-        self.run(method, second, TUNING)
-        return choose(self.kept, method, TUNING)
+        first = self.tuning[:1]
+        self.run(method, settings, first)
+        best = ranked(self.kept, method, settings, first, target_of(self.kept, first))
+        self.run(method, best[: max(SECOND_ROUND, len(settings) // SECOND_ROUND)], self.tuning)
+        return choose(self.kept, method, self.tuning)
 
     def tune_all(self, methods: Sequence[str]) -> dict[str, Setting]:
         """Each method's best setting. The list of learning rates grows until no method's best is at its end."""
@@ -218,7 +219,7 @@ def report(
     files = sorted(KEPT.glob("*.jsonl"))
     if not files:
         raise typer.BadParameter(f"{KEPT} holds no runs; begin with the command run.")
-    write_page(out, {tuple(file.stem.split("-")): Kept(file) for file in files}, TUNING)
+    write_page(out, {tuple(file.stem.split("-")): Kept(file) for file in files})
     console.print(f"{out}, reference {REFERENCE}")
 
 

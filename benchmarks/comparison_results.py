@@ -26,12 +26,16 @@ TITLES = {
     "n32": "n = 32, 8 prompts a step",
     "n64": "n = 64, 8 prompts a step",
     "step256": "256 rollouts a step",
+    "confirm256": "256 rollouts a step, confirmed",
     "step1024": "1,024 rollouts a step",
     "free": "nothing held fixed",
     "stack64": "n = 64, 4 prompts a step, on the stack",
     "stack256": "256 rollouts a step, on the stack",
 }
+TUNING = dict.fromkeys(TITLES, (100, 101, 102)) | {"confirm256": tuple(range(103, 119))}
+"""Seeds on which the settings of a question are chosen."""
 FRESH = {question: tuple(range(5 if question.startswith("stack") else 12)) for question in TITLES}
+FRESH["confirm256"] = tuple(range(12, 36))
 """Seeds that no tuning has seen."""
 
 
@@ -258,11 +262,9 @@ def picture(found: Mapping[tuple[str, str], Sequence[Result]]) -> Figure:
     return figure
 
 
-def write_page(
-    page: Path, kept: Mapping[tuple[str, ...], Kept], tuning: Sequence[int]
-) -> dict[tuple[str, str], list[Result]]:
+def write_page(page: Path, kept: Mapping[tuple[str, ...], Kept]) -> dict[tuple[str, str], list[Result]]:
     """Write the page and its picture; returns the results by world and question."""
-    found = {(key[0], key[1]): list(results(each, tuning, FRESH[key[1]])) for key, each in kept.items()}
+    found = {(key[0], key[1]): list(results(each, TUNING[key[1]], FRESH[key[1]])) for key, each in kept.items()}
     found = {key: each for key, each in found.items() if len(each) > 1}
     drawing = page.with_suffix(".png")
     picture(found).savefig(drawing, dpi=110, metadata={"Software": None})

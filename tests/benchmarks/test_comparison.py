@@ -95,7 +95,7 @@ def test_the_list_of_learning_rates_grows_at_an_end_that_was_chosen(chosen, expe
 def test_real_runs_are_kept_chosen_compared_and_not_repeated(tmp_path, monkeypatch):
     """Two methods and two learning rates; the smallest learns nothing, so that tuning has to choose the other."""
     monkeypatch.setattr(comparison, "KEPT", tmp_path / "kept")
-    monkeypatch.setattr(comparison, "TUNING", TUNING)
+    monkeypatch.setitem(comparison.TUNING, "n32", TUNING)
     monkeypatch.setitem(comparison.FRESH, "n32", FRESH)
     source = WorldSource("few_prompts")
     experiment = Experiment("few_prompts", "n32", source, tmp_path / "scratch", 1)
@@ -113,7 +113,7 @@ def test_real_runs_are_kept_chosen_compared_and_not_repeated(tmp_path, monkeypat
     assert run["rollouts"] == [0, 512, 1024, 1536, 2048] and run["steps"] == [0, 2, 4, 6, 8] == run["waves"]
     assert run["tokens"][-1] > 2048 and all(len(run[unit]) == 5 for unit in ("tokens", "accuracy"))
 
-    found = write_page(tmp_path / "page.md", {("few_prompts", "n32"): again.kept}, TUNING)
+    found = write_page(tmp_path / "page.md", {("few_prompts", "n32"): again.kept})
     (reference, hora) = found["few_prompts", "n32"]
     assert [ratio.mean for ratio in reference.rollouts] == [1.0] * len(SHARES)
     assert list(results(again.kept, TUNING, FRESH)) == [reference, hora]
