@@ -85,11 +85,11 @@ class Experiment:
     """One question in one world: its runs so far, and the way to more of them.
 
     Args:
-        world: names the file of the runs.
+        world: the name of one, which is also in the name of the file of the runs.
         question: one of :data:`QUESTIONS`.
-        source: of the world.
+        source: the world's model and tasks.
         scratch: folder for logs and states of runs.
-        processes: runs at a time.
+        processes: number of runs at a time.
     """
 
     def __init__(self, world: str, question: str, source: Source, scratch: Path, processes: int):

@@ -61,7 +61,7 @@ class Kept:
     """The finished runs of one question in one world: a JSON object for each, in a file that only grows.
 
     Args:
-        file: made with the first run.
+        file: it is made when the first run is kept.
     """
 
     def __init__(self, file: Path):

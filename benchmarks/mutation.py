@@ -99,6 +99,7 @@ GUARDS = {  # module: its fast tests, the quickest first
     "verl_ext/driver/step_line.py": ["tests/driver/test_step_line.py"],
     "verl_ext/driver/prompt_data.py": ["tests/driver/test_prompt_data.py"],
     "verl_ext/driver/replay_buffer.py": ["tests/driver/test_replay_buffer.py", "tests/driver/test_replay_waiting.py"],
+    "verl_ext/driver/modes.py": ["tests/driver/test_trainer.py"],
     "verl_ext/driver/trainer.py": [
         "tests/driver/test_trainer.py",
         "tests/driver/test_ends.py",

@@ -22,7 +22,7 @@ from verl.experimental.reward_loop import RewardLoopManager
 from verl.workers.rollout.replica import TokenOutput
 
 from verl_ext.driver.agent_loop import WaveManager
-from verl_ext.driver.trainer import TRAINER_MODES, PolicyTrainerSync
+from verl_ext.driver.modes import TRAINER_MODES, PolicyTrainerSync
 from verl_ext.launch import register_resolvers
 
 REWARD = Path(__file__).resolve().with_name("queue_reward.py")

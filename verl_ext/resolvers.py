@@ -83,9 +83,9 @@ def node_cache(variable: str) -> str:
 def per_node(count: int, least: int = 1, *, _root_: DictConfig) -> int:
     """``${per_node:count,least}``: workers of a run, ``count`` for each of its nodes, and at least ``least``.
 
-    Nodes are those of the training, and those of a separate pool of engines. A number of nodes that is not valid is
-    refused under its own name; the workers are then those of one node. So is a count that is not valid, which is passed
-    on.
+    Nodes are those of the training, and those of a separate pool of engines. The validation refuses an invalid number
+    of nodes and an invalid ``count`` under their own names. Until then the workers are those of one node, and an
+    invalid ``count`` is returned unchanged.
     """
     from verl_ext.checks import is_integer
 

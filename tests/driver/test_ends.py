@@ -12,8 +12,8 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from verl_ext.driver import runner
 from verl_ext.driver.checkpoint import load_state
+from verl_ext.driver.modes import TRAINER_MODES, PolicyTrainerSync
 from verl_ext.driver.stop import Stopped
-from verl_ext.driver.trainer import TRAINER_MODES, PolicyTrainerSync
 from verl_ext.errors import EXIT_STOPPED, CannotFillBatch, DataUsedUp
 
 STEPS = 50

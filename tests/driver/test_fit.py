@@ -30,7 +30,7 @@ from support.tracker_files import text_of_tensorboard, wandb_history
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from verl_ext.driver import trainer as trainers
+from verl_ext.driver import modes
 from verl_ext.driver.agent_loop import ROLLOUTS, SESSION_OFFSET
 from verl_ext.driver.allocation_table import NAME
 from verl_ext.driver.checkpoint import FILE_NAME, QUEUE, TRACKER, load_state
@@ -39,9 +39,9 @@ from verl_ext.prompts import RowKey
 SIZE = 4_000_000  # bytes of the weights; the policy's file is smaller than half of them
 STEPS, KILLED_AT = 4, 3  # steps of a run; the step whose checkpoint is killed
 MODES = {
-    "sync": trainers.PolicyTrainerSync,
-    "colocate_async": trainers.PolicyTrainerColocateAsync,
-    "separate_async": trainers.PolicyTrainerSeparateAsync,
+    "sync": modes.PolicyTrainerSync,
+    "colocate_async": modes.PolicyTrainerColocateAsync,
+    "separate_async": modes.PolicyTrainerSeparateAsync,
 }
 SIZES = "data.train_batch_size=4", "actor_rollout_ref.actor.ppo_mini_batch_size=4", "data.shuffle=false"
 RECIPES = {
@@ -121,7 +121,7 @@ def fit(queue, monkeypatch, tmp_path):
         settings = (*overrides, *SIZES, *RECIPES[recipe], *LOOP, *QUIET, f"trainer.save_freq={save_freq}", *more)
         settings += (f"trainer.default_local_dir={folder}",)
         config = compose(recipe, *settings, *(ENGINES if mode == "separate_async" else ()))
-        config.trainer.v1.trainer_mode = trainers.TRAINER_MODES[mode]
+        config.trainer.v1.trainer_mode = modes.TRAINER_MODES[mode]
         made = MODES[mode](config)
         made.tokenizer, made.processor = make_tokenizer(), None
         made.reward_loop_manager = SimpleNamespace(reward_loop_worker_handles=[])

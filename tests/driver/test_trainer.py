@@ -13,11 +13,11 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
-from verl_ext.driver import stoppable
+from verl_ext.driver import modes, stoppable
 from verl_ext.driver import trainer as trainers
 from verl_ext.driver.cluster import QUEUE_IS_FULL
 from verl_ext.driver.liveness import WorkerLost
-from verl_ext.driver.trainer import TRAINER_MODES
+from verl_ext.driver.modes import TRAINER_MODES
 from verl_ext.errors import BadConfig, RunError
 from verl_ext.policy import Rollout
 
@@ -26,9 +26,9 @@ TOO_SHORT = "data.max_prompt_length=4"
 ROLLOUT = "actor_rollout_ref.rollout"
 ENGINES = f"{ROLLOUT}.nnodes=1", f"{ROLLOUT}.n_gpus_per_node=1", f"{ROLLOUT}.checkpoint_engine.backend=nccl"
 KINDS = {
-    "sync": trainers.PolicyTrainerSync,
-    "colocate_async": trainers.PolicyTrainerColocateAsync,
-    "separate_async": trainers.PolicyTrainerSeparateAsync,
+    "sync": modes.PolicyTrainerSync,
+    "colocate_async": modes.PolicyTrainerColocateAsync,
+    "separate_async": modes.PolicyTrainerSeparateAsync,
 }
 
 
@@ -258,7 +258,7 @@ def scheduled(tmp_path, monkeypatch):
         made._submit_batch_to_rollout = lambda batch: None
         monkeypatch.setattr(made.replay_buffer, "_sync_metadata_from_transfer_queue", lambda: None)
         monkeypatch.setattr(PPOTrainerSeparateAsync, "on_sample_end", lambda self: None)
-        for module in (trainers, stoppable):
+        for module in (modes, trainers, stoppable):
             monkeypatch.setattr(module, "stop_requested", lambda: stop)
         made.global_steps = step
         made.prepare_step()
@@ -303,7 +303,7 @@ def test_after_a_wish_to_stop_no_step_begins_early(scheduled):
 def test_a_step_begun_before_the_wish_to_stop_is_the_last(scheduled, monkeypatch):
     made = scheduled()
     made.on_sample_end()
-    for module in (trainers, stoppable):
+    for module in (modes, trainers, stoppable):
         monkeypatch.setattr(module, "stop_requested", lambda: True)
     assert made.controller.step == 4 and not made._is_to_stop()
     made.global_steps = 4

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from verl_ext.driver.trainer import PolicyTrainerColocateAsync, PolicyTrainerSeparateAsync, PolicyTrainerSync
+from verl_ext.driver.modes import PolicyTrainerColocateAsync, PolicyTrainerSeparateAsync, PolicyTrainerSync
 from verl_ext.driver.weight_sync import WeightTurns, turn
 from verl_ext.errors import RunError
 

@@ -158,11 +158,11 @@ def overrides(recipe: str, option: Option) -> list[str]:
 
 
 def attempt(recipe: str, option: Option, task: Task, folder: Path, baseline: Path) -> str:
-    """Run a cell; returns the sentence of its refusal, or '' if it has trained.
+    """Train a recipe with an option; returns the sentence with which it is refused, or '' if it has trained.
 
     Args:
         folder: for log, metrics and checkpoints.
-        baseline: folder of the same recipe's cell ``BASELINE``.
+        baseline: folder of the same recipe's training with the option ``BASELINE``.
 
     Raises:
         Failed: the cell did not do what it should.

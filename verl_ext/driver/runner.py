@@ -15,8 +15,8 @@ from verl_ext.driver.agent_loop import WaveManager
 from verl_ext.driver.cluster import await_queue, join_cluster
 from verl_ext.driver.compat import check_verl
 from verl_ext.driver.liveness import Watch
+from verl_ext.driver.modes import TRAINER_MODES
 from verl_ext.driver.stop import Stopped, stop_on_signal
-from verl_ext.driver.trainer import TRAINER_MODES
 from verl_ext.errors import EXIT_STOPPED, DataUsedUp, RunError
 
 logger = logging.getLogger(__name__)

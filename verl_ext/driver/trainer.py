@@ -16,10 +16,6 @@ import transfer_queue as tq
 from omegaconf import OmegaConf, open_dict
 from transfer_queue import KVBatchMeta
 from verl.single_controller.ray import RayResourcePool
-from verl.trainer.ppo.v1.trainer_base import register_trainer
-from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
-from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
-from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import collate_fn
 
@@ -37,15 +33,11 @@ from verl_ext.driver.stop import stop_requested
 from verl_ext.driver.stoppable import StoppableTrainer
 from verl_ext.driver.weight_sync import WeightTurns
 from verl_ext.errors import BadConfig, CannotFillBatch
-from verl_ext.policy import MODES, Group, Prompt, RolloutPolicy
+from verl_ext.policy import Group, Prompt, RolloutPolicy
 from verl_ext.record import RecordingController
 from verl_ext.weights import advantage_factors, are_of_one_size, mini_batch_of_rows
 
 logger = logging.getLogger(__name__)
-
-# The user's trainer.v1.trainer_mode -> the name our trainer is registered under. Any name but "sync" makes verl keep
-# prompts in the queue and save the queue in checkpoints; both are needed to carry groups across steps.
-TRAINER_MODES = {mode: f"policy_{mode}" for mode in MODES}
 
 
 class PolicyTrainer(StoppableTrainer, AllocationTables, WeightTurns):
@@ -345,67 +337,3 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, WeightTurns):
         if foreign:
             tq.kv_clear(keys=foreign, partition_id=partition_id)
         return self.controller.resubmit_unfinished()
-
-
-@register_trainer(TRAINER_MODES["sync"])
-class PolicyTrainerSync(PolicyTrainer, PPOTrainerSync):
-    """Engines sleep during the update, so every rollout in generation must finish first."""
-
-    drain = True
-
-
-@register_trainer(TRAINER_MODES["colocate_async"])
-class PolicyTrainerColocateAsync(PolicyTrainer, PPOTrainerColocateAsync):
-    """When the batch is complete, unfinished rollouts are interrupted; they continue with the next weights."""
-
-    drain = False
-
-
-@register_trainer(TRAINER_MODES["separate_async"])
-class PolicyTrainerSeparateAsync(PolicyTrainer, PPOTrainerSeparateAsync):
-    """Engines on separate devices generate while the actor is trained.
-
-    The next step begins as soon as this step's batch is taken, so the next step's first rollouts are trained with a
-    delay of 1 policy version. Before a checkpoint the next step waits: the saved state lies between two steps, and the
-    engines finish their rollouts.
-    """
-
-    drain = False
-
-    def __init__(self, config):
-        with open_dict(config):  # verl asserts this value; a step here is one batch, followed by one weight sync
-            updates = config.data.train_batch_size // config.actor_rollout_ref.actor.ppo_mini_batch_size
-            config.trainer.v1.separate_async.parameter_sync_step = updates
-        super().__init__(config)
-
-    def _setup(self) -> None:
-        # With actor_rollout_ref.hybrid_engine=false, verl 0.9.1 calls logger.info with an argument of print and fails.
-        verls = logging.getLogger(PPOTrainerSeparateAsync.__module__)
-        level = verls.level
-        verls.setLevel(logging.WARNING)
-        try:
-            super()._setup()
-        finally:
-            verls.setLevel(level)
-
-    def _pools(self) -> list[RayResourcePool]:
-        engines = self.standalone_server_manager.get_replicas()  # each engine has its own pool
-        return [*super()._pools(), *(engine.resource_pool for engine in engines)]
-
-    def prepare_step(self) -> dict:
-        return {} if self.controller.step == self.global_steps else super().prepare_step()
-
-    def on_sample_end(self) -> None:
-        super().on_sample_end()
-        if not self._saves_checkpoint() and not stop_requested():
-            self.controller.begin_step(self.global_steps + 1)
-
-    def _is_to_stop(self) -> bool:
-        # If the next step has begun before the request, the next step is the last.
-        return self.controller.step == self.global_steps and super()._is_to_stop()
-
-    def _saves_checkpoint(self) -> bool:
-        """Whether verl saves a checkpoint after this step. After the last step verl always does."""
-        save_freq = self.config.trainer.save_freq
-        is_last = self.global_steps >= self.total_training_steps
-        return is_last or (save_freq > 0 and self.global_steps % save_freq == 0)
