@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import cycle
+
 import pytest
 from omegaconf import DictConfig
 from support.configs import RECIPES, compose, good_overrides
@@ -32,8 +34,8 @@ def megatron_fits(config: DictConfig) -> bool:
     return devices % (actor.megatron.tensor_model_parallel_size * context) == 0 and longest <= room
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("hardware", GPU_MEMORY)
+# A profile and a recipe set different keys, so each recipe is composed with one profile, and each profile with some.
+@pytest.mark.parametrize(("recipe", "hardware"), zip(RECIPES, cycle(GPU_MEMORY), strict=False))
 def test_megatron(recipe, hardware, tmp_path):
     config = compose(recipe, *good_overrides(tmp_path), f"hardware={hardware}", "model_engine=megatron")
     validate(config)
@@ -70,8 +72,7 @@ def test_megatron_by_model_size(hardware, size):
     assert megatron_fits(config)
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("engine", ["dp", "megatron"])
+@pytest.mark.parametrize(("recipe", "engine"), zip(RECIPES, cycle(["dp", "megatron"]), strict=False))
 def test_sglang(recipe, engine, tmp_path):
     overrides = ["hardware=h200", f"model_engine={engine}", "actor_rollout_ref.rollout.name=sglang"]
     config = compose(recipe, *good_overrides(tmp_path), *overrides)
