@@ -77,7 +77,7 @@ QUESTIONS = {
     "step1024": Question([(n, 1024 // n) for n in NS], 80_000, PLAIN),
     "free": Question([(n, prompts) for n in NS for prompts in NS], 20_000, PLAIN),
     "stack64": Question([(64, 4)], 8_000, ON_STACK_64, STACK_LRS, on_stack=True),
-    "stack256": Question([(n, 256 // n) for n in (4, 16, 64)], 8_000, ON_STACK, STACK_LRS, on_stack=True),
+    "stack256": Question([(n, 256 // n) for n in (4, 8, 16, 64)], 8_000, ON_STACK, STACK_LRS, on_stack=True),
 }
 
 
