@@ -219,7 +219,8 @@ def report(
     files = sorted(KEPT.glob("*.jsonl"))
     if not files:
         raise typer.BadParameter(f"{KEPT} holds no runs; begin with the command run.")
-    write_page(out, {tuple(file.stem.split("-")): Kept(file) for file in files})
+    names = (file.stem.split("-") for file in files)
+    write_page(out, {(world, question): Kept(file) for file, (world, question) in zip(files, names, strict=True)})
     console.print(f"{out}, reference {REFERENCE}")
 
 

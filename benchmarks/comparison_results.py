@@ -262,9 +262,12 @@ def picture(found: Mapping[tuple[str, str], Sequence[Result]]) -> Figure:
     return figure
 
 
-def write_page(page: Path, kept: Mapping[tuple[str, ...], Kept]) -> dict[tuple[str, str], list[Result]]:
+def write_page(page: Path, kept: Mapping[tuple[str, str], Kept]) -> dict[tuple[str, str], list[Result]]:
     """Write the page and its picture; returns the results by world and question."""
-    found = {(key[0], key[1]): list(results(each, TUNING[key[1]], FRESH[key[1]])) for key, each in kept.items()}
+    found = {
+        (world, question): list(results(kept[world, question], TUNING[question], FRESH[question]))
+        for world, question in sorted(kept, key=lambda key: list(TITLES).index(key[1]))
+    }
     found = {key: each for key, each in found.items() if len(each) > 1}
     drawing = page.with_suffix(".png")
     picture(found).savefig(drawing, dpi=110, metadata={"Software": None})
