@@ -14,7 +14,6 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module, resources
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, NoReturn
 
 from verl_ext import extras
@@ -166,11 +165,11 @@ def collect_rarely() -> None:
 
 
 def prepare_forks() -> None:
-    """Set the variables with which forks of this process can be Ray's workers: see ``driver/cpu/fork_server.py``.
+    """Let forks of this process be Ray's workers: see ``driver/cpu/fork_server.py``.
 
-    Ray's C++ part reads them when Ray is imported, which composing the configuration does, and never again. The job is
-    the first of the cluster that the driver starts. Ray means the raylet's process, without which a worker ends; the
-    raylet ends with the driver, so here it is the driver.
+    Ray's C++ part reads two environment variables when Ray is imported, and never again. The job is the first of the
+    cluster that the driver starts. A worker ends when the process with the raylet's number has ended; the raylet ends
+    with the driver, so the number is the driver's.
 
     Forks must not share Ray's random numbers, with which their threads name the calls of actors: an actor that receives
     two calls of one name ends. Ray's C++ part seeds its generator when it is first asked, and cannot seed it anew. So
@@ -180,8 +179,12 @@ def prepare_forks() -> None:
         os.environ.update({FORKS[0]: FIRST_JOB, FORKS[1]: str(os.getpid())})
         import ray.actor
 
-        number = ray.ActorClassID
-        ray.actor.ActorClassID = SimpleNamespace(from_random=lambda: number(os.urandom(number.size())))
+        class FromSystem(ray.ActorClassID):
+            @classmethod
+            def from_random(cls) -> ray.ActorClassID:
+                return ray.ActorClassID(os.urandom(cls.size()))
+
+        ray.actor.ActorClassID = FromSystem
 
 
 def _print_help(recipe: str) -> None:

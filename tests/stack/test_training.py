@@ -18,8 +18,6 @@ pytestmark = pytest.mark.stack
 YOUR_OWN_POLICY = Path(__file__).parents[2] / "docs/your_own_policy.md"
 BROKEN_REWARDS = Path(__file__).parents[1] / "faults/rewards.py"
 UPDATES = 2  # train_batch_size 4 / ppo_mini_batch_size 2
-PILOT_COMMIT = ["rollout_policy.n_pilot=6", "rollout_policy.n_commit=2", "rollout_policy.p_solve=null"]
-PILOT_COMMIT += ["rollout_policy.p_lower=0.15", "rollout_policy.p_upper=0.85"]
 
 
 def test_grpo_until_a_worker_dies(tied_task, tmp_path):
@@ -106,42 +104,26 @@ def test_a_policy_of_ones_own_with_groups_of_different_sizes(task, tmp_path):
     assert optimizer_steps(run.checkpoints, 4) == 4 * 4
 
 
-def test_used_up_data_ends_a_run_saved_and_validated(task, tmp_path):
-    """Every prompt with a correct pilot survives and is evicted, so each of the 12 prompts is trained at most once."""
-    overrides = [
-        *PILOT_COMMIT,
-        "rollout_policy.p_solve=0.01",
-        "rollout_policy.p_lower=0.01",
-        "rollout_policy.p_upper=1",
-    ]
-    overrides += ["data.train_max_samples=12", "rollout_policy.max_rounds=2", "trainer.total_training_steps=50"]
-    run = TrainingRun(task, "pilot_commit", tmp_path, *overrides, "trainer.save_freq=40", "trainer.test_freq=40")
-    assert run.end() == DataUsedUp.exit_code, run.log[-6000:]
-    last = max(run.steps())
-    assert 1 <= last <= 12 and (run.checkpoints / f"global_step_{last}" / "actor").is_dir()
-    said = [line for line in run.log.splitlines() if "the data is used up: " in line]
-    assert said and f"step {last} is the last of this run, since step {last + 1}: no prompt survived" in said[-1]
-    assert "error: " not in said[-1]
-    assert load_state(run.checkpoints / f"global_step_{last}")["ledger"]["buffered"] == 0
-    lines = [json.loads(line) for line in run.metrics_file.read_text().splitlines()]
-    assert any(line["step"] == last and any("val-core" in name for name in line["data"]) for line in lines)
-
-
-def test_pilot_commit_over_an_epoch_end(task, tmp_path):
-    """With importance correction, and several workers of each kind."""
-    overrides = [*PILOT_COMMIT, "algorithm.rollout_correction.rollout_is=token", "data.train_max_samples=64"]
-    overrides += ["trainer.total_training_steps=8", "trainer.save_freq=8"]
+def test_pilot_commit_until_its_data_are_used_up(task, tmp_path):
+    """Every prompt with a correct pilot survives and is evicted once it is trained, so hopeless prompts are left over.
+    With importance correction, and several workers of each kind."""
+    overrides = ["rollout_policy.n_pilot=6", "rollout_policy.n_commit=2", "rollout_policy.p_solve=0.01"]
+    overrides += ["rollout_policy.p_lower=0.01", "rollout_policy.p_upper=1", "rollout_policy.max_rounds=2"]
+    overrides += ["data.train_max_samples=48", "algorithm.rollout_correction.rollout_is=token"]
+    overrides += ["trainer.total_training_steps=50", "trainer.save_freq=40", "trainer.test_freq=40"]
     overrides += ["actor_rollout_ref.rollout.agent.num_workers=3", "reward.num_workers=2"]
     overrides += ["transfer_queue.backend.SimpleStorage.num_data_storage_units=2"]
     run = TrainingRun(task, "pilot_commit", tmp_path, *overrides)
     run.wait_for_step(2)
     workers = run.processes()
     assert [workers[f"ray::{name}"] for name in ("WaveWorker", "RewardLoopWorker", "SimpleStorageUnit")] == [3, 2, 2]
-    steps = run.finish()
-    assert list(steps) == list(range(1, 9))
+    assert run.end() == DataUsedUp.exit_code, run.log[-6000:]
+    steps = run.steps()
+    last = max(steps)
+    assert list(steps) == list(range(1, last + 1)) and 4 <= last <= 48 // 4
     assert_books_balance(steps)
-    assert steps[8]["data/epoch"] > 1
-    steady = [metrics for step, metrics in steps.items() if 1 < step < 8 and metrics["pilot_commit/rounds"] == 0]
+    assert steps[last]["data/epoch"] > 1
+    steady = [metrics for metrics in steps.values() if metrics["pilot_commit/rounds"] == 0]
     assert steady, "no step was filled from the buffer alone"
     for metrics in steady:
         assert metrics["rollouts/sampled"] == 12 * 6 + 4 * 2  # b_g n_pilot + b_t n_commit
@@ -151,8 +133,12 @@ def test_pilot_commit_over_an_epoch_end(task, tmp_path):
         assert "rollout_corr/rollout_is_mean" in metrics
     stale = [metrics for metrics in steady if metrics["off_policy/delay_max"] >= 1]
     assert stale and all(metrics["training/rollout_probs_diff_max"] > 1e-3 for metrics in stale)
-    assert optimizer_steps(run.checkpoints, 8) == 8 * UPDATES
-    last = load_state(run.checkpoints / "global_step_8")
-    assert last["ledger"]["buffered"] == steps[8]["rollouts/buffered"]
-    assert json.loads(json.dumps(last))["step"] == 8
+    assert optimizer_steps(run.checkpoints, last) == last * UPDATES
+    said = [line for line in run.log.splitlines() if "the data is used up: " in line]
+    assert said and f"step {last} is the last of this run, since step {last + 1}: no prompt survived" in said[-1]
+    assert "error: " not in said[-1]
+    saved = load_state(run.checkpoints / f"global_step_{last}")
+    assert saved["ledger"]["buffered"] == 0 and json.loads(json.dumps(saved))["step"] == last
+    lines = [json.loads(line) for line in run.metrics_file.read_text().splitlines()]
+    assert any(line["step"] == last and any("val-core" in name for name in line["data"]) for line in lines)
     run.assert_requests_replay()
