@@ -35,7 +35,7 @@ def megatron_fits(config: DictConfig) -> bool:
 
 
 # A profile and a recipe set different keys, so each recipe is composed with one profile, and each profile with some.
-@pytest.mark.parametrize(("recipe", "hardware"), zip(RECIPES, cycle(GPU_MEMORY), strict=False))
+@pytest.mark.parametrize(("recipe", "hardware"), list(zip(RECIPES, cycle(GPU_MEMORY), strict=False)))
 def test_megatron(recipe, hardware, tmp_path):
     config = compose(recipe, *good_overrides(tmp_path), f"hardware={hardware}", "model_engine=megatron")
     validate(config)
@@ -72,7 +72,7 @@ def test_megatron_by_model_size(hardware, size):
     assert megatron_fits(config)
 
 
-@pytest.mark.parametrize(("recipe", "engine"), zip(RECIPES, cycle(["dp", "megatron"]), strict=False))
+@pytest.mark.parametrize(("recipe", "engine"), list(zip(RECIPES, cycle(["dp", "megatron"]), strict=False)))
 def test_sglang(recipe, engine, tmp_path):
     overrides = ["hardware=h200", f"model_engine={engine}", "actor_rollout_ref.rollout.name=sglang"]
     config = compose(recipe, *good_overrides(tmp_path), *overrides)
