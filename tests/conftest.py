@@ -41,8 +41,8 @@ HOW_TO_INSTALL = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # Tests that wait, for Slurm or for two nodes, and other tests of the stack come first, so no worker of pytest-xdist
-    # is left with a long test at the end.
+    # Tests that wait, for Slurm or for two nodes, and other tests of the stack come first: fast tests run beside them,
+    # and no worker of pytest-xdist is left with a long test at the end.
     items.sort(key=lambda item: (not item.get_closest_marker("stack"), not item.path.stem.endswith(WAIT)))
     for item in items:
         if item.get_closest_marker("stack") and not item.get_closest_marker("timeout"):
