@@ -13,6 +13,7 @@ LOG = """\
 Started a local Ray instance.
 (PolicyTaskRunner pid=7) 08:32:19 step 1 | reward 0.469
 (PolicyTaskRunner pid=7) Training Progress: 1/100
+(RewardLoopWorker pid=8) KeyError: '/loky-8-bv6ehnlf'
 error: trainer.nnodes=0 is not valid
 """
 
