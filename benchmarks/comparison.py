@@ -61,9 +61,14 @@ class Question:
     on_stack: bool = False
 
 
-PLAIN = {name: name for name in METHODS}
-CONFIRMED = {name: name for name in ("grpo", "recall", "knapsack", "hora", "pods")}
-ON_STACK = {name: name for name in ("grpo", "recall", "pods")}
+def plain(*methods: str) -> dict[str, str]:
+    """Methods with their defaults, by their own names."""
+    return dict(zip(methods, methods, strict=True))
+
+
+PLAIN = plain(*METHODS)
+CONFIRMED = plain("grpo", "recall", "knapsack", "hora", "pods")
+ON_STACK = plain("grpo", "recall", "pods")
 ON_STACK_64 = {
     "grpo": "grpo",
     "dynamic_sampling": "dynamic_sampling",
@@ -82,10 +87,10 @@ QUESTIONS = {
 
 
 class Experiment:
-    """One question in one world: its runs so far, and the way to more of them.
+    """Runs of one question in one world: keeps those that were made, and makes those that are lacking.
 
     Args:
-        world: the name of one, which is also in the name of the file of the runs.
+        world: name of the world; the file that keeps the runs has it in its name.
         question: one of :data:`QUESTIONS`.
         source: the world's model and tasks.
         scratch: folder for logs and states of runs.
@@ -219,8 +224,11 @@ def report(
     files = sorted(KEPT.glob("*.jsonl"))
     if not files:
         raise typer.BadParameter(f"{KEPT} holds no runs; begin with the command run.")
-    names = (file.stem.split("-") for file in files)
-    write_page(out, {(world, question): Kept(file) for file, (world, question) in zip(files, names, strict=True)})
+    kept = {}
+    for file in files:
+        world, question = file.stem.split("-")
+        kept[world, question] = Kept(file)
+    write_page(out, kept)
     console.print(f"{out}, reference {REFERENCE}")
 
 

@@ -34,8 +34,8 @@ TITLES = {
 }
 TUNING = dict.fromkeys(TITLES, (100, 101, 102)) | {"confirm256": tuple(range(103, 119))}
 """Seeds on which the settings of a question are chosen."""
-FRESH = {question: tuple(range(5 if question.startswith("stack") else 12)) for question in TITLES}
-FRESH["confirm256"] = tuple(range(12, 36))
+FRESH = dict.fromkeys(TITLES, tuple(range(12))) | {"confirm256": tuple(range(12, 36))}
+FRESH |= dict.fromkeys(("stack64", "stack256"), tuple(range(5)))
 """Seeds that no tuning has seen."""
 
 
@@ -61,7 +61,7 @@ class Kept:
     """The finished runs of one question in one world: a JSON object for each, in a file that only grows.
 
     Args:
-        file: it is made when the first run is kept.
+        file: where the runs are kept; it need not exist yet.
     """
 
     def __init__(self, file: Path):

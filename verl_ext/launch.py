@@ -171,9 +171,10 @@ def prepare_forks() -> None:
     cluster that the driver starts. A worker ends when the process with the raylet's number has ended; the raylet ends
     with the driver, so the number is the driver's.
 
-    Forks must not share Ray's random numbers, with which their threads name the calls of actors: an actor that receives
-    two calls of one name ends. Ray's C++ part seeds its generator when it is first asked, and cannot seed it anew. So
-    the only numbers that importing verl asks for, one for each class of actors, come from the system.
+    Forks must not share Ray's random numbers: a fork's threads identify their calls of actors by such numbers, and an
+    actor that runs two calls with the same number is ended by Ray. Ray's C++ part seeds its generator at the first use,
+    and cannot seed it again. Importing verl uses it once for each class of actors, so these numbers are taken from the
+    operating system instead.
     """
     if sys.platform == "linux" and "ray" not in sys.modules:
         os.environ.update({FORKS[0]: FIRST_JOB, FORKS[1]: str(os.getpid())})

@@ -32,7 +32,9 @@ time.sleep(3600)
 
 
 def test_a_queue_belongs_to_one_run_and_goes_with_it(pytestconfig):
-    address = ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False).address_info["address"]
+    address = ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False).address_info[
+        "address"
+    ]
     root = pytestconfig.rootpath
     first = subprocess.Popen(
         [sys.executable, "-c", RUN, address],

@@ -26,7 +26,7 @@ before = signal.getsignal(signal.SIGUSR1)
 with stop_on_signal():
     if sys.argv[2] == "early":
         os.kill(os.getpid(), signal.SIGUSR1)
-    ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
     try:
         ray.get(Training.remote().run.remote(sys.argv[1]))
     except Stopped as stopped:

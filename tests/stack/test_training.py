@@ -139,6 +139,7 @@ def test_pilot_commit_until_its_data_are_used_up(task, tmp_path):
     assert "error: " not in said[-1]
     saved = load_state(run.checkpoints / f"global_step_{last}")
     assert saved["ledger"]["buffered"] == 0 == steps[last]["rollouts/buffered"]
+    assert json.loads(json.dumps(saved))["step"] == last + 1  # has begun, and could not be filled
     lines = [json.loads(line) for line in run.metrics_file.read_text().splitlines()]
     assert any(line["step"] == last and any("val-core" in name for name in line["data"]) for line in lines)
     run.assert_requests_replay()

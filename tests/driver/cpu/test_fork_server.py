@@ -215,6 +215,14 @@ def test_a_process_that_has_imported_ray_prepares_no_forks(monkeypatch):
     assert not os.environ
 
 
+def test_a_driver_prepares_its_forks():
+    code = "import json, os; before = dict(os.environ); from verl_ext import launch; launch.prepare_forks(); "
+    code += "print(json.dumps([os.getpid(), {k: v for k, v in os.environ.items() if before.get(k) != v}]))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    pid, added = json.loads(result.stdout)
+    assert added == {"RAY_JOB_ID": fork_client.FIRST_JOB, "RAY_RAYLET_PID": str(pid)}
+
+
 @pytest.mark.stack
 def test_forks_share_no_random_numbers_of_ray():
     """Its C++ part names the calls of actors with them."""
