@@ -216,11 +216,11 @@ def test_a_process_that_has_imported_ray_prepares_no_forks(monkeypatch):
 
 
 def test_a_driver_prepares_its_forks():
-    code = "import json, os; before = dict(os.environ); from verl_ext import launch; launch.prepare_forks(); "
-    code += "print(json.dumps([os.getpid(), {k: v for k, v in os.environ.items() if before.get(k) != v}]))"
+    code = "import json, os; from verl_ext import launch; launch.prepare_forks(); "
+    code += "print(json.dumps([os.getpid(), *map(os.environ.get, launch.FORKS)]))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    pid, added = json.loads(result.stdout)
-    assert added == {"RAY_JOB_ID": fork_client.FIRST_JOB, "RAY_RAYLET_PID": str(pid)}
+    pid, job, raylet = json.loads(result.stdout)
+    assert (job, raylet) == (fork_client.FIRST_JOB, str(pid)) and launch.FORKS == ("RAY_JOB_ID", "RAY_RAYLET_PID")
 
 
 @pytest.mark.stack
