@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Generator, Iterator
 
 import pytest
@@ -27,6 +28,7 @@ settings.register_profile("random", deadline=None)
 settings.load_profile("repeatable")
 
 WAIT = ("slurm", "multi_node")  # ends of the names of modules whose tests take the longest, most of it waiting
+QUEUE = "queue"  # fixture of tests/driver
 STACK_TIMEOUT = 1800  # seconds of a test that trains; `timeout` in pyproject.toml holds for all others
 # Tests that may be skipped, and where.
 MAY_BE_SKIPPED = {
@@ -42,8 +44,14 @@ HOW_TO_INSTALL = (
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # Tests that wait, for Slurm or for two nodes, and other tests of the stack come first: fast tests run beside them,
-    # and no worker of pytest-xdist is left with a long test at the end.
-    items.sort(key=lambda item: (not item.get_closest_marker("stack"), not item.path.stem.endswith(WAIT)))
+    # and no worker of pytest-xdist is left with a long test at the end. Tests with a queue share it, one after another.
+    items.sort(
+        key=lambda item: (
+            not item.get_closest_marker("stack"),
+            not item.path.stem.endswith(WAIT),
+            QUEUE in item.fixturenames,
+        )
+    )
     for item in items:
         if item.get_closest_marker("stack") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(STACK_TIMEOUT))
@@ -52,6 +60,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    if QUEUE not in item.fixturenames and (rows := sys.modules.get("support.queue_rows")) is not None:
+        rows.end_queue()
     if item.get_closest_marker("container"):
         from support.containers import container_runtime
 

@@ -25,7 +25,7 @@ import transfer_queue as tq
 import wandb
 from support.agent_loops import make_tokenizer
 from support.configs import compose, good_overrides
-from support.queue_rows import QueueWriter, clear, running_queue, stored
+from support.queue_rows import QueueWriter, clear, stored
 from support.tracker_files import text_of_tensorboard, wandb_history
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
@@ -56,12 +56,6 @@ QUIET = "trainer.val_before_train=false", "trainer.logger=[console]", "rollout_d
 
 class Killed(Exception):
     """The process is gone."""
-
-
-@pytest.fixture(scope="module")
-def queue():
-    with running_queue():
-        yield
 
 
 class WholeRows(QueueWriter):

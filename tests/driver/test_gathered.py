@@ -9,16 +9,10 @@ import threading
 import pytest
 import ray
 from ray.exceptions import RayActorError
-from support.queue_rows import start_ray
 
 from verl_ext.driver.gathered import GatheredActor
 
-
-@pytest.fixture(scope="module", autouse=True)
-def started_ray():
-    start_ray()
-    yield
-    ray.shutdown()
+pytestmark = pytest.mark.usefixtures("queue")  # for its Ray
 
 
 @pytest.fixture

@@ -25,13 +25,21 @@ from verl_ext.driver.liveness import (
 from verl_ext.errors import EveryRolloutFailed
 
 
-@pytest.fixture
-def cluster():
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "node_name": "head"})
-    ray.init(address=cluster.address, log_to_driver=False)
+@pytest.fixture(scope="module")
+def all_nodes():
+    quick = {"health_check_period_ms": 500}  # instead of 3 s: Ray asks five times before a node counts as lost
+    head = {"num_cpus": 1, "node_name": "head", "_system_config": quick}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
     yield cluster
-    ray.shutdown()
     cluster.shutdown()
+
+
+@pytest.fixture
+def cluster(all_nodes):
+    """Every test is a Ray job of its own: what is noted, and which actors live, holds for one job."""
+    ray.init(address=all_nodes.address, log_to_driver=False)
+    yield all_nodes
+    ray.shutdown()
 
 
 @ray.remote

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transfer_queue as tq
 from support.buffers import Scripted, begin, make_buffer
-from support.queue_rows import CAPACITY, QueueWriter, clear, running_queue, store, stored
+from support.queue_rows import CAPACITY, QueueWriter, clear, store, stored
 
 from recipe.grpo.policy import Uniform
 from recipe.pilot_commit.policy import PilotCommit
@@ -17,12 +17,6 @@ from verl_ext.driver.checkpoint import load_state, save_state
 from verl_ext.errors import EveryRolloutFailed, RunError
 from verl_ext.policy import Cancel, Request
 from verl_ext.trajectory import Trajectory
-
-
-@pytest.fixture(scope="module")
-def queue():
-    with running_queue():
-        yield
 
 
 @pytest.fixture

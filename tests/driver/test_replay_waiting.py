@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import pytest
 from support.buffers import Scripted, begin, make_buffer
-from support.queue_rows import QueueWriter, clear, running_queue
+from support.queue_rows import QueueWriter, clear
 
 from recipe.grpo.policy import Uniform
 from verl_ext.driver import replay_buffer
 from verl_ext.errors import CannotFillBatch, RunError
-
-
-@pytest.fixture(scope="module")
-def queue():
-    with running_queue():
-        yield
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import torch
 import transfer_queue as tq
 from support.agent_loops import ScriptedEngine, make_tokenizer
 from support.configs import compose
-from support.queue_rows import clear, running_queue, stored
+from support.queue_rows import clear, stored
 from transformers import Qwen2Config
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 
@@ -18,12 +18,6 @@ from verl_ext.driver.rows import MOST, Rows
 
 VERLS = AgentLoopWorkerTQ.__ray_actor_class__
 TRAJECTORY = {"step": 3, "sample_index": 0, "rollout_n": 0, "validate": False}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def queue():
-    with running_queue():
-        yield
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,6 @@ import ray
 import torch
 from support.agent_loops import make_tokenizer
 from support.configs import compose
-from support.queue_rows import start_ray
 from tensordict import TensorDict
 from transformers import Qwen2Config
 from verl import DataProto
@@ -31,11 +30,7 @@ async def compute_score(data_source, solution_str, ground_truth, extra_info, **k
 """
 
 
-@pytest.fixture(scope="module", autouse=True)
-def started_ray():
-    start_ray()
-    yield
-    ray.shutdown()
+pytestmark = pytest.mark.usefixtures("queue")  # for its Ray
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import torch
 import transfer_queue as tq
 from support.agent_loops import make_tokenizer
 from support.configs import compose, good_overrides
-from support.queue_rows import clear, running_queue, store, stored
+from support.queue_rows import clear, store, stored
 from support.update import LENGTH, PROMPT, VOCABULARY, gradient, log_probabilities, make_model, verl_loss
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
@@ -33,12 +33,6 @@ REWARDS = {  # by prompt: groups of 1 to 7, 18 rows, which two workers and two m
     "d": [0.5, 0.0, 1.0, 0.25],
     "e": [1.0],
 }
-
-
-@pytest.fixture(scope="module")
-def queue():
-    with running_queue():
-        yield
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 
 import ray
 import torch
@@ -14,20 +13,29 @@ from support.configs import changed, compose
 from verl_ext.driver.agent_loop import cancelled_key
 
 CAPACITY = 200  # rows
+_queue = False  # whether this process has a queue
 
 
-@contextlib.contextmanager
-def running_queue() -> Iterator[None]:
-    """A queue of ``CAPACITY`` rows in a Ray of its own."""
-    start_ray()
-    size = f"transfer_queue.backend.SimpleStorage.total_storage_size={CAPACITY}"
-    tq.init(changed(compose("grpo"), size).transfer_queue)
-    yield
-    tq.close()
-    ray.shutdown()
+def start_queue() -> None:
+    """A queue of ``CAPACITY`` rows in a Ray of its own, unless this process has one: it takes some ten seconds."""
+    global _queue
+    if not _queue:
+        _start_ray()
+        size = f"transfer_queue.backend.SimpleStorage.total_storage_size={CAPACITY}"
+        tq.init(changed(compose("grpo"), size).transfer_queue)
+        _queue = True
 
 
-def start_ray(attempts: int = 4) -> None:
+def end_queue() -> None:
+    """End the queue of :func:`start_queue`, if there is one, and its Ray."""
+    global _queue
+    if _queue:
+        _queue = False
+        tq.close()
+        ray.shutdown()
+
+
+def _start_ray(attempts: int = 4) -> None:
     """Start a Ray of one's own. Ray gives its processes 30 seconds to start, which a very busy machine can exceed."""
     for attempt in range(1, attempts + 1):
         try:
