@@ -1,4 +1,4 @@
-"""Shows a command's output as one line that moves: what runs, for how long, and what is starting now.
+"""Shows a command's output as one moving line: the command's title, its running time, and the part starting now.
 
     COMMAND 2>&1 | tee LOG | python examples/quickstart/follow.py {lines,run} TITLE
 

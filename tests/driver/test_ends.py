@@ -130,7 +130,7 @@ def test_a_run_resumes_from_the_named_checkpoint_and_saves_in_its_own_folder(tmp
 def used_up(folder, step, monkeypatch, *overrides, loads=None, saved=None):
     """A run whose step ``step`` cannot be filled; returns the trainer and its calls afterwards.
 
-    The run resumes from the checkpoint of step ``loads``; its own last checkpoint is that of step ``saved``.
+    The run resumes from a checkpoint of step ``loads``, and saves a last checkpoint at step ``saved``.
     """
     made, calls = trainer(folder, *overrides), []
 

@@ -40,7 +40,7 @@ WORKER, SERVER = "ray::WorkerDict", "ray::vLLMHttpServer"
 
 
 class Failed(Exception):
-    """A cell did not do what it should. The message is the sentence of the table."""
+    """A cell has failed a check. The table shows the message in the cell's row."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def overrides(recipe: str, option: Option) -> list[str]:
 
 
 def attempt(recipe: str, option: Option, task: Task, folder: Path, baseline: Path) -> str:
-    """Train a recipe with an option; returns the sentence with which it is refused, or '' if it has trained.
+    """Train a recipe with an option. Returns '' after the training, or the sentence of its refusal before Ray starts.
 
     Args:
         folder: for log, metrics and checkpoints.

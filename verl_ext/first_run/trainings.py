@@ -30,7 +30,7 @@ Show = Callable[[str], None]
 
 
 class Failed(Exception):
-    """A training did not do what it should. The message is the sentence of the table."""
+    """A training has failed a check. The table shows the message in the training's row."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def trials(chosen: Sequence[str], modes: Sequence[str]) -> list[Trial]:
 def command(trial: Trial, place: Place, data: Path, folder: Path) -> list[str]:
     """The command line, as a user would type it.
 
-    The last step is validated. The only checkpoint is that of the stop, which is saved whatever save_freq says.
+    The last step is validated. ``save_freq=-1`` saves no checkpoint, so the stop's is the only one.
     """
     return [
         *(sys.executable, "-m", f"recipe.{trial.recipe}"),
@@ -84,7 +84,7 @@ def command(trial: Trial, place: Place, data: Path, folder: Path) -> list[str]:
 
 
 def attempt(trial: Trial, place: Place, data: Path, folder: Path, limit: float, show: Show) -> Row:
-    """Run a trial, whose folder is emptied first; its row.
+    """Empty the folder, run a trial in it, and return the trial's row of the table.
 
     Args:
         folder: for the log, the metrics and the checkpoint. The checkpoint is removed if the trial passes.
@@ -119,7 +119,7 @@ def _stopped_and_resumed(
     with _started(line, folder, log, 1) as first:
         record = folder / RECORD
         status = _wait(first, deadline, show, "starts", lambda: record.exists() and STEP_BEGINS in record.read_text())
-        if status is None:  # asked earlier, it would end without a step
+        if status is None:  # a training that is asked before its first step ends without any step
             first.process.send_signal(signal.SIGUSR1)
             status = _wait(first, deadline, show, "is asked to stop after its first step")
     if status == 0:
