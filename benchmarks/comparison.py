@@ -49,8 +49,10 @@ class Question:
     Attributes:
         sizes: pairs of rollouts per prompt and prompts per step to choose from.
         rollouts: of a run.
-        methods: by name, as ``verl-ext learn`` reads them. A text with keys of its own sets the rollouts of a prompt.
+        methods: by name, as ``verl-ext learn`` reads them. A text with keys of its own sets the rollouts of a prompt,
+            which it can write as ``{n}``.
         lrs: learning rates to choose from.
+        task: of :mod:`verl_ext.lab.learn.tasks`.
         on_stack: whether fresh seeds train on the real stack.
     """
 
@@ -58,6 +60,7 @@ class Question:
     rollouts: int
     methods: Mapping[str, str]
     lrs: Sequence[float] = LRS
+    task: str = "words"
     on_stack: bool = False
 
 
@@ -69,6 +72,11 @@ def plain(*methods: str) -> dict[str, str]:
 PLAIN = plain(*METHODS)
 CONFIRMED = plain("grpo", "recall", "knapsack", "hora", "pods")
 ON_STACK = plain("grpo", "recall", "pods")
+WITH_TOOL = {
+    "grpo": "grpo",
+    "prefix_sampling": "prefix_sampling",
+    "without_prefixes": "prefix_sampling use_prefixes=false actor_rollout_ref.rollout.n={n}",
+}
 ON_STACK_64 = {
     "grpo": "grpo",
     "dynamic_sampling": "dynamic_sampling",
@@ -80,6 +88,7 @@ QUESTIONS = {
     "step256": Question([(n, 256 // n) for n in NS], 20_000, PLAIN),
     "confirm256": Question([(4, 64), (8, 32)], 20_000, CONFIRMED, LRS[2:5]),
     "step1024": Question([(n, 1024 // n) for n in NS], 80_000, PLAIN),
+    "tool256": Question([(8, 32), (32, 8)], 20_000, WITH_TOOL, task="tool"),
     "free": Question([(n, prompts) for n in NS for prompts in NS], 20_000, PLAIN),
     "stack64": Question([(64, 4)], 8_000, ON_STACK_64, STACK_LRS, on_stack=True),
     "stack256": Question([(n, 256 // n) for n in (4, 8, 16, 64)], 8_000, ON_STACK, STACK_LRS, on_stack=True),
@@ -115,7 +124,9 @@ class Experiment:
         """Runs of ``verl-ext learn``, several at a time."""
         text, jobs = self.question.methods[method], []
         for setting, seed in lacking:
-            (variant,) = variants(text, [setting.lr], [setting.n] if text == method else [], [setting.prompts])
+            (variant,) = variants(
+                text.format(n=setting.n), [setting.lr], [setting.n] if text == method else [], [setting.prompts]
+            )
             name = f"{method}-lr={setting.lr:g}-n={setting.n}-batch={setting.prompts}"
             jobs.append(Job(variant.renamed(name), self.source, self.length, seed, self.scratch))
         check(jobs)
@@ -200,9 +211,9 @@ def run(
     for name in questions:
         if not set(methods or ()) <= set(QUESTIONS[name].methods):
             raise typer.BadParameter(f"{name} has the methods {', '.join(QUESTIONS[name].methods)}")
-    source = WorldSource(world) if task is None else FolderSource(task / "model", task / "data")
-    source.load()
     for name in questions:
+        source = FolderSource(task / "model", task / "data") if task else WorldSource(world, QUESTIONS[name].task)
+        source.load()
         experiment = Experiment(world, name, source, scratch / world / name, processes)
         chosen = experiment.tune_all(methods or list(experiment.question.methods))
         for method, setting in chosen.items():

@@ -28,6 +28,7 @@ TITLES = {
     "step256": "256 rollouts a step",
     "confirm256": "256 rollouts a step, confirmed",
     "step1024": "1,024 rollouts a step",
+    "tool256": "two turns with a tool, 256 rollouts a step",
     "free": "nothing held fixed",
     "stack64": "n = 64, 4 prompts a step, on the stack",
     "stack256": "256 rollouts a step, on the stack",
