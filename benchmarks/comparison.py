@@ -28,6 +28,7 @@ from verl_ext.lab.learn.hugging_face import FolderSource
 from verl_ext.lab.learn.run import Length
 from verl_ext.lab.learn.sweep import Job, Source, check, run_all, variants
 from verl_ext.lab.learn.worlds import WORLDS, WorldSource
+from verl_ext.lab.method import Method
 from verl_ext.lab.report.summary import ROLLOUTS, accuracy_of
 
 KEPT = Path(__file__).parent.parent / "docs" / "comparison"
@@ -62,6 +63,13 @@ class Question:
     lrs: Sequence[float] = LRS
     task: str = "words"
     on_stack: bool = False
+
+    def variant(self, method: str, setting: Setting) -> Method:
+        """A method with a setting, for the learner."""
+        text = self.methods[method]
+        ns = [setting.n] if text == method else []
+        (variant,) = variants(text.format(n=setting.n), [setting.lr], ns, [setting.prompts])
+        return variant.renamed(f"{method}-lr={setting.lr:g}-n={setting.n}-batch={setting.prompts}")
 
 
 def plain(*methods: str) -> dict[str, str]:
@@ -122,13 +130,10 @@ class Experiment:
 
     def _in_lab(self, method: str, lacking: Sequence[tuple[Setting, int]]) -> Iterator[tuple[Setting, int, dict]]:
         """Runs of ``verl-ext learn``, several at a time."""
-        text, jobs = self.question.methods[method], []
-        for setting, seed in lacking:
-            (variant,) = variants(
-                text.format(n=setting.n), [setting.lr], [setting.n] if text == method else [], [setting.prompts]
-            )
-            name = f"{method}-lr={setting.lr:g}-n={setting.n}-batch={setting.prompts}"
-            jobs.append(Job(variant.renamed(name), self.source, self.length, seed, self.scratch))
+        jobs = [
+            Job(self.question.variant(method, setting), self.source, self.length, seed, self.scratch)
+            for setting, seed in lacking
+        ]
         check(jobs)
         with console.status(f"{self.name}: {method}") as status:
             text = f"{self.name}: {method}, {len(jobs)} runs"

@@ -6,7 +6,7 @@ import json
 
 import comparison
 import pytest
-from comparison import Experiment, extended
+from comparison import QUESTIONS, Experiment, extended
 from comparison_results import (
     SHARES,
     Kept,
@@ -90,6 +90,18 @@ def test_settings_are_ranked_by_missed_seeds_and_then_by_the_mean_logarithm(tmp_
 )
 def test_the_list_of_learning_rates_grows_at_an_end_that_was_chosen(chosen, expected):
     assert list(extended([1e-4, 2e-4, 4e-4], chosen)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("question", "method"), [(name, method) for name in ("tool256", "stack64") for method in QUESTIONS[name].methods]
+)
+def test_a_method_has_the_rollouts_of_its_setting(question, method):
+    for n, prompts in QUESTIONS[question].sizes:
+        policy = QUESTIONS[question].variant(method, Setting(1e-3, n, prompts)).policy(0)
+        cost = policy.step_cost()
+        assert (cost.n, cost.prompts) == (n, prompts)
+    if question == "tool256":
+        assert getattr(policy, "use_prefixes", None) == {"prefix_sampling": True, "without_prefixes": False}.get(method)
 
 
 def test_real_runs_are_kept_chosen_compared_and_not_repeated(tmp_path, monkeypatch):
