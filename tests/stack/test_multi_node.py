@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -29,7 +30,8 @@ def nodes():
 
 
 def test_a_node_dies_while_pilots_and_commits_are_generated(nodes, task, tmp_path):
-    """In `colocate_async`. The run, a `ray job submit`, ends soon after with one error. A second run continues."""
+    """In `colocate_async`. The run, a `ray job submit`, ends soon after with one error. A run on one node, with two
+    devices, continues."""
     checkpoints, logs = tmp_path / "checkpoints", [tmp_path / "first.jsonl", tmp_path / "second.jsonl"]
     train = [sys.executable, "-m", "recipe.pilot_commit", *task.overrides(), "trainer.nnodes=2"]
     train += ["rollout_policy.n_pilot=6", "rollout_policy.n_commit=2", "rollout_policy.p_solve=null"]
@@ -57,8 +59,8 @@ def test_a_node_dies_while_pilots_and_commits_are_generated(nodes, task, tmp_pat
     assert state["ledger"]["buffered"] == before[2]["rollouts/buffered"]
     assert len(state["policy"]["state"]["buffer"]["groups"]) == before[2]["pilot_commit/buffer"] > 0
 
-    nodes.start("worker")
-    environment = {**nodes.environment, **environment, "VERL_FILE_LOGGER_PATH": str(logs[1])}
+    train[train.index("trainer.nnodes=2")] = "trainer.n_gpus_per_node=2"  # the same two ranks on one node
+    environment = {**os.environ, **environment, "VERL_FILE_LOGGER_PATH": str(logs[1])}
     with open(tmp_path / "second.log", "w") as log:
         run = subprocess.run(train, stdout=log, stderr=subprocess.STDOUT, env=environment, timeout=600)
     assert run.returncode == 0, (tmp_path / "second.log").read_text()[-6000:]
