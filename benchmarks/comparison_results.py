@@ -177,15 +177,19 @@ class Result(NamedTuple):
 
 
 def results(kept: Kept, tuning: Sequence[int], fresh: Sequence[int]) -> Iterator[Result]:
-    """The methods whose runs on fresh seeds are complete; the reference comes first."""
+    """The methods whose runs on fresh seeds are complete; the reference comes first. None before its runs are."""
+    if not kept.settings(REFERENCE, tuning):
+        return
     base = choose(kept, REFERENCE, tuning)
+    if base not in kept.settings(REFERENCE, fresh):
+        return
     targets = [target_of(kept, tuning, share) for share in SHARES]
     chosen_target = targets[SHARES.index(CHOICE)]
     for method in dict.fromkeys((REFERENCE, *(name for name, _, _ in kept.runs))):
         if not kept.settings(method, tuning):
             continue
         setting = choose(kept, method, tuning)
-        if setting not in kept.settings(method, fresh) or base not in kept.settings(REFERENCE, fresh):
+        if setting not in kept.settings(method, fresh):
             continue
 
         def costs(

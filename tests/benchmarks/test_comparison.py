@@ -92,6 +92,18 @@ def test_the_list_of_learning_rates_grows_at_an_end_that_was_chosen(chosen, expe
     assert list(extended([1e-4, 2e-4, 4e-4], chosen)) == pytest.approx(expected)
 
 
+def test_there_is_no_result_before_the_reference_is_tuned_and_run(tmp_path):
+    accuracy = [0.2, 0.6]
+    runs = kept(tmp_path, *(run_of("vip", LOW, seed, accuracy) for seed in TUNING + FRESH))
+    assert list(results(runs, TUNING, FRESH)) == []
+    for seed in TUNING:
+        runs.add(run_of("grpo", LOW, seed, accuracy))
+    assert list(results(runs, TUNING, FRESH)) == []
+    for seed in FRESH:
+        runs.add(run_of("grpo", LOW, seed, accuracy))
+    assert [result.method for result in results(runs, TUNING, FRESH)] == ["grpo", "vip"]
+
+
 @pytest.mark.parametrize(
     ("question", "method"), [(name, method) for name in ("tool256", "stack64") for method in QUESTIONS[name].methods]
 )
