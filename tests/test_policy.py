@@ -61,6 +61,9 @@ def test_verdicts_come_from_the_verifier_first():
     assert Group("g", Prompt("p", 0), rollouts(-1.0, 1.0)).verdicts == [False, True]
     assert Group("g", Prompt("p", 0), rollouts(-1.0, -1.0)).verdicts == [False, False]
     assert Group("g", Prompt("p", 0), rollouts(-1.0, 0.0)).verdicts is None
+    timed_out = Rollout(0.0, False, 3, 0)  # the driver's verdict, beside a reward function that reports none
+    assert Group("g", Prompt("p", 0), [*rollouts(-1.0, 1.0), timed_out]).verdicts == [False, True, False]
+    assert Group("g", Prompt("p", 0), [*rollouts(-1.0, 0.5), timed_out]).verdicts is None
 
 
 def test_delay_is_of_the_oldest_rollout_and_failed_ones_do_not_count():

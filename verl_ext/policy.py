@@ -116,16 +116,14 @@ class Group:
     def verdicts(self) -> list[bool] | None:
         """Whether each usable rollout is correct; None if the rewards are not verdicts.
 
-        ``Rollout.correct`` decides if every rollout has a value. Otherwise rewards that are all 0 or 1, or all -1 or 1,
-        are verdicts.
+        ``Rollout.correct`` decides where it has a value. The rewards of the other rollouts are verdicts if they are all
+        0 or 1, or all -1 or 1.
         """
         usable = self.usable
-        if all(rollout.correct is not None for rollout in usable):
-            return [bool(rollout.correct) for rollout in usable]
-        for wrong in (0.0, -1.0):
-            if all(rollout.reward in (wrong, 1.0) for rollout in usable):
-                return [rollout.reward == 1.0 for rollout in usable]
-        return None
+        without = [rollout.reward for rollout in usable if rollout.correct is None]
+        if not any(set(without) <= {wrong, 1.0} for wrong in (0.0, -1.0)):
+            return None
+        return [rollout.reward == 1.0 if rollout.correct is None else bool(rollout.correct) for rollout in usable]
 
     @property
     def success_rate(self) -> float:

@@ -36,7 +36,7 @@ def controller():
     for each, reason in given_up:
         ledger.discarded(each, reason)
     kept = [group("d", 10, 1.0, 1.0, 1.0), group("e", 11)]
-    return SimpleNamespace(ledger=ledger, live={each.id: each for each in kept})
+    return SimpleNamespace(ledger=ledger, live={each.id: each for each in kept}, step=4)
 
 
 def rows_of(table):
@@ -76,6 +76,27 @@ class Trainer(AllocationTables):
 
     def on_step_end(self):
         """verl's class has only an abstract one."""
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["in turn", "ahead"])
+def test_rollouts_of_earlier_steps_are_not_sampled_again(ahead):
+    """A step may begin, and discard groups, before verl says so."""
+    config = OmegaConf.create({"rollout_driver": {"log_allocation_freq": 1}})
+    made = Trainer(config=config, controller=controller())
+    made.global_steps = 5
+    made.on_step_begin()
+    made.on_sample_end()
+    made.global_steps, made.controller.step = 6, 5
+    if not ahead:
+        made.on_step_begin()
+    made.controller.step = 6
+    made.controller.ledger.begin_step()
+    made.controller.ledger.discarded(made.controller.live.pop("d-1"), "stale")
+    made.controller.live["e-1"].rollouts += group("e", 11, 0.0, 1.0).rollouts
+    if ahead:
+        made.on_step_begin()
+    made.on_sample_end()
+    assert made._allocation[["fate", "sampled"]].to_numpy().tolist() == [["discarded_stale", 0], ["buffered", 2]]
 
 
 @pytest.mark.parametrize(("freq", "steps"), [(-1, []), (0, []), (1, [1, 2, 3, 4]), (3, [3])])

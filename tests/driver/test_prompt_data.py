@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from support.configs import write_rows
 
 from verl_ext.prompts import prompt_id
@@ -41,6 +42,18 @@ def test_prompts_come_one_at_a_time_epoch_after_epoch_and_from_the_saved_positio
     restored.load_state_dict(loader.state_dict())
     stream = endless_rows(restored)
     assert [next(stream).row for _ in range(4)] == [0, 1, 2, 0]
+
+
+def test_the_prompts_of_a_checkpoint_are_not_taken_from_other_data():
+    from verl_ext.driver.checkpoint import BadCheckpoint
+    from verl_ext.driver.prompt_data import PromptDataset, fetch
+
+    data = rows(4)
+    prompts = [PromptDataset(data)[row] for row in (3, 1)]
+    assert fetch(data, prompts) == [data[3], data[1]] and fetch([*data, *data], prompts) == [data[3], data[1]]
+    for other in (data[:3], [*data[1:], data[0]]):  # fewer rows, and another order
+        with pytest.raises(BadCheckpoint, match="^row 3 of the training data is not the prompt .* data.train_files"):
+            fetch(other, prompts)
 
 
 def test_a_prompt_knows_its_data_source_and_its_text():

@@ -293,6 +293,14 @@ def test_the_next_step_begins_during_the_update_unless_a_checkpoint_is_due(sched
     assert len(made.controller.live) == 2 * 8  # each step has drawn its prompts once
 
 
+def test_a_step_that_a_checkpoint_has_begun_begins_again(scheduled):
+    """A checkpoint of used-up data knows the step that could not be filled."""
+    made = scheduled()
+    made.global_steps = made.controller.step = 4
+    made.prepare_step()
+    assert len(made.controller.live) == 2 * 8  # drew prompts for this step, too
+
+
 def test_after_a_wish_to_stop_no_step_begins_early(scheduled):
     made = scheduled(stop=True)
     assert made._is_to_stop()

@@ -20,13 +20,13 @@ class AllocationTables(PPOTrainer):
     """Writes a table every ``rollout_driver.log_allocation_freq`` steps."""
 
     controller: RolloutController
-    _finished_before: Mapping[str, int]  # by group, its rollouts of earlier steps
+    _finished_before: Mapping[str, int] | None = None  # by group, its rollouts of earlier steps
     _allocation: pd.DataFrame
 
     def on_step_begin(self) -> None:
         super().on_step_begin()
-        live = self.controller.live
-        self._finished_before = {name: len(group.rollouts) for name, group in live.items()}
+        if self._finished_before is None or self.controller.step < self.global_steps:
+            self._finished_before = self._finished()
 
     def on_sample_end(self) -> None:
         super().on_sample_end()
@@ -34,6 +34,10 @@ class AllocationTables(PPOTrainer):
         self._allocation = pd.DataFrame()
         if freq > 0 and self.global_steps % freq == 0:
             self._allocation = allocation_table(self.global_steps, self.controller, self._finished_before)
+        self._finished_before = self._finished()  # the next step may begin at once, and discard groups
+
+    def _finished(self) -> dict[str, int]:
+        return {name: len(group.rollouts) for name, group in self.controller.live.items()}
 
     def _compute_metrics(
         self, batch: KVBatchMeta, metrics: dict, timing_raw: dict, global_steps: int, epoch: int

@@ -44,6 +44,7 @@ class PolicyTrainerSeparateAsync(PolicyTrainer, PPOTrainerSeparateAsync):
     """
 
     drain = False
+    _begun_ahead: int | None = None  # the last step that began while the step before was trained
 
     def __init__(self, config):
         with open_dict(config):  # verl asserts this value; a step here is one batch, followed by one weight sync
@@ -66,16 +67,18 @@ class PolicyTrainerSeparateAsync(PolicyTrainer, PPOTrainerSeparateAsync):
         return [*super()._pools(), *(engine.resource_pool for engine in engines)]
 
     def prepare_step(self) -> dict:
-        return {} if self.controller.step == self.global_steps else super().prepare_step()
+        # Not the controller's step: a checkpoint of used-up data knows the step that could not be filled.
+        return {} if self._begun_ahead == self.global_steps else super().prepare_step()
 
     def on_sample_end(self) -> None:
         super().on_sample_end()
         if not self._saves_checkpoint() and not stop_requested():
-            self.controller.begin_step(self.global_steps + 1)
+            self._begun_ahead = self.global_steps + 1
+            self.controller.begin_step(self._begun_ahead)
 
     def _is_to_stop(self) -> bool:
         # If the next step has begun before the request, the next step is the last.
-        return self.controller.step == self.global_steps and super()._is_to_stop()
+        return self._begun_ahead != self.global_steps + 1 and super()._is_to_stop()
 
     def _saves_checkpoint(self) -> bool:
         """Whether verl saves a checkpoint after this step. After the last step verl always does."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from torch.utils.data import Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+from verl_ext.driver.checkpoint import BadCheckpoint
 from verl_ext.policy import Prompt
 from verl_ext.prompts import prompt_id, prompt_text
 
@@ -22,9 +24,31 @@ class PromptDataset(Dataset):
 
     def __getitem__(self, row: int) -> Prompt:
         item = self.dataset[row]
-        ground_truth = (item.get("reward_model") or {}).get("ground_truth")
-        identity = prompt_id(item.get("data_source"), item["raw_prompt"], ground_truth)
-        return Prompt(identity, int(row), {"data_source": str(item.get("data_source", "unknown"))})
+        return Prompt(_id_of(item), int(row), {"data_source": str(item.get("data_source", "unknown"))})
+
+
+def _id_of(item: Mapping[str, Any]) -> str:
+    ground_truth = (item.get("reward_model") or {}).get("ground_truth")
+    return prompt_id(item.get("data_source"), item["raw_prompt"], ground_truth)
+
+
+def fetch(dataset: Dataset, prompts: Iterable[Prompt]) -> list[dict[str, Any]]:
+    """The rows of the prompts in a verl data set.
+
+    Raises:
+        BadCheckpoint: a row holds another prompt than when it was drawn, so the data has changed since a checkpoint.
+    """
+    items = []
+    for prompt in prompts:
+        item = dataset[prompt.row] if prompt.row < len(dataset) else None
+        if item is None or _id_of(item) != prompt.id:
+            raise BadCheckpoint(
+                f"row {prompt.row} of the training data is not the prompt that the checkpoint knows it as, because "
+                "data.train_files, or a key that chooses its rows, has changed; resume with the checkpoint's data, or "
+                "start anew with another trainer.default_local_dir"
+            )
+        items.append(item)
+    return items
 
 
 class PromptTexts(Sequence[str]):

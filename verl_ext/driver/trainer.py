@@ -26,7 +26,7 @@ from verl_ext.driver.baseline import advantages_over_all
 from verl_ext.driver.checkpoint import BadCheckpoint, load_state, prune_queues, save_state, unwritten
 from verl_ext.driver.cluster import check_queue_full
 from verl_ext.driver.liveness import check_workers, forget_workers, note_nodes, note_workers
-from verl_ext.driver.prompt_data import PromptDataset, PromptTexts, endless_rows, prompt_loader
+from verl_ext.driver.prompt_data import PromptDataset, PromptTexts, endless_rows, fetch, prompt_loader
 from verl_ext.driver.replay_buffer import PARTITION, GroupReplayBuffer, RowKey, set_aside
 from verl_ext.driver.step_line import step_line
 from verl_ext.driver.stop import stop_requested
@@ -144,7 +144,7 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, WeightTurns):
     def submit(self, wave: list[tuple[Group, int]]) -> None:
         """Start generating the wave in one submission: each prompt carries its own number of rollouts."""
         groups = [group for group, _ in wave]
-        fields = collate_fn([self.train_dataset[group.prompt.row] for group in groups])
+        fields = collate_fn(fetch(self.train_dataset, (group.prompt for group in groups)))
         fields["uid"] = np.array([group.id for group in groups], dtype=object)
         batch = tu.get_tensordict(fields)
         batch[ROLLOUTS] = torch.tensor([count for _, count in wave])

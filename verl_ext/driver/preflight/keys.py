@@ -28,16 +28,9 @@ from verl_ext.weights import AGGREGATIONS
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
-GROUP_ADVANTAGES = (
-    "grpo",
-    "grpo_vectorized",
-    "grpo_passk",
-    "rloo",
-    "rloo_vectorized",
-    "reinforce_plus_plus_baseline",
-    "opo",
-    "gpg",
-)
+# In verl's other estimators over groups the rows that pad a batch change the advantages of the others (gpg), become nan
+# (opo), or end the run (grpo_passk).
+GROUP_ADVANTAGES = ("grpo", "grpo_vectorized", "rloo", "rloo_vectorized", "reinforce_plus_plus_baseline")
 
 
 def unset(valid: str) -> Kind:
@@ -84,7 +77,8 @@ REQUIRED: dict[str, Kind] = {
     f"{ACTOR}.ppo_max_token_len_per_gpu": COUNT,
     "algorithm.adv_estimator": Kind(
         lambda value: str(value) in GROUP_ADVANTAGES,
-        f"advantages are taken within groups, use one of {', '.join(GROUP_ADVANTAGES)}",
+        "advantages are taken within groups, and rows that pad a batch must not change them, use one of "
+        + ", ".join(GROUP_ADVANTAGES),
     ),
     "critic.enable": unset("groups need no critic, use false or null"),
     "algorithm.filter_groups.enable": unset("the policy decides which groups are trained, use false"),
