@@ -11,8 +11,10 @@ pythons() { printf '3.%s\n' $MINORS | paste -sd'|' | sed 's/|/ or /g'; }
 supported() { "$1" -c "import sys; sys.exit(str(sys.version_info[1]) not in '$MINORS'.split())" 2>/dev/null; }
 
 python_of_a_supported_version() {  # python_of_a_supported_version <stack>
-  local candidate found
-  for candidate in ${PYTHON:-python3 $(printf 'python3.%s\n' $MINORS)}; do
+  local candidate found minor candidates=(python3)
+  for minor in $MINORS; do candidates+=("python3.$minor"); done
+  [[ -z ${PYTHON:-} ]] || candidates=("$PYTHON")
+  for candidate in "${candidates[@]}"; do
     if supported "$candidate"; then echo "$candidate"; return; fi
   done
   found=$("${PYTHON:-python3}" --version 2>&1 | head -1) || found="none"

@@ -7,7 +7,7 @@ import json
 import pytest
 from support.validation import row, samples_of, write_lines, write_rows
 
-from verl_ext.evaluation.samples import FAILED, UNNAMED, answer_of, read, row_ids
+from verl_ext.evaluation.samples import FAILED, UNNAMED, Sample, answer_of, read, row_ids
 from verl_ext.prompts import prompt_id
 
 RIGHT, WRONG = "\\boxed{1}", "\\boxed{2}"
@@ -28,9 +28,9 @@ def test_equal_rows_are_one_problem_and_chunks_add_up(tmp_path):
     assert [problem.id for problem in problems] == [prompt_id("bench", one["prompt"], "1")] + [
         prompt_id("other", two["prompt"], "1")
     ]
-    assert accuracies(problems[0]) == [1, 0, 0, 0, 1, 1] and accuracies(problems[1]) == [0]
+    assert accuracies(problems[0]) == [1, 0, 0, 0, 1, 1] and accuracies(problems[1]) == [0, 0, 0]
     assert [sample.answer for sample in problems[0].samples] == ["1", "2", "2", "2", "1", "1"]
-    assert problems[1].samples[0].answer is None
+    assert problems[1].samples == [FAILED, FAILED, Sample(0.0, None)] and problems[1].failed == 2
 
 
 def test_a_training_run_is_read_one_step_at_a_time(tmp_path):
@@ -50,6 +50,33 @@ def test_a_rollout_without_a_line_failed_and_is_not_correct(tmp_path):
     lines = [*samples_of(row("one"), [RIGHT] * 4), *samples_of(row("two"), [RIGHT] * 3)]
     _, (one, two) = read([write_lines(tmp_path / "0.jsonl", lines)])
     assert (one.failed, two.failed) == (0, 1) and accuracies(two) == [1, 1, 1, 0] and two.samples[-1] == FAILED
+
+
+def test_rows_that_failed_in_one_file_of_an_evaluation_are_counted_however_it_is_cut(tmp_path):
+    """Of the problem "two", with two rows, the last three of four samples failed."""
+    one, two = row("one"), row("two")
+    for cut in ([4], [2, 2], [1, 1, 1, 1]):
+        folder = tmp_path / str(len(cut))
+        folder.mkdir()
+        for place, size in enumerate(cut):
+            left = [RIGHT] if place == 0 else []
+            lines = [*samples_of(one, [RIGHT] * size), *samples_of(two, left), *samples_of(two, left)]
+            write_lines(folder / f"{place * size:06}_{size}.jsonl", lines)
+        _, problems = read([folder])
+        assert [len(problem.samples) for problem in problems] == [4, 8]
+        assert [problem.failed for problem in problems] == [0, 6] and sum(accuracies(problems[1])) == 2
+
+
+def test_a_failure_keeps_its_place(tmp_path):
+    one = samples_of(row("one"), [RIGHT] * 4)
+    _, (_, two) = read([write_lines(tmp_path / "0.jsonl", [*one, *samples_of(row("two"), [RIGHT] * 4)[2:]])])
+    assert accuracies(two) == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("pred", ["", " ", "[INVALID]"])
+def test_no_answer_is_no_vote(tmp_path, pred):
+    _, (one,) = read([write_lines(tmp_path / "0.jsonl", samples_of(row("one"), [RIGHT], pred=pred))])
+    assert [sample.answer for sample in one.samples] == [None]
 
 
 def test_an_agents_last_output_has_the_answer_and_its_first_the_prompt(tmp_path):

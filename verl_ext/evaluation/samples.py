@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,6 +44,9 @@ class Sample:
     answer: str | None
 
 
+OF_A_RUN = re.compile(r"\d{6}_(\d+)")  # name of a file of `verl-ext evaluate run`, with the samples of each problem
+NO_ANSWER = ("", "[INVALID]")  # ``pred`` of an output without an answer; the second is verl's, for math_dapo
+
 FAILED = Sample(0.0, None)
 """A rollout without a response. It counts as not correct, as in verl's validation."""
 
@@ -67,8 +71,9 @@ class Problem:
 def read(paths: Sequence[Path], step: int | None = None, answers: str = "marked") -> tuple[int, list[Problem]]:
     """The problems of one training step, in the order of their first lines.
 
-    verl writes no line for a failed rollout. Rows (``uid``) with fewer samples than the fullest row of their file
-    therefore get ``FAILED`` samples for the rest.
+    verl writes no line for a failed rollout. A row (``uid``) therefore gets a ``FAILED`` sample in the place of each
+    session that the file has for another row. Each file of ``verl-ext evaluate run`` samples all rows, as often as its
+    name says, so a row without a line in one of these files has failed that often.
 
     Args:
         paths: files, or folders of ``*.jsonl``.
@@ -97,23 +102,33 @@ def read(paths: Sequence[Path], step: int | None = None, answers: str = "marked"
 
 
 def _grouped(rollouts: Mapping[tuple, tuple[tuple[str, str], Sample]]) -> list[Problem]:
-    problems: dict[tuple[str, str], Problem] = {}
-    sizes: Counter[tuple] = Counter()
-    of_row: dict[tuple, Problem] = {}
-    for (file, row, _), (key, sample) in rollouts.items():
-        problem = problems.setdefault(key, Problem(*key))
-        problem.samples.append(sample)
-        if row is not None:
-            sizes[file, row] += 1
-            of_row[file, row] = problem
-    fullest: dict[Path, int] = {}
-    for (file, _), size in sizes.items():
-        fullest[file] = max(size, fullest.get(file, 0))
-    for (file, row), problem in of_row.items():
-        failed = fullest[file] - sizes[file, row]
-        problem.samples += [FAILED] * failed
-        problem.failed += failed
+    problems = {key: Problem(*key) for key, _ in rollouts.values()}
+    files: dict[Path, dict[Any, dict[int, tuple[tuple[str, str], Sample]]]] = {}
+    for (file, row, session), found in rollouts.items():
+        files.setdefault(file, {}).setdefault(row, {})[session] = found
+    unnamed = {file: of_row.pop(None, {}) for file, of_row in files.items()}  # lines without a uid
+    copies = {
+        file: Counter(next(iter(found.values()))[0] for found in of_row.values()) for file, of_row in files.items()
+    }
+    for file, of_row in files.items():
+        for key, sample in unnamed[file].values():
+            problems[key].samples.append(sample)
+        sessions = {session for found in of_row.values() for session in found}
+        run = OF_A_RUN.fullmatch(file.stem)
+        if run:
+            sessions |= set(range(int(run[1])))
+        for found in of_row.values():
+            key = next(iter(found.values()))[0]
+            _add(problems[key], [found[session][1] if session in found else FAILED for session in sorted(sessions)])
+        for key, problem in problems.items() if run else ():
+            lacking = max(copied[key] for copied in copies.values()) - copies[file][key]
+            _add(problem, [FAILED] * lacking * len(sessions))
     return list(problems.values())
+
+
+def _add(problem: Problem, samples: Sequence[Sample]) -> None:
+    problem.samples += samples
+    problem.failed += sum(sample is FAILED for sample in samples)
 
 
 def row_ids(path: Path) -> list[str]:
@@ -164,6 +179,7 @@ def _sample(line: Mapping[str, Any], answers: str) -> Sample:
     accuracy = line["score"] if line.get("acc") is None else line["acc"]
     predicted = line.get("pred")
     answer = answer_of(line["output"], answers) if predicted is None else str(predicted).strip()
+    answer = None if answer in NO_ANSWER else answer
     return Sample(float(accuracy), answer)
 
 

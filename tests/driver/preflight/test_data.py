@@ -104,12 +104,13 @@ def test_several_files_are_one_data_set(config, tmp_path):
         validate(changed(config, f"data.train_files=[{tmp_path}/one.parquet]"))
 
 
-def test_validation_data_without_rows_are_refused_only_where_they_are_used(config, tmp_path):
+@pytest.mark.parametrize("validates", [True, False])
+def test_verl_loads_validation_data_in_any_run(config, tmp_path, validates):
     pq.write_table(pa.table(rows(0)), tmp_path / "none.parquet")
-    with pytest.raises(BadConfig, match="data.val_files=.*it holds no rows, and validation is on"):
-        validate(changed(config, f"data.val_files={tmp_path}/none.parquet"))
-    off = ("trainer.val_before_train=false", "trainer.test_freq=-1")
-    validate(changed(config, f"data.val_files={tmp_path}/none.parquet", *off))
+    when = () if validates else ("trainer.val_before_train=false", "trainer.test_freq=-1")
+    for file, sentence in (("none", "it holds no rows, and verl needs at least one"), ("no", "there is no such file")):
+        with pytest.raises(BadConfig, match=f"^data.val_files=.*{sentence}"):
+            validate(changed(config, f"data.val_files={tmp_path}/{file}.parquet", *when))
 
 
 def test_a_directory_or_text_under_the_name_of_parquet_is_refused(config, tmp_path):

@@ -36,6 +36,24 @@ REFUSED = [
     ),
     (
         "grpo",
+        ["actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=10", "actor_rollout_ref.actor.use_kl_loss=true"],
+        "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=10",
+        "use 1024 or more",
+    ),
+    (
+        "grpo",
+        ["actor_rollout_ref.actor.policy_loss.loss_mode=sapo", "actor_rollout_ref.actor.loss_agg_mode=token-mean"],
+        "actor_rollout_ref.actor.loss_agg_mode=token-mean",
+        "seq-mean-token-mean, use that",
+    ),
+    (
+        "grpo",
+        ["algorithm.rollout_correction.bypass_mode=true", "algorithm.rollout_correction.rollout_is=token"],
+        "algorithm.rollout_correction.bypass_mode=True",
+        "use false",
+    ),
+    (
+        "grpo",
         ["actor_rollout_ref.model.use_remove_padding=true", "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2"],
         "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2",
         "attn_implementation=sdpa each device would attend to its own part of a sequence alone, use 1",

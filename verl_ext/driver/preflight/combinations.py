@@ -34,6 +34,25 @@ def check_correction(faults: Faults) -> None:
     missing = any([faults[key] for key in keys]) and not faults[f"{ROLLOUT}.calculate_log_probs"]
     valid = "algorithm.rollout_correction needs the rollouts' log-probabilities, use true"
     faults.refuse_if(missing, f"{ROLLOUT}.calculate_log_probs", valid)
+    section = "algorithm.rollout_correction"
+    dropped = faults[f"{section}.rollout_is"] or faults[f"{section}.rollout_rs"]
+    dropped = dropped or faults[f"{section}.loss_type"] not in (None, "ppo_clip")
+    valid = "verl's V1 trainers would leave out rollout_is, rollout_rs and loss_type, use false"
+    faults.refuse_if(bool(faults[f"{section}.bypass_mode"] and dropped), f"{section}.bypass_mode", valid)
+
+
+def check_loss(faults: Faults) -> None:
+    """The loss aggregates as configured, so that prompt weights hold."""
+    aggregation = "seq-mean-token-mean"
+    other = faults[f"{ACTOR}.policy_loss.loss_mode"] == "sapo" and faults[f"{ACTOR}.loss_agg_mode"] != aggregation
+    faults.refuse_if(other, f"{ACTOR}.loss_agg_mode", f"verl's loss sapo knows no other than {aggregation}, use that")
+
+
+def check_saving(faults: Faults) -> None:
+    """A checkpoint that is saved is found again."""
+    strategy, key = faults[f"{ACTOR}.strategy"], f"{ACTOR}.checkpoint.async_save"
+    valid = f"with {ACTOR}.strategy={strategy} verl would not note the checkpoint as the latest, use false"
+    faults.refuse_if(bool(faults[key]) and strategy != "megatron", key, valid)
 
 
 def check_reward_model(faults: Faults) -> None:
@@ -62,9 +81,13 @@ def check_sequence_parallel(faults: Faults) -> None:
 
 
 def check_micro_batch(faults: Faults) -> None:
-    """A response of full length must fit into a device's token limit for training."""
+    """A response of full length must fit into a device's token limits, for training and for log-probabilities."""
     longest = faults["data.max_prompt_length"] + faults["data.max_response_length"]
-    key, strategy, sharing = f"{ACTOR}.ppo_max_token_len_per_gpu", faults[f"{ACTOR}.strategy"], 1
+    strategy, sharing, limits = faults[f"{ACTOR}.strategy"], 1, [f"{ACTOR}.ppo_max_token_len_per_gpu"]
+    if not faults["algorithm.rollout_correction.bypass_mode"]:
+        limits.append(f"{ROLLOUT}.log_prob_max_token_len_per_gpu")
+    if faults[f"{ACTOR}.use_kl_loss"] or faults["algorithm.use_kl_in_reward"]:
+        limits.append("actor_rollout_ref.ref.log_prob_max_token_len_per_gpu")
     if strategy.startswith("fsdp"):
         sharing = max(faults[size] or 1 for size in SEQUENCE_PARALLEL)
     elif strategy == "megatron" and not faults[f"{ACTOR}.megatron.dynamic_context_parallel"]:
@@ -72,7 +95,8 @@ def check_micro_batch(faults: Faults) -> None:
     else:
         return
     full = f"a response of full length would not fit, {longest} tokens (data.max_prompt_length + its response)"
-    faults.refuse_if(faults[key] * sharing < longest, key, f"{full}, use {math.ceil(longest / sharing)} or more")
+    for key in limits:
+        faults.refuse_if(faults[key] * sharing < longest, key, f"{full}, use {math.ceil(longest / sharing)} or more")
 
 
 def check_profile(faults: Faults) -> None:
@@ -168,6 +192,8 @@ def check_queue_size(faults: Faults) -> None:
 COMBINATIONS = (
     check_batch,
     check_correction,
+    check_loss,
+    check_saving,
     check_reward_model,
     check_room,
     check_sequence_parallel,

@@ -55,11 +55,11 @@ def check_training_data(faults: Faults) -> None:
 
 
 def check_validation_data(faults: Faults) -> None:
-    """The validation files hold rows that a run can read, if the run validates."""
+    """The validation files hold rows, which verl loads in any run, and which a run that validates can read."""
+    files = _opened(faults, VALIDATION)
+    empty = files is not None and not sum(file.count_rows() for file in files)
+    faults.refuse_if(empty, VALIDATION, "it holds no rows, and verl needs at least one, even without validation")
     if faults["trainer.val_before_train"] or faults["trainer.test_freq"] > 0:
-        files = _opened(faults, VALIDATION)
-        empty = files is not None and not sum(file.count_rows() for file in files)
-        faults.refuse_if(empty, VALIDATION, "it holds no rows, and validation is on")
         for _ in _good_rows(faults, VALIDATION, files or []):
             pass
 

@@ -51,6 +51,10 @@ FILE_TO_WRITE = Kind(
     lambda value: value is None or (TEXT.accepts(value) and not os.path.isdir(os.path.expanduser(value))),
     "use the path of a file, or null",
 )
+ROWS_VARY = ON._replace(valid="the number of rows varies from step to step, use true")
+KL_ESTIMATORS = one_of(
+    *(f"{name}{end}" for name in ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3") for end in ("", "+"))
+)
 AHEAD = "the policy decides how much is generated ahead, leave verl's 1"
 
 # An absent key counts as null.
@@ -71,7 +75,9 @@ REQUIRED: dict[str, Kind] = {
     "data.gen_batch_size": only(None, "the policy decides how many prompts a step samples, use null"),
     f"{ACTOR}.ppo_mini_batch_size": COUNT,
     f"{ACTOR}.ppo_epochs": COUNT,
-    f"{ACTOR}.use_dynamic_bsz": ON._replace(valid="the number of rows varies from step to step, use true"),
+    f"{ACTOR}.use_dynamic_bsz": ROWS_VARY,
+    f"{ROLLOUT}.log_prob_use_dynamic_bsz": ROWS_VARY,
+    f"{ROLLOUT}.log_prob_max_token_len_per_gpu": COUNT,
     f"{ACTOR}.loss_agg_mode": one_of(*AGGREGATIONS),
     f"{ACTOR}.strategy": one_of("fsdp", "fsdp2", "megatron", "veomni", "torchtitan", "automodel"),
     f"{ACTOR}.ppo_max_token_len_per_gpu": COUNT,
@@ -131,11 +137,17 @@ OPTIONAL: dict[str, Kind] = {
     f"{ACTOR}.entropy_coeff": NUMBER,
     f"{ACTOR}.kl_loss_coef": NOT_NEGATIVE,
     f"{ACTOR}.use_kl_loss": BOOLEAN,
+    f"{ACTOR}.kl_loss_type": KL_ESTIMATORS,
+    f"{ACTOR}.checkpoint.async_save": BOOLEAN,
+    "actor_rollout_ref.ref.log_prob_use_dynamic_bsz": ROWS_VARY,
+    "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu": COUNT,
     f"{ACTOR}.loss_scale_factor": POSITIVE.or_null(),
     "actor_rollout_ref.model.lora_rank": integer_from(0),
     "algorithm.gamma": RATE,
     "algorithm.lam": RATE,
     "algorithm.use_kl_in_reward": BOOLEAN,
+    "algorithm.kl_penalty": KL_ESTIMATORS,
+    "algorithm.rollout_correction.bypass_mode": BOOLEAN.or_null(),
     "algorithm.norm_adv_by_std_in_grpo": BOOLEAN,
     "algorithm.rollout_correction.rollout_is": one_of("token", "sequence", None),
     "algorithm.rollout_correction.rollout_is_threshold": POSITIVE.or_null(),
@@ -175,6 +187,8 @@ def check_names(faults: Faults) -> None:
     """These names must be in verl's registries."""
     import verl.experimental.reward_loop.reward_manager as managers
     from verl.experimental.agent_loop.tool_parser import ToolParser
+    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+    from verl.trainer.ppo.rollout_corr_helper import SUPPORTED_ROLLOUT_RS_OPTIONS
     from verl.utils.tracking import Tracking
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
@@ -190,6 +204,12 @@ def check_names(faults: Faults) -> None:
         if manager.source == "register":
             _check_name(faults, "reward.reward_manager.name", managers.registry.REWARD_MANAGER)
     _check_name(faults, f"{ROLLOUT}.multi_turn.format", ToolParser._registry)
+    # geo_mean takes means over micro-batches, whose number varies; bypass_mode reads a section that nothing fills.
+    _check_name(faults, f"{ACTOR}.policy_loss.loss_mode", set(POLICY_LOSS_REGISTRY) - {"geo_mean", "bypass_mode"})
+    key = "algorithm.rollout_correction.rollout_rs"
+    chosen, known = faults[key], sorted(SUPPORTED_ROLLOUT_RS_OPTIONS)
+    unknown = chosen is not None and not {each.strip() for each in str(chosen).split(",")} <= set(known)
+    faults.refuse_if(unknown, key, f"use null, or some of {', '.join(known)} with commas between them")
 
 
 def _check_name(faults: Faults, key: str, registry: Iterable[str]) -> None:
