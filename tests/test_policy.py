@@ -18,6 +18,7 @@ from verl_ext.policy import (
     RolloutPolicy,
     StepCost,
     has_spread,
+    oversampled,
 )
 from verl_ext.trajectory import Trajectory
 
@@ -44,6 +45,15 @@ def test_curves_of_a_plot_are_no_parts_of_a_whole_unless_it_says_so():
 def test_rounds_multiply_the_largest_cost_only():
     assert StepCost.of_rounds(5, 3) == StepCost(prompts=5, n=3, usual=15, most=15)
     assert StepCost.of_rounds(5, 3, 4) == StepCost(prompts=5, n=3, usual=15, most=60)
+
+
+def test_oversampling_ignores_float_noise():
+    assert [oversampled(1.1, 100), oversampled(2.2, 100), oversampled(3, 8), oversampled(1.01, 10)] == [
+        110,
+        220,
+        24,
+        11,
+    ]
 
 
 def test_spread_ignores_float_noise():

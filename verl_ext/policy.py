@@ -6,8 +6,10 @@ engine. This module imports numpy only.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
@@ -398,6 +400,11 @@ def check_state_version(state: Mapping, expected: int, owner: str) -> None:
             f"{owner}: state has version {state.get('version')!r}, this code reads version {expected}; "
             "resume with the release that wrote it"
         )
+
+
+def oversampled(s: float, prompts: int) -> int:
+    """ceil(s · ``prompts``), exactly: 1.1 · 100 is 110, and in float64 a little more."""
+    return math.ceil(Fraction(str(s)) * prompts)
 
 
 def has_spread(rewards: Sequence[float] | np.ndarray, tolerance: float = 1e-6) -> bool:

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import logging
-import math
 from typing import Any
 
 from verl_ext import checks
 from verl_ext.errors import CannotFillBatch
-from verl_ext.policy import PROMPT_WEIGHT, Action, Discard, Draw, Group, Request, RolloutPolicy, StepCost, has_spread
+from verl_ext.policy import (
+    PROMPT_WEIGHT,
+    Action,
+    Discard,
+    Draw,
+    Group,
+    Request,
+    RolloutPolicy,
+    StepCost,
+    has_spread,
+    oversampled,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +54,7 @@ class DynamicSampling(RolloutPolicy):
         checks.COUNT.check("max_rounds", max_rounds)
         PROMPT_WEIGHT.check("prompt_weight", prompt_weight)
         self.train_batch_size, self.n, self.max_rounds = train_batch_size, n, max_rounds
-        self.sampling_batch_size = math.ceil(s * train_batch_size)
+        self.sampling_batch_size = oversampled(s, train_batch_size)
         self.prompt_weight = prompt_weight
         self._awaited = self._rounds = self._dropped = 0
         self._ready: list[Group] = []

@@ -106,6 +106,7 @@ class Hora(RolloutPolicy):
             valid = "they belong to an estimator, and estimator=null"
             checks.require(not estimator_options, "estimator_options", estimator_options, valid)
         self.warm_up = WarmUp(warm_up_component, warm_up_threshold, warm_up_cycles)
+        self._warming_up = False  # whether the step is one of uniform GRPO
         self.prompt_weight = prompt_weight
         for prompts in (2, 3):  # with two sizes, options of a fixed length are refused too
             self._divide(np.full(prompts, 0.5), np.full(prompts, 0.5 * self.G0), np.zeros(prompts))
@@ -135,7 +136,8 @@ class Hora(RolloutPolicy):
         self._start_batch()
         prompts = draw(self.train_batch_size)
         self._outstanding = len(prompts)
-        if not self.warm_up.over:
+        self._warming_up = not self.warm_up.over
+        if self._warming_up:
             return [Request(prompt, self.G) for prompt in prompts]
         self._place = {prompt.id: place for place, prompt in enumerate(prompts)}
         for shard, rows in enumerate(np.array_split(np.arange(len(prompts)), self.shards)):
@@ -238,7 +240,7 @@ class Hora(RolloutPolicy):
 
         Every c from 0 to G0 has an entry, so that means over steps are right. Steps of the warm-up have no shares.
         """
-        values = {"hora/warm_up": float(not self.warm_up.over)}
+        values = {"hora/warm_up": float(self._warming_up)}
         for kind in ("prompts", "rollouts") if self._share else ():
             counts = [self._share[kind, wins] for wins in range(self.G0 + 1)]
             values |= {f"hora/share_of_{kind}_c{wins}": count / sum(counts) for wins, count in enumerate(counts)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 
 from recipe.grpo.policy import Uniform
 from verl_ext import checks
-from verl_ext.policy import Action, Draw, Group, Panel, Prompt
+from verl_ext.policy import Action, Draw, Group, Panel, Prompt, oversampled
 
 
 class Mopps(Uniform):
@@ -70,7 +69,7 @@ class Mopps(Uniform):
         checks.RATE.check("decay", decay)
         self.prior = checks.positive_number("alpha0", alpha0, 1e12), checks.positive_number("beta0", beta0, 1e12)
         checks.integer_from(0).check("seed", seed)
-        self.candidates = math.ceil(s * train_batch_size)
+        self.candidates = oversampled(s, train_batch_size)
         self.lowest, self.highest = band
         self.decay = decay
         self.rng = np.random.default_rng(seed)

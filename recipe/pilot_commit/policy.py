@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections import Counter
 from collections.abc import Mapping
 from fractions import Fraction
@@ -26,6 +25,7 @@ from verl_ext.policy import (
     Request,
     RolloutPolicy,
     StepCost,
+    oversampled,
 )
 
 logger = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ class PilotCommit(RolloutPolicy):
         PROMPT_WEIGHT.check("prompt_weight", prompt_weight)
         self.filter = PilotFilter(n_pilot, p_lower, p_upper, p_solve, var_lower)
         self.train_batch_size, self.n_pilot, self.n_commit = train_batch_size, n_pilot, n_commit
-        self.sampling_batch_size = math.ceil(Fraction(str(s)) * train_batch_size)  # 1.1 * 10 is 11
+        self.sampling_batch_size = oversampled(s, train_batch_size)
         self.max_delay, self.bind, self.max_rounds = max_delay, bind, max_rounds
         self.prompt_weight = prompt_weight
         self.buffer = SurvivorBuffer(order, np.random.default_rng(seed))

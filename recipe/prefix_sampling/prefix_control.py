@@ -34,7 +34,7 @@ class PrefixControl:
         n: rollouts of a group.
         buckets: controlled pass counts, each in [1, n - 1] and none at the target.
         initial_ratio: first ratio of every bucket, within the bounds; a ratio is a share of the parent trajectory.
-        ratio_bounds: (lower, upper), 0 <= lower < upper < 1.
+        ratio_bounds: (lower, upper), 0 < lower < upper < 1.
         target: pass rate, in (0, 1).
         ema_alpha: alpha, in (0, 1].
         dead_zone: largest |m_k - target| that moves no ratio; less than min(target, 1 - target).
@@ -169,7 +169,7 @@ class PrefixControl:
 
 def _bounds(bounds: Sequence[float]) -> tuple[float, float]:
     pair = isinstance(bounds, Sequence) and len(bounds) == 2 and all(map(checks.is_number, bounds))
-    # A prefix of ratio 1 leaves nothing to generate.
-    valid = pair and 0 <= bounds[0] < bounds[1] < 1
-    checks.require(valid, "ratio_bounds", bounds, "it must be (lower, upper) with 0 <= lower < upper < 1")
+    # A prefix of ratio 0 is none, and a prefix of ratio 1 leaves nothing to generate.
+    valid = pair and 0 < bounds[0] < bounds[1] < 1
+    checks.require(valid, "ratio_bounds", bounds, "it must be (lower, upper) with 0 < lower < upper < 1")
     return float(bounds[0]), float(bounds[1])

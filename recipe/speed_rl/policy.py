@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -21,6 +20,7 @@ from verl_ext.policy import (
     RolloutPolicy,
     StepCost,
     has_spread,
+    oversampled,
 )
 
 logger = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class SpeedRL(RolloutPolicy):
         PROMPT_WEIGHT.check("prompt_weight", prompt_weight)
         self.train_batch_size, self.n_init, self.n_cont = train_batch_size, n_init, n_cont
         self.p_lower, self.p_upper = p_lower, p_upper
-        self.screening_batch_size, self.max_rounds = math.ceil(s * train_batch_size), max_rounds
+        self.screening_batch_size, self.max_rounds = oversampled(s, train_batch_size), max_rounds
         self.prompt_weight = prompt_weight
         self._qualified: list[Group] = []  # screened, and not yet continued
         self._continuing: set[str] = set()  # ids of groups in their second phase

@@ -35,6 +35,13 @@ def test_hit_utility_adds_to_the_finished_rollouts():
     assert by_strength[0] == [10, 10, 10] and by_strength[1] != [10, 10, 10]
 
 
+@pytest.mark.parametrize("rate", [0.0, 1.0])
+def test_gradient_variance_spreads_evenly_over_prompts_believed_certain(rate):
+    assert allocate("gradient_variance", Beliefs(np.full(8, rate)), 64, lower=3, upper=32).tolist() == [8] * 8
+    mixed = allocate("gradient_variance", Beliefs(np.array([rate, 0.5, rate])), 24, lower=3, upper=16)
+    assert mixed.tolist() == [4, 16, 4]
+
+
 def test_hit_utility_takes_certain_rates():
     """A Beta prior has no rate of 0 or 1, so 1e-6 and 1 - 1e-6 take their places."""
     certain, nearly = np.array([0.0, 0.5, 1.0]), np.array([1e-6, 0.5, 1 - 1e-6])

@@ -96,6 +96,24 @@ def test_a_file_is_divided_with_the_seed_in_verls_schema(suffix, tmp_path):
     assert account["read"][0]["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+def test_a_table_of_a_spreadsheet_with_long_fields_and_missing_answers(tmp_path):
+    """Excel begins a CSV file with a mark; pandas writes nan for a missing answer."""
+    path = tmp_path / "sums.csv"
+    rows = [f'{n} + 1?,{n + 1},"{"x" * 140_000}"' for n in range(5)]
+    path.write_text("\n".join(["\ufeffquestion,answer,notes", *rows]), encoding="utf-8")
+    columns = ("--prompt", "question", "--answer", "answer", "--validation", 1)
+    assert run(path, *columns, "--out", tmp_path / "csv").exit_code == 0
+    assert sum(map(len, written(tmp_path / "csv").values())) == 5
+    rows = [{"question": f"{n} + 1?", "answer": n + 1 if n % 3 else float("nan")} for n in range(9)]
+    (tmp_path / "sums.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    result = run(tmp_path / "sums.jsonl", *columns, "--out", tmp_path / "jsonl")
+    assert result.exit_code == 2 and "3 x no answer (first in row 1 of sums.jsonl)" in flat(result)
+    result = run(tmp_path / "sums.jsonl", *columns, "--out", tmp_path / "jsonl", "--leave-out")
+    assert result.exit_code == 0, result.output
+    truths = [row["reward_model"]["ground_truth"] for part in written(tmp_path / "jsonl").values() for row in part]
+    assert sorted(truths) == ["2", "3", "5", "6", "8", "9"]
+
+
 def test_a_tenth_is_held_out_unless_told_otherwise(tmp_path):
     path = jsonl(tmp_path / "sums.jsonl", ROWS)
     assert run(path, *GSM8K, "--out", tmp_path / "out").exit_code == 0

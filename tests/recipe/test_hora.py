@@ -228,12 +228,13 @@ def test_books_balance_whatever_fails(size, extra, pre, shards, failure_rate):
 def test_warm_up_is_uniform_until_the_component_was_good_three_times():
     policy = Hora(train_batch_size=8, G=6, G0=2, warm_up_component="format", warm_up_threshold=0.85, warm_up_cycles=3)
     run = controller(policy, RATES)  # the format's mean is 0.3, 0.6, 0.9, 1, 1, 1 by step
-    warm = []
+    warm, said = [], []
     for step in range(1, 8):
         sizes = {len(group.rollouts) for group in run_step(run, step)}
         warm.append(sizes == {6})
+        said.append(policy.metrics()["hora/warm_up"])
         assert sum(len(rollouts) for rollouts in [run.batch[0].rollouts]) > 0
-    assert warm == [True] * 5 + [False] * 2
+    assert warm == [True] * 5 + [False] * 2 and said == [1.0] * 5 + [0.0] * 2
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ def test_every_ratio_follows_the_rule_of_the_paper(seen, options):
         assert control.metrics()[f"pass_rate_ema_k{bucket}"] == pytest.approx(ema)
 
 
-@given(observations, st.floats(0.0, 0.3), st.floats(0.4, 0.9))
+@given(observations, st.floats(0.01, 0.3), st.floats(0.4, 0.9))
 def test_ratios_stay_within_their_bounds(seen, lower, upper):
     control = eager(ratio_bounds=(lower, upper), initial_ratio=0.35, step=0.1)
     for bucket, successes in seen:
@@ -222,6 +222,7 @@ def test_buckets_need_prefixes_of_their_own_lengths():
         ("initial_ratio", None),
         ("ratio_bounds", (0.5, 0.2)),
         ("ratio_bounds", (-0.1, 0.5)),
+        ("ratio_bounds", (0.0, 0.5)),
         ("ratio_bounds", (0.1, 1.0)),
         ("ratio_bounds", (0.1,)),
         ("ratio_bounds", 0.5),
@@ -248,9 +249,9 @@ def test_bad_constants_are_named(key, value):
 def test_ratios_may_start_at_their_bounds():
     for ratio in (0.05, 0.95):
         assert PrefixControl(8, BUCKETS, initial_ratio=ratio).ratio(1) == ratio
-    assert PrefixControl(8, BUCKETS, initial_ratio=0.0, ratio_bounds=(0.0, 0.5), step=0.5).ratio(1) == 0.0
+    assert PrefixControl(8, BUCKETS, initial_ratio=0.125, ratio_bounds=(0.125, 0.5), step=0.375).ratio(1) == 0.125
     with pytest.raises(ValueError, match="^step="):
-        PrefixControl(8, BUCKETS, initial_ratio=0.0, ratio_bounds=(0.0, 0.5), step=0.51)
+        PrefixControl(8, BUCKETS, initial_ratio=0.125, ratio_bounds=(0.125, 0.5), step=0.376)
 
 
 def test_bad_observations_are_named():

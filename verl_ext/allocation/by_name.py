@@ -71,11 +71,15 @@ def _uniform(beliefs: Beliefs, budget: int, lower: int, upper: int, done: int) -
     return heuristics.proportional(np.ones(len(beliefs.success_rates)), budget, lower=lower, upper=upper)
 
 
-def _hit_utility(beliefs: Beliefs, budget: int, lower: int, upper: int, done: int, **options: Any) -> np.ndarray:
+def _inside(beliefs: Beliefs) -> np.ndarray:
+    """The success rates, moved off 0 and 1."""
     rates = beliefs.success_rates
-    inside = np.select([rates <= 0, rates >= 1], [1e-6, 1 - 1e-6], rates)  # the Beta prior has no rate of 0 or 1
-    prior = hit_utility.prior_from_prediction(inside, beliefs.strength)
-    n = inside.size
+    return np.select([rates <= 0, rates >= 1], [1e-6, 1 - 1e-6], rates)
+
+
+def _hit_utility(beliefs: Beliefs, budget: int, lower: int, upper: int, done: int, **options: Any) -> np.ndarray:
+    prior = hit_utility.prior_from_prediction(_inside(beliefs), beliefs.strength)  # has no rate of 0 or 1
+    n = beliefs.success_rates.size
     additional = hit_utility.allocate(
         np.zeros(n), 0, budget - done * n, prior=prior, lower=lower - done, upper=upper - done, **options
     )
@@ -87,8 +91,8 @@ def _knapsack(beliefs: Beliefs, budget: int, lower: int, upper: int, done: int, 
 
 
 def _gradient_variance(beliefs: Beliefs, budget: int, lower: int, upper: int, done: int, **options: Any) -> np.ndarray:
-    return gradient_variance.allocate(
-        beliefs.success_rates, budget, lower=lower, upper=upper, reward_variance=beliefs.reward_variance, **options
+    return gradient_variance.allocate(  # prompts without variance would take what is left by their order
+        _inside(beliefs), budget, lower=lower, upper=upper, reward_variance=beliefs.reward_variance, **options
     )
 
 

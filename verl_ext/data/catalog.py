@@ -181,8 +181,8 @@ def yes_or_no(question: Question, row: Row) -> str | None:
 
 
 def text(value: Any) -> str:
-    """The value of a column as text without surrounding space; empty for None."""
-    return "" if value is None else str(value).strip()
+    """The value of a column as text without surrounding space; empty for None and nan, which pandas writes for None."""
+    return "" if value is None or value != value else str(value).strip()
 
 
 CATALOG: dict[str, DataSet] = {

@@ -131,7 +131,7 @@ def rows(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
             if missing := [name for name in columns if name not in row]:
                 raise ValueError(f"it lacks the columns {missing}; it has {sorted(row)}")
             yield {name: row[name] for name in columns}
-    except (OSError, TypeError, ValueError, pyarrow.ArrowException) as error:
+    except (OSError, TypeError, ValueError, csv.Error, pyarrow.ArrowException) as error:
         raise ValueError(f"{path} cannot be read: {str(error).strip().partition(chr(10))[0]}") from error
 
 
@@ -159,5 +159,6 @@ def _json(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
 
 
 def _csv(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
-    with open(path, encoding="utf-8", newline="") as file:
+    csv.field_size_limit(2**31 - 1)  # Python's limit is 131,072 characters
+    with open(path, encoding="utf-8-sig", newline="") as file:  # Excel writes a mark at the beginning
         yield from csv.DictReader(file)

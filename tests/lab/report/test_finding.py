@@ -39,7 +39,9 @@ def test_several_seeds_give_an_interval(tmp_path):
         f"(3 seeds; 95 % interval {ratio.low:.2f} to {ratio.high:.2f} times fewer)."
     )
     del runs["vip_3"], runs["hora_1"], runs["hora_2"], runs["hora_3"]  # other seeds than the reference
-    assert "vip needed 1.02 times fewer rollouts than grpo; without several seeds of both" in sentence(tmp_path, **runs)
+    assert "vip needed 1.02 times fewer rollouts than grpo; without the same two or more seeds" in sentence(
+        tmp_path, **runs
+    )
 
 
 def test_an_interval_around_1_is_said_to_be_chance(tmp_path):
@@ -53,9 +55,14 @@ def test_an_interval_around_1_is_said_to_be_chance(tmp_path):
 def test_one_run_of_each_is_said_to_be_no_evidence(tmp_path):
     said = sentence(tmp_path, grpo=([0.5, 0.6, 0.7], 100), hora=([0.5, 0.7], 100))
     assert said == (
-        "To reach an accuracy of 70.0%, hora needed 2.00 times fewer rollouts than grpo; without several seeds of "
-        "both, nobody can tell this from chance."
+        "To reach an accuracy of 70.0%, hora needed 2.00 times fewer rollouts than grpo; without the same two or "
+        "more seeds of both, nobody can tell this from chance."
     )
+
+
+def test_a_run_without_a_validation_is_said_to_have_none(tmp_path):
+    said = sentence(tmp_path, grpo_1=([0.5, 0.7], 100), grpo_2=([None, None], 100))
+    assert said == "A run of grpo has no validation accuracy at its end, and there is no other method."
 
 
 def test_runs_that_cannot_be_compared(tmp_path):

@@ -37,6 +37,12 @@ def test_methods_are_compared_and_the_report_draws_their_logs(tmp_path):
     assert [method["name"] for method in summary["methods"]] == names
     assert {"accuracy_rollouts.png", "destinations.png", "delay_mean.png"} <= set(summary["plots"])
 
+    again = invoke(simulation, *methods[:1], *SMALL[:-4], "--seeds", "1", "--population", "1:1:1", "--out", out)
+    assert again.exit_code == 0, again.output  # one seed, so the second of the command before is gone
+    kept = [f"{name}_{seed}.jsonl" for name in names for seed in (0, 1)]
+    kept.remove("grpo-n=8_1.jsonl")
+    assert sorted(path.name for path in out.iterdir()) == kept
+
 
 def test_recorded_prompts_and_a_recorded_curve(tmp_path):
     population = tmp_path / "prompts.parquet"

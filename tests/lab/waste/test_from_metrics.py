@@ -86,6 +86,10 @@ def test_charts_of_one_run_are_joined_and_of_two_runs_are_refused(tmp_path):
     frame.rename(columns=lambda name: name if name == "Step" else f"other - {name}").to_csv(tmp_path / "b.csv")
     result = invoke(main, *charts, tmp_path / "b.csv", "--n", 8, "--out", tmp_path / "out")
     assert result.exit_code == 2 and "holds the runs my - run, other; export the charts of one run" in flat(result)
+    both = pd.concat([frame.rename(columns=lambda name, run=run: f"{run} - {name}") for run in ("a", "b")], axis=1)
+    both.rename(columns=lambda name: name.replace("Step", "_step")).to_csv(tmp_path / "c.csv")
+    result = invoke(main, tmp_path / "c.csv", "--n", 8, "--out", tmp_path / "out")
+    assert result.exit_code == 2 and "holds the runs a, b; export the charts of one run" in flat(result)
 
 
 def test_large_groups_at_middling_scores_leave_everything_open(tmp_path):

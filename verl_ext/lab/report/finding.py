@@ -47,6 +47,8 @@ def finding(summary: Mapping[str, Any]) -> str:
         return "No run has a validation accuracy, so no method can be compared."
     if not others:
         final, rollouts = reference["final_accuracy"], reference["rollouts"]
+        if final is None:
+            return f"A run of {reference['name']} has no validation accuracy at its end, and there is no other method."
         spent = "" if rollouts is None else f" after {rollouts:,.0f} rollouts"
         return f"{reference['name']} ends at an accuracy of {final:.1%}{spent}; no other method is here to compare."
     if not rated:
@@ -59,7 +61,7 @@ def finding(summary: Mapping[str, Any]) -> str:
     compared = f"{times:.2f} times fewer rollouts than" if times >= 1 else f"{1 / times:.2f} times as many rollouts as"
     said = f"To reach an accuracy of {target:.1%}, {best['name']} needed {compared} {reference['name']}"
     if ratio is None:
-        return f"{said}; without several seeds of both, nobody can tell this from chance."
+        return f"{said}; without the same two or more seeds of both, nobody can tell this from chance."
     interval = f"{len(costs)} seeds; 95 % interval {ratio.low:.2f} to {ratio.high:.2f} times fewer"
     return f"{said} ({interval}){'; chance alone can explain this' if ratio.low <= 1 <= ratio.high else ''}."
 

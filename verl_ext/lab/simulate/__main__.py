@@ -6,6 +6,7 @@ verl-ext simulate "grpo n=16" "pilot_commit n_pilot=8 n_commit=8" --population p
 
 from __future__ import annotations
 
+import glob
 import json
 import logging
 from dataclasses import replace
@@ -134,6 +135,10 @@ def run_all(
     if len(set(names)) < len(names):
         raise ValueError(f"methods: {', '.join(names)} need different names; write one as name:recipe.")
     out.mkdir(parents=True, exist_ok=True)
+    for name in names:  # a report averages the seeds of a method, so none of an earlier command may stay
+        for earlier in out.glob(f"{glob.escape(name)}_*.jsonl"):
+            if earlier.stem.removeprefix(f"{name}_").isdecimal():
+                earlier.unlink()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     runs: dict[str, list[SimulatedRun]] = {name: [] for name in names}
     with Progress(*columns, console=console, transient=True) as progress:

@@ -191,16 +191,22 @@ def _facts(log: RolloutLog) -> dict[str, Any]:
 
 
 def _budget(log: RolloutLog, run: Run | None) -> dict[str, Any]:
-    """Rollouts and tokens up to the log's last step, from the metrics; else the number of logged rollouts."""
-    last, records = int(log.step.max()), {} if run is None else run.records
+    """Rollouts and tokens of the log's steps, from the metrics; else the number of logged rollouts."""
+    first, last, records = int(log.step.min()), int(log.step.max()), {} if run is None else run.records
     upto = Run("", {step: record for step, record in records.items() if step <= last})
-    sampled, tokens = upto.last(ROLLOUTS), upto.last(TOKENS)
+    before = Run("", {step: record for step, record in records.items() if step < first})
     discarded = filter(None, map(DISCARDED.fullmatch, sorted(upto.metrics())))
+
+    def spent(name: str) -> int | None:
+        total = upto.last(name)
+        return None if total is None else int(total - (before.last(name) or 0))
+
+    sampled = spent(ROLLOUTS)
     return {
-        "rollouts": int(sampled) if sampled else int(log.rollouts.sum()),
-        "tokens": None if tokens is None else int(tokens),
+        "rollouts": sampled or int(log.rollouts.sum()),
+        "tokens": spent(TOKENS),
         "from_metrics": bool(sampled),
-        "discarded": {match[1]: int(upto.last(match[0]) or 0) for match in discarded},
+        "discarded": {match[1]: spent(match[0]) or 0 for match in discarded},
     }
 
 

@@ -48,11 +48,11 @@ def read_export(paths: Sequence[Path]) -> Run:
         else:
             frame = _read(path)
             runs |= {name.rpartition(CHART)[0] for name in frame.columns if CHART in name}
+            if len(runs) > 1:
+                raise ValueError(f"{path}: holds the runs {', '.join(sorted(runs))}; export the charts of one run.")
             found = _records(path, frame)
         for step, record in found.items():
             records.setdefault(step, {}).update(record)
-    if len(runs) > 1:
-        raise ValueError(f"{paths[0]}: holds the runs {', '.join(sorted(runs))}; export the charts of one run.")
     return Run(home(paths[0]).name, dict(sorted(records.items())))
 
 
