@@ -22,6 +22,7 @@ METHODS = (
 )
 SHARES = (0.5, 0.8, 0.95)  # of the way from the warm start to the best accuracy of the reference
 CHOICE = 0.8  # the share by which settings are chosen
+PLACE = SHARES.index(CHOICE)
 TITLES = {
     "n32": "n = 32, 8 prompts a step",
     "n64": "n = 64, 8 prompts a step",
@@ -184,7 +185,7 @@ def results(kept: Kept, tuning: Sequence[int], fresh: Sequence[int]) -> Iterator
     if base not in kept.settings(REFERENCE, fresh):
         return
     targets = [target_of(kept, tuning, share) for share in SHARES]
-    chosen_target = targets[SHARES.index(CHOICE)]
+    chosen_target = targets[PLACE]
     for method in dict.fromkeys((REFERENCE, *(name for name, _, _ in kept.runs))):
         if not kept.settings(method, tuning):
             continue
@@ -241,27 +242,40 @@ def table(found: Sequence[Result]) -> list[str]:
 
 
 def picture(found: Mapping[tuple[str, str], Sequence[Result]]) -> Figure:
-    """A panel for each world and question; each method's ratio with its interval, and a line at 1."""
-    columns = min(2, len(found))
-    rows = math.ceil(len(found) / columns)
-    figure = Figure(figsize=(5.2 * columns, 2.6 * rows), layout="constrained")
-    panels = figure.subplots(rows, columns, squeeze=False, sharex=True)
+    """A panel for each question; each method's ratio with its interval in each world, and a line at 1."""
+    worlds: dict[str, list[str]] = {}
+    for world, question in found:
+        worlds.setdefault(question, []).append(world)
+    lines = {  # label, ratio and method of each question, from the last line to the first
+        question: [
+            (result.method if len(names) == 1 else f"{result.method}, {world}", result.rollouts[PLACE], result.method)
+            for world in names
+            for result in found[world, question]
+            if result.method != REFERENCE
+        ][::-1]
+        for question, names in worlds.items()
+    }
+    columns = min(2, len(lines))
+    counts = [len(each) for each in lines.values()]
+    sizes = [max(counts[first : first + columns]) for first in range(0, len(counts), columns)]
+    figure = Figure(figsize=(5.4 * columns, 0.8 * len(sizes) + 0.2 * sum(sizes) + 0.6), layout="constrained")
+    panels = figure.subplots(
+        len(sizes), columns, squeeze=False, sharex=True, height_ratios=[1 + size for size in sizes]
+    )
     style = styles(result.method for each in found.values() for result in each)
-    place = SHARES.index(CHOICE)
-    for panel, ((world, question), each) in zip(panels.flat, found.items(), strict=False):
-        others = [result for result in each if result.method != REFERENCE][::-1]
-        for height, result in enumerate(others):
-            ratio = result.rollouts[place]
+    for panel, (question, each) in zip(panels.flat, lines.items(), strict=False):
+        for height, (_, ratio, method) in enumerate(each):
             error = [[ratio.mean - ratio.low], [ratio.high - ratio.mean]]
-            panel.errorbar(ratio.mean, height, xerr=error, fmt="o", color=style[result.method].color, capsize=3)
+            panel.errorbar(ratio.mean, height, xerr=error, fmt="o", color=style[method].color, capsize=3)
         panel.axvline(1, color="0.6", linewidth=1)
-        panel.set_yticks(range(len(others)), [result.method for result in others])
-        panel.set_ylim(-0.6, len(others) - 0.4)
+        panel.set_yticks(range(len(each)), [label for label, *_ in each])
+        panel.set_ylim(-0.6, len(each) - 0.4)
         panel.set_xscale("log")
         panel.set_xticks([0.25, 0.5, 1, 2, 4], ["0.25", "0.5", "1", "2", "4"])
         panel.minorticks_off()
-        panel.set_title(f"{world}: {TITLES[question]}", fontsize=10)
-    for panel in panels.flat[len(found) :]:
+        where = f"{worlds[question][0]}: " if len(worlds[question]) == 1 else ""
+        panel.set_title(f"{where}{TITLES[question]}", fontsize=10)
+    for panel in panels.flat[len(lines) :]:
         panel.set_axis_off()
     figure.supxlabel("times fewer rollouts than GRPO, with 95 % interval\n(right of the line: the method needs less)")
     return figure
