@@ -103,11 +103,13 @@ def loggers_at_their_defaults() -> None:
 def one_environment() -> Iterator[None]:
     """Put back ``os.environ``: ``datasets`` replaces the mapping by a copy when filtering in several processes.
 
-    A module that holds the old mapping, such as rich, would not see variables set by later tests.
+    A module that holds the old mapping, such as rich, would not see variables set by later tests. W&B replaces
+    ``sys.exit``, and leaves it replaced.
     """
-    before = os.environ
+    before, leave = os.environ, sys.exit
     yield
     os.environ = before  # noqa: B003 - the same mapping object with its earlier content
+    sys.exit = leave
 
 
 @pytest.fixture

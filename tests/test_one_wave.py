@@ -13,9 +13,10 @@ from recipe.knapsack.policy import STATUSES, Knapsack, status
 from recipe.vip.policy import Vip
 from verl_ext.allocation import gradient_variance, knapsack
 from verl_ext.allocation.by_name import RULES
+from verl_ext.errors import CannotFillBatch
 from verl_ext.estimation.by_name import BY_ID, BY_TEXT
 from verl_ext.one_wave import OneWave, prediction_metrics
-from verl_ext.policy import Prompt
+from verl_ext.policy import Group, Prompt, Rollout
 
 RATES = [0.0, 0.1, 0.4, 0.7, 1.0] * 12
 
@@ -266,3 +267,13 @@ def test_dr_grpo_needs_three_rollouts():
 def test_combinations_that_cannot_work_are_refused(options, named):
     with pytest.raises(ValueError, match=named):
         Vip(**{"train_batch_size": 16, "n": 8, "estimator": "history", **options})
+
+
+def test_a_round_without_prompts_is_none():
+    policy = Knapsack(train_batch_size=2, n=2, dynamic_sampling=True)
+    policy.start_run(1, ["a", "b"])
+    draws = iter([[Prompt("a", 0), Prompt("b", 1)], []])
+    for request in policy.start_step(1, lambda count, but=(): next(draws)):
+        policy.on_group(Group(request.target.id, request.target, [Rollout(0.0, False, 3, 0)] * 2))
+    with pytest.raises(CannotFillBatch, match="none of 2 groups in 1 rounds"):
+        policy.take_batch()

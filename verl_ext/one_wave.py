@@ -126,7 +126,7 @@ class OneWave(RolloutPolicy):
 
     def _sample_round(self) -> list[Action]:
         prompts = self._draw(self.train_batch_size)
-        self._rounds += 1
+        self._rounds += bool(prompts)
         self._awaited = len(prompts)
         if not prompts:
             return []

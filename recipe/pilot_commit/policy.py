@@ -253,8 +253,8 @@ class PilotCommit(RolloutPolicy):
 
     def _pilot_round(self, count: int) -> list[Action]:
         """Request ``count`` pilots that this step waits for."""
-        self._rounds += 1
         prompts = self._draw(count)
+        self._rounds += bool(prompts)
         self._round.update(prompt.id for prompt in prompts)
         return self._pilot(prompts)
 

@@ -135,7 +135,7 @@ class PrefixSampling(RolloutPolicy):
         return self._await([*rerollouts, *(Request(prompt, self.n) for prompt in fresh)])
 
     def _await(self, requests: list[Action]) -> list[Action]:
-        self._rounds += 1
+        self._rounds += bool(requests)
         self._awaited = len(requests)
         return requests
 

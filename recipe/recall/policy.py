@@ -188,7 +188,6 @@ class Recall(RolloutPolicy):
         return batch
 
     def _first_wave(self) -> list[Action]:
-        self._counts["rounds"] += 1
         recalled = self._recalled()
         self._room = self.train_batch_size - len(recalled)
         expected = self.n_pilot + self.survival * (self.n - self.n_pilot)  # rollouts of a new prompt
@@ -196,6 +195,7 @@ class Recall(RolloutPolicy):
         new = self._draw(max(1, int(self._room * self.n / expected)), but=self._recalled_ids)
         self._pilots = {prompt.id for prompt in new}
         self._awaited = len(recalled) + len(new)
+        self._counts["rounds"] += bool(self._awaited)
         self._counts["recalled"] += len(recalled)
         self._counts["new"] += len(new)
         wave = [(prompt, self.n) for prompt in recalled] + [(prompt, self.n_pilot) for prompt in new]

@@ -158,12 +158,12 @@ class SpeedRL(RolloutPolicy):
                     self._step, len(self._ready), self.train_batch_size, self._rounds, dict(self._outcomes),
                 )  # fmt: skip
             return []
-        self._rounds += 1
         continued: list[Action] = [Request(group, self.n_cont) for group in self._qualified]
         self._continuing.update(group.id for group in self._qualified)
         self._qualified = []
         screened = [Request(prompt, self.n_init) for prompt in self._draw(self.screening_batch_size)]
         self._awaited = len(continued) + len(screened)
+        self._rounds += bool(self._awaited)
         return [*continued, *screened]
 
     def metrics(self) -> dict[str, float]:
