@@ -104,10 +104,10 @@ QUESTIONS = {
 
 
 class Experiment:
-    """Runs of one question in one world: keeps those that were made, and makes those that are lacking.
+    """Makes the runs of a question in a world, and keeps them in a file. A kept run is not made again.
 
     Args:
-        world: name of the world; the file that keeps the runs has it in its name.
+        world: name of the world, and the first part of the file's name.
         question: one of :data:`QUESTIONS`.
         source: the world's model and tasks.
         scratch: folder for logs and states of runs.

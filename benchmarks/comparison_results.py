@@ -22,7 +22,7 @@ METHODS = (
 )
 SHARES = (0.5, 0.8, 0.95)  # of the way from the warm start to the best accuracy of the reference
 CHOICE = 0.8  # the share by which settings are chosen
-PLACE = SHARES.index(CHOICE)
+PLACE = SHARES.index(CHOICE)  # of ``CHOICE`` among the shares
 TITLES = {
     "n32": "n = 32, 8 prompts a step",
     "n64": "n = 64, 8 prompts a step",
@@ -60,7 +60,7 @@ class Cost(NamedTuple):
 
 
 class Kept:
-    """The finished runs of one question in one world: a JSON object for each, in a file that only grows.
+    """The finished runs of a question in a world. A file has one JSON object for each run, and only grows.
 
     Args:
         file: where the runs are kept; it need not exist yet.
@@ -154,7 +154,7 @@ def ratio_of(reference: Sequence[Cost], method: Sequence[Cost]) -> Ratio:
 
 
 class Result(NamedTuple):
-    """One method on the fresh seeds of one question in one world.
+    """A method's result: the fresh seeds of a question, in a world.
 
     Attributes:
         method: name of the recipe.
@@ -178,7 +178,7 @@ class Result(NamedTuple):
 
 
 def results(kept: Kept, tuning: Sequence[int], fresh: Sequence[int]) -> Iterator[Result]:
-    """The methods whose runs on fresh seeds are complete; the reference comes first. None before its runs are."""
+    """The methods whose runs on fresh seeds are complete; the reference comes first, and without it there is none."""
     if not kept.settings(REFERENCE, tuning):
         return
     base = choose(kept, REFERENCE, tuning)

@@ -44,7 +44,8 @@ HOW_TO_INSTALL = (
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # Tests that wait, for Slurm or for two nodes, and other tests of the stack come first: fast tests run beside them,
-    # and no worker of pytest-xdist is left with a long test at the end. Tests with a queue share it, one after another.
+    # and no worker of pytest-xdist is left with a long test at the end. Tests with a queue come last,
+    # and share it.
     items.sort(
         key=lambda item: (
             not item.get_closest_marker("stack"),

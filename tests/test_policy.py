@@ -48,12 +48,8 @@ def test_rounds_multiply_the_largest_cost_only():
 
 
 def test_oversampling_ignores_float_noise():
-    assert [oversampled(1.1, 100), oversampled(2.2, 100), oversampled(3, 8), oversampled(1.01, 10)] == [
-        110,
-        220,
-        24,
-        11,
-    ]
+    cases = {(1.1, 100): 110, (2.2, 100): 220, (3, 8): 24, (1.01, 10): 11}
+    assert {case: oversampled(*case) for case in cases} == cases
 
 
 def test_spread_ignores_float_noise():

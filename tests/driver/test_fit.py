@@ -27,6 +27,7 @@ from support.agent_loops import make_tokenizer
 from support.configs import compose, good_overrides
 from support.queue_rows import QueueWriter, clear, stored
 from support.tracker_files import text_of_tensorboard, wandb_history
+from tqdm import tqdm
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
@@ -56,6 +57,14 @@ QUIET = "trainer.val_before_train=false", "trainer.logger=[console]", "rollout_d
 
 class Killed(Exception):
     """The process is gone."""
+
+
+@pytest.fixture(autouse=True)
+def no_bar_is_left():
+    """The progress bars of killed runs would add lines to the output of later tests."""
+    yield
+    for bar in list(tqdm._instances):
+        bar.close()
 
 
 class WholeRows(QueueWriter):

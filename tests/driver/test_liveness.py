@@ -36,7 +36,7 @@ def all_nodes():
 
 @pytest.fixture
 def cluster(all_nodes):
-    """Every test is a Ray job of its own: what is noted, and which actors live, holds for one job."""
+    """Every test is a Ray job of its own, with its own notes and its own actors."""
     ray.init(address=all_nodes.address, log_to_driver=False)
     yield all_nodes
     ray.shutdown()

@@ -169,7 +169,7 @@ def attempt(recipe: str, option: Option, task: Task, folder: Path, baseline: Pat
         baseline: folder of the same recipe's training with the option ``BASELINE``.
 
     Raises:
-        Failed: the cell did not do what it should.
+        Failed: the cell has failed a check.
     """
     run = TrainingRun(task, recipe, folder, *overrides(recipe, option), python_path=str(AGENT_LOOPS))
     run.deadline = time.monotonic() + LIMIT

@@ -78,7 +78,7 @@ def _inside(beliefs: Beliefs) -> np.ndarray:
 
 
 def _hit_utility(beliefs: Beliefs, budget: int, lower: int, upper: int, done: int, **options: Any) -> np.ndarray:
-    prior = hit_utility.prior_from_prediction(_inside(beliefs), beliefs.strength)  # has no rate of 0 or 1
+    prior = hit_utility.prior_from_prediction(_inside(beliefs), beliefs.strength)  # a Beta prior has no rate of 0 or 1
     n = beliefs.success_rates.size
     additional = hit_utility.allocate(
         np.zeros(n), 0, budget - done * n, prior=prior, lower=lower - done, upper=upper - done, **options
@@ -91,7 +91,8 @@ def _knapsack(beliefs: Beliefs, budget: int, lower: int, upper: int, done: int, 
 
 
 def _gradient_variance(beliefs: Beliefs, budget: int, lower: int, upper: int, done: int, **options: Any) -> np.ndarray:
-    return gradient_variance.allocate(  # prompts without variance would take what is left by their order
+    # With rates of 0 or 1 no rollout gains anything, and the first prompts would get all that is left.
+    return gradient_variance.allocate(
         _inside(beliefs), budget, lower=lower, upper=upper, reward_variance=beliefs.reward_variance, **options
     )
 

@@ -25,7 +25,7 @@ class AllocationTables(PPOTrainer):
 
     def on_step_begin(self) -> None:
         super().on_step_begin()
-        if self._finished_before is None or self.controller.step < self.global_steps:
+        if self._finished_before is None:
             self._finished_before = self._finished()
 
     def on_sample_end(self) -> None:

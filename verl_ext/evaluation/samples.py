@@ -13,6 +13,8 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from typing import Any
 
@@ -59,13 +61,16 @@ class Problem:
         id: ``Prompt.id``; without our driver, the text of the prompt and the ground truth.
         data_source: column of verl's schema.
         samples: of all its rows, in the order of the files.
-        failed: number of ``FAILED`` samples among them.
     """
 
     id: str
     data_source: str
     samples: list[Sample] = field(default_factory=list)
-    failed: int = 0
+
+    @property
+    def failed(self) -> int:
+        """Number of ``FAILED`` samples."""
+        return sum(sample is FAILED for sample in self.samples)
 
 
 def read(paths: Sequence[Path], step: int | None = None, answers: str = "marked") -> tuple[int, list[Problem]]:
@@ -102,33 +107,28 @@ def read(paths: Sequence[Path], step: int | None = None, answers: str = "marked"
 
 
 def _grouped(rollouts: Mapping[tuple, tuple[tuple[str, str], Sample]]) -> list[Problem]:
-    problems = {key: Problem(*key) for key, _ in rollouts.values()}
-    files: dict[Path, dict[Any, dict[int, tuple[tuple[str, str], Sample]]]] = {}
-    for (file, row, session), found in rollouts.items():
-        files.setdefault(file, {}).setdefault(row, {})[session] = found
-    unnamed = {file: of_row.pop(None, {}) for file, of_row in files.items()}  # lines without a uid
-    copies = {
-        file: Counter(next(iter(found.values()))[0] for found in of_row.values()) for file, of_row in files.items()
-    }
-    for file, of_row in files.items():
-        for key, sample in unnamed[file].values():
+    problems: dict[tuple[str, str], Problem] = {}
+    key_of: dict[tuple, tuple[str, str]] = {}  # of a row in a file
+    files: dict[Path, dict[Any, dict[int, Sample]]] = {}  # by row and session
+    for (file, row, session), (key, sample) in rollouts.items():
+        problems.setdefault(key, Problem(*key))
+        if row is None:  # a line without a uid
             problems[key].samples.append(sample)
-        sessions = {session for found in of_row.values() for session in found}
+            continue
+        key_of.setdefault((file, row), key)
+        files.setdefault(file, {}).setdefault(row, {})[session] = sample
+    copies = {file: Counter(key_of[file, row] for row in of_row) for file, of_row in files.items()}
+    most: Counter[tuple[str, str]] = reduce(or_, copies.values(), Counter())  # rows of a problem, in its fullest file
+    for file, of_row in files.items():
         run = OF_A_RUN.fullmatch(file.stem)
+        sessions = {session for found in of_row.values() for session in found}
         if run:
-            sessions |= set(range(int(run[1])))
-        for found in of_row.values():
-            key = next(iter(found.values()))[0]
-            _add(problems[key], [found[session][1] if session in found else FAILED for session in sorted(sessions)])
-        for key, problem in problems.items() if run else ():
-            lacking = max(copied[key] for copied in copies.values()) - copies[file][key]
-            _add(problem, [FAILED] * lacking * len(sessions))
+            sessions.update(range(int(run[1])))
+            for key, rows_lost in (most - copies[file]).items():
+                problems[key].samples += [FAILED] * rows_lost * len(sessions)
+        for row, found in of_row.items():
+            problems[key_of[file, row]].samples += [found.get(session, FAILED) for session in sorted(sessions)]
     return list(problems.values())
-
-
-def _add(problem: Problem, samples: Sequence[Sample]) -> None:
-    problem.samples += samples
-    problem.failed += sum(sample is FAILED for sample in samples)
 
 
 def row_ids(path: Path) -> list[str]:

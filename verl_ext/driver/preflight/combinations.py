@@ -30,15 +30,17 @@ def check_batch(faults: Faults) -> None:
 
 def check_correction(faults: Faults) -> None:
     """Importance correction reads the rollouts' own log-probabilities."""
-    keys = (f"algorithm.rollout_correction.{name}" for name in ("rollout_is", "rollout_rs", "bypass_mode"))
-    missing = any([faults[key] for key in keys]) and not faults[f"{ROLLOUT}.calculate_log_probs"]
+    section = "algorithm.rollout_correction"
+    corrected, bypass = (
+        faults[f"{section}.rollout_is"] or faults[f"{section}.rollout_rs"],
+        faults[f"{section}.bypass_mode"],
+    )
+    missing = bool(corrected or bypass) and not faults[f"{ROLLOUT}.calculate_log_probs"]
     valid = "algorithm.rollout_correction needs the rollouts' log-probabilities, use true"
     faults.refuse_if(missing, f"{ROLLOUT}.calculate_log_probs", valid)
-    section = "algorithm.rollout_correction"
-    dropped = faults[f"{section}.rollout_is"] or faults[f"{section}.rollout_rs"]
-    dropped = dropped or faults[f"{section}.loss_type"] not in (None, "ppo_clip")
+    dropped = corrected or faults[f"{section}.loss_type"] not in (None, "ppo_clip")
     valid = "verl's V1 trainers would leave out rollout_is, rollout_rs and loss_type, use false"
-    faults.refuse_if(bool(faults[f"{section}.bypass_mode"] and dropped), f"{section}.bypass_mode", valid)
+    faults.refuse_if(bool(bypass and dropped), f"{section}.bypass_mode", valid)
 
 
 def check_loss(faults: Faults) -> None:
