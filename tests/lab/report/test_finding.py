@@ -39,7 +39,7 @@ def test_several_seeds_give_an_interval(tmp_path):
         f"(3 seeds; 95 % interval {ratio.low:.2f} to {ratio.high:.2f} times fewer)."
     )
     del runs["vip_3"], runs["hora_1"], runs["hora_2"], runs["hora_3"]  # other seeds than the reference
-    assert "vip needed 1.02 times fewer rollouts than grpo; without the same two or more seeds" in sentence(
+    assert "vip needed 1.02 times fewer rollouts than grpo; with fewer than two seeds in common" in sentence(
         tmp_path, **runs
     )
 
@@ -55,8 +55,8 @@ def test_an_interval_around_1_is_said_to_be_chance(tmp_path):
 def test_one_run_of_each_is_said_to_be_no_evidence(tmp_path):
     said = sentence(tmp_path, grpo=([0.5, 0.6, 0.7], 100), hora=([0.5, 0.7], 100))
     assert said == (
-        "To reach an accuracy of 70.0%, hora needed 2.00 times fewer rollouts than grpo; without the same two or "
-        "more seeds of both, nobody can tell this from chance."
+        "To reach an accuracy of 70.0%, hora needed 2.00 times fewer rollouts than grpo; with fewer than two "
+        "seeds in common, nobody can tell this from chance."
     )
 
 

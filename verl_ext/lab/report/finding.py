@@ -61,7 +61,7 @@ def finding(summary: Mapping[str, Any]) -> str:
     compared = f"{times:.2f} times fewer rollouts than" if times >= 1 else f"{1 / times:.2f} times as many rollouts as"
     said = f"To reach an accuracy of {target:.1%}, {best['name']} needed {compared} {reference['name']}"
     if ratio is None:
-        return f"{said}; without the same two or more seeds of both, nobody can tell this from chance."
+        return f"{said}; with fewer than two seeds in common, nobody can tell this from chance."
     interval = f"{len(costs)} seeds; 95 % interval {ratio.low:.2f} to {ratio.high:.2f} times fewer"
     return f"{said} ({interval}){'; chance alone can explain this' if ratio.low <= 1 <= ratio.high else ''}."
 
