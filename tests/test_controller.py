@@ -59,6 +59,50 @@ def test_requests_of_one_call_are_submitted_together_in_order():
     assert [len(wave) for wave in run.engine.submitted] == [3]
 
 
+@pytest.mark.parametrize("at_once", [1, None])
+def test_a_discarded_group_frees_its_prompt_for_the_next_group_in_the_same_call(at_once):
+    """Three groups of four prompts finish one by one or together, and each is replaced by a group of the free prompt."""
+    finished, drawn = [], []
+
+    def replace(group):
+        finished.append(group.prompt.id)
+        (prompt,) = run.prompts.draw(1)
+        drawn.append(prompt.id)
+        return [Discard(group, "dull"), Request(prompt, 2)]
+
+    run = controller(Scripted(start=lambda draw: [Request(prompt, 2) for prompt in draw(3)], group=replace), [0.5] * 4)
+    run.begin_step(1)
+    first, run.engine.waiting = run.engine.waiting, []
+    waves = [(group.id, run.engine.wave(group, 2, 0)) for group, _, _ in first]
+    for some in [[wave] for wave in waves] if at_once else [waves]:
+        run.finish_waves(some)
+    (fourth,) = {"p0", "p1", "p2", "p3"} - set(finished)
+    assert drawn == [fourth, *finished[:2]]
+    assert [group.prompt.id for group in run.live.values()] == drawn
+    assert [len(wave) for wave in run.engine.submitted] == ([3, 1, 1, 1] if at_once else [3, 3])
+
+
+def test_a_wave_that_is_requested_and_cancelled_together_with_others_is_known_to_the_engine():
+    requested = []
+
+    def on_group(group):
+        if requested:
+            return [Cancel(requested[0])]
+        requested.extend(run.prompts.draw(1))
+        return [Request(requested[0], 2)]
+
+    run = controller(
+        Scripted(start=lambda draw: [Request(prompt, 2) for prompt in draw(2)], group=on_group), [0.5] * 6
+    )
+    run.begin_step(1)
+    cancel = run.engine.cancel
+    run.engine.cancel = lambda groups: (waiting.extend(run.engine.waiting), cancel(groups))
+    waiting = []
+    run.finish_waves(run.engine.finish())
+    assert [group.prompt for group, _, _ in waiting] == requested
+    assert run.cancelled == {waiting[0][0].id}
+
+
 def test_a_second_wave_keeps_the_group_and_counts_its_rollouts_once():
     waves = iter([lambda group: [Request(group, 3)], lambda group: []])
     run = controller(

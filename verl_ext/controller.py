@@ -73,6 +73,8 @@ class RolloutController:
         self._groups_created = 0
         self._outstanding = 0  # a running sum, because the driver reads it at every poll
         self.batch: list[Group] = []
+        self._requested: list[tuple[Group, int]] = []  # not submitted to the engine yet
+        self._released: list[Group] = []  # discarded, and not released by the engine yet
 
     @property
     def outstanding(self) -> int:
@@ -113,10 +115,9 @@ class RolloutController:
                 f"step {self.step}: all {failed} rollouts failed; the log of the agent-loop workers says why "
                 "(often the reward function or the rollout engine)"
             )
-        actions: list[Action] = []
         for group in groups:
-            actions.extend(self._decide(self.policy.on_group, group))
-        self._execute(actions, groups)
+            self._apply(self._decide(self.policy.on_group, group), groups)
+        self._hand_over()
 
     def take_batch(self) -> list[Group]:
         """The groups to train on now, or []. The ledger counts them as trained, and they are no longer live."""
@@ -215,14 +216,16 @@ class RolloutController:
             self.engine.submit(wave)
         return sum(count for _, count in wave)
 
-    def _execute(self, actions: list[Action], finished: Iterable[Group] = ()) -> None:
-        """Submit all requests of one call together, so that the engine can spread them over its workers.
+    def _execute(self, actions: list[Action]) -> None:
+        self._apply(actions)
+        self._hand_over()
 
-        Cancels come first: they mean the waves that the policy has seen begin. ``finished``: groups whose waves the
-        call has handed in.
+    def _apply(self, actions: list[Action], finished: Iterable[Group] = ()) -> None:
+        """Apply the actions of one decision to the groups and prompts, before the policy decides about another group.
+
+        Cancels come first: they mean the waves that the policy has seen begin. ``finished``: groups whose waves are
+        being handed in.
         """
-        wave: list[tuple[Group, int]] = []
-        released: list[Group] = []
         self._cancel([action.prompt for action in actions if isinstance(action, Cancel)], finished)
         for action in actions:
             match action:
@@ -231,12 +234,12 @@ class RolloutController:
                     group.sampling = sampling
                     group.outstanding += count
                     self._outstanding += count
-                    wave.append((group, count))
+                    self._requested.append((group, count))
                 case Discard(group=group, reason=reason):
                     group = self._known(group)
                     self._remove(group)
                     self.ledger.discarded(group, reason)
-                    released.append(group)
+                    self._released.append(group)
                 case Evict(prompt=prompt):
                     self.prompts.evict(prompt)
                 case PutBack(prompt=prompt):
@@ -249,10 +252,16 @@ class RolloutController:
                     raise RuntimeError(
                         f"{self.policy_name} returned {action!r}: use Request, Discard, Evict, PutBack, Cancel"
                     )
+
+    def _hand_over(self) -> None:
+        """Tell the engine which groups are dropped, and submit all requests together, so that the engine can spread
+        them over its workers."""
+        released, self._released = self._released, []
+        requested, self._requested = self._requested, []
         if released:
             self.engine.release(released)
-        if wave:
-            self.engine.submit(wave)
+        if requested:
+            self.engine.submit(requested)
 
     def _cancel(self, prompts: list[Prompt], finished: Iterable[Group]) -> None:
         """Cancel the waves in generation. A policy cannot know of those that have just finished: they stay."""
@@ -265,6 +274,7 @@ class RolloutController:
             if group.outstanding and group.id not in self.cancelled:
                 groups[group.id] = group
         if groups:
+            self._hand_over()  # the engine must know the waves
             self.cancelled |= groups.keys()
             self.engine.cancel(list(groups.values()))
 

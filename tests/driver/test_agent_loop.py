@@ -428,6 +428,15 @@ def test_an_engine_that_cannot_end_a_turn_finishes_the_turn_of_a_cancelled_rollo
     assert engine.tags[f"{UID}_2_0"] == cancelled(length_of(tokenizer, ADD, ADD))
 
 
+def test_the_turn_of_a_late_rollout_is_finished_and_counted_though_the_rollout_is_cancelled(roll_out, tokenizer):
+    passes = iter(range(100))
+    late = lambda worker, _: worker.clock.now >= TIMEOUT and next(passes) > 9  # noqa: E731
+    status, row, engine = roll_out([ADD, "the answer is 11", "never asked"], slow=1, cancel_when=late)
+    assert (status, row, len(engine.calls)) == ("finished", None, 2)
+    wanted = cancelled(length_of(tokenizer, ADD, "the answer is 11"))
+    assert engine.tags == {UID: {"status": "finished"}, f"{UID}_2_0": wanted}
+
+
 def test_a_cancel_finds_rollouts_that_have_not_begun(roll_out):
     status, row, engine = roll_out(["never asked"], rollouts=2, cancel_when=lambda worker, _: UID in worker._running)
     assert (status, row, engine.calls) == ("finished", None, [])

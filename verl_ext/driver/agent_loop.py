@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -110,23 +111,20 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
         PLAYBACK.set(playback)
         TRANSCRIPT.set(transcript)
         kwargs["session_id"] = session_id + int(session_offset)
-        timeout, clock = None if trajectory["validate"] else self._timeout, asyncio.get_running_loop().time
-        started = clock()
         try:
             WAVE.get().begin(transcript)
-            return await asyncio.wait_for(self._run_new_loop(sampling_params, trajectory, **kwargs), timeout)
+            with time_limit(None if trajectory["validate"] else self._timeout, transcript):
+                return await self._run_new_loop(sampling_params, trajectory, **kwargs)
         except asyncio.CancelledError:
-            if not transcript.cancelled:
+            if transcript.cancelled:
+                key, tag = cancelled_key(kwargs["uid"], kwargs["session_id"], transcript.generated)
+                await self._rows.async_kv_put(key, "train", tag)
+                return
+            if not transcript.is_late:
                 raise
-            key, tag = cancelled_key(kwargs["uid"], kwargs["session_id"], transcript.generated)
-            await self._rows.async_kv_put(key, "train", tag)
-            return
-        except asyncio.TimeoutError:
-            of_agent = timeout is not None and clock() - started >= timeout
-            known = transcript.prompt is not None and not transcript.loop_has_ended
             is_lost = playback is not None and playback.diverged and not playback.is_over
-            if not of_agent or not known or is_lost:
-                raise
+            if transcript.prompt is None or transcript.loop_has_ended or is_lost:
+                raise asyncio.TimeoutError(f"no trajectory after agent_timeout={self._timeout} s") from None
         await self._put_timed_out(transcript, **{k: v for k, v in kwargs.items() if k not in ("agent_name", "trace")})
 
     async def _run_new_loop(self, sampling_params, trajectory, *, agent_name: str, trace: bool = True, **kwargs):
@@ -187,6 +185,27 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
         if output.response_ids[-1:] != [self.tokenizer.eos_token_id]:
             return len(output.response_ids) >= (transcript.most or self.rollout_config.response_length)
         return bool(self.tools) and await has_unanswered_call(output, self._tool_parser)
+
+
+@contextmanager
+def time_limit(seconds: float | None, transcript: Transcript) -> Iterator[None]:
+    """Interrupt the current task after ``seconds``, and note that its rollout is late; None: never.
+
+    ``asyncio.wait_for`` would run the rollout as a second task, which goes on alone if the policy cancels the rollout
+    after the time limit.
+    """
+    task = asyncio.current_task()
+
+    def interrupt() -> None:
+        transcript.is_late = True
+        task.cancel()
+
+    timer = None if seconds is None else asyncio.get_running_loop().call_later(seconds, interrupt)
+    try:
+        yield
+    finally:
+        if timer is not None:
+            timer.cancel()
 
 
 def cancelled_key(uid: str, session: int, tokens: int) -> tuple[str, dict[str, Any]]:

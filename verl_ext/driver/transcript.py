@@ -35,6 +35,7 @@ class Transcript:
         ended_by_tool: a tool has ended the trajectory (:func:`end_trajectory`).
         loop_has_ended: the agent loop has returned; only the reward is missing.
         cancelled: the policy has cancelled the rollout.
+        is_late: the agent has taken longer than ``rollout_driver.agent_timeout``.
         requests: the rollout's unanswered requests to an engine that can end them, each with a function that does so.
     """
 
@@ -47,7 +48,7 @@ class Transcript:
         self.prompt: list[int] | None = None
         self.response: list[int] = []
         self.generated = 0
-        self.ended_by_tool = self.loop_has_ended = self.cancelled = False
+        self.ended_by_tool = self.loop_has_ended = self.cancelled = self.is_late = False
         self.requests: dict[asyncio.Future, Callable[[], Awaitable[None]]] = {}
 
     def room(self, prompt_ids: Sequence[int]) -> int | None:
@@ -162,13 +163,15 @@ class TranscriptClient:
         if room is not None:
             kwargs["sampling_params"] = {**kwargs["sampling_params"], "max_tokens": room}
         generation = asyncio.ensure_future(self._client.generate(request_id, prompt_ids=prompt_ids, **kwargs))
-        try:
-            turn = await asyncio.shield(generation)
-        except asyncio.CancelledError:
-            while transcript.cancelled and not generation.done():  # an engine may not have the request yet
-                await asyncio.gather(*(end() for end in list(transcript.requests.values())))
-                await asyncio.wait([generation], timeout=AGAIN)
-            transcript.add(prompt_ids, await generation, kwargs)
-            raise
-        transcript.add(prompt_ids, turn, kwargs)
-        return turn
+        interrupted = False
+        while not generation.done():
+            try:
+                if transcript.cancelled:  # again and again, since the engine may not have the request yet
+                    await asyncio.gather(*(end() for end in list(transcript.requests.values())))
+                await asyncio.wait([generation], timeout=AGAIN if transcript.cancelled else None)
+            except asyncio.CancelledError:  # comes twice if the policy cancels a rollout that has taken too long
+                interrupted = True
+        transcript.add(prompt_ids, generation.result(), kwargs)
+        if interrupted:
+            raise asyncio.CancelledError
+        return generation.result()
