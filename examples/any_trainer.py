@@ -35,7 +35,7 @@ class Engine:
         self.generate = generate
         self.version = 0  # training steps done by the weights
         self.requested: list[tuple[Group, int]] = []
-        self.answers: dict[str, list[Answer]] = {}  # by group
+        self.answers: dict[str, list[Answer]] = {}  # by group, an answer for each of its rollouts
 
     def submit(self, wave: list[tuple[Group, int]]) -> None:
         self.requested += wave
@@ -63,9 +63,10 @@ def rows_of(batch: list[Group], engine: Engine, policy: RolloutPolicy) -> list[R
     rows: list[Row] = []
     groups: list[str] = []
     for group in batch:
-        answers, rewards = engine.answers.pop(group.id), group.rewards
-        trained = list(range(len(answers)) if group.trained is None else group.trained)
-        relative_to = rewards if policy.baseline == "all" else rewards[trained]
+        answers, rewards = engine.answers.pop(group.id), np.array([rollout.reward for rollout in group.rollouts])
+        usable = [i for i, rollout in enumerate(group.rollouts) if not rollout.failed]
+        trained = usable if group.trained is None else list(group.trained)
+        relative_to = rewards[usable if policy.baseline == "all" else trained]
         spread = relative_to.std(ddof=1) + 1e-6 if len(relative_to) > 1 else 1.0
         rows += [(group.prompt, answers[i], (rewards[i] - relative_to.mean()) / spread) for i in trained]
         groups += [group.id] * len(trained)

@@ -61,7 +61,7 @@ def test_requests_of_one_call_are_submitted_together_in_order():
 
 @pytest.mark.parametrize("at_once", [1, None])
 def test_a_discarded_group_frees_its_prompt_for_the_next_group_in_the_same_call(at_once):
-    """Three groups of four prompts finish one by one or together, and each is replaced by a group of the free prompt."""
+    """Three groups of four prompts finish one by one or together. The free prompt replaces each of them."""
     finished, drawn = [], []
 
     def replace(group):
@@ -91,9 +91,7 @@ def test_a_wave_that_is_requested_and_cancelled_together_with_others_is_known_to
         requested.extend(run.prompts.draw(1))
         return [Request(requested[0], 2)]
 
-    run = controller(
-        Scripted(start=lambda draw: [Request(prompt, 2) for prompt in draw(2)], group=on_group), [0.5] * 6
-    )
+    run = controller(Scripted(start=lambda draw: [Request(prompt, 2) for prompt in draw(2)], group=on_group), [0.5] * 6)
     run.begin_step(1)
     cancel = run.engine.cancel
     run.engine.cancel = lambda groups: (waiting.extend(run.engine.waiting), cancel(groups))

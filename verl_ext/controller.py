@@ -223,7 +223,7 @@ class RolloutController:
     def _apply(self, actions: list[Action], finished: Iterable[Group] = ()) -> None:
         """Apply the actions of one decision to the groups and prompts, before the policy decides about another group.
 
-        Cancels come first: they mean the waves that the policy has seen begin. ``finished``: groups whose waves are
+        Cancels come first, so that they end only waves of earlier decisions. ``finished``: groups whose waves are
         being handed in.
         """
         self._cancel([action.prompt for action in actions if isinstance(action, Cancel)], finished)
@@ -264,7 +264,7 @@ class RolloutController:
             self.engine.submit(requested)
 
     def _cancel(self, prompts: list[Prompt], finished: Iterable[Group]) -> None:
-        """Cancel the waves in generation. A policy cannot know of those that have just finished: they stay."""
+        """Cancel waves in generation. A wave that finished in this call stays: the policy could not know of it."""
         just_finished = {group.id for group in finished}
         groups: dict[str, Group] = {}
         for prompt in prompts:

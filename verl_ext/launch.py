@@ -157,8 +157,8 @@ def collect_rarely() -> None:
 
     Importing torch, transformers, verl and vLLM makes millions of objects that stay. Searching them again and again
     takes a quarter of the import time (``import verl_ext.driver.runner``: 8.0 s, and 6.1 s with these thresholds; two
-    cores of an AMD EPYC, one run each), and a run on the CPU starts eight such processes. Objects without cycles are
-    freed at once, as always. At its end, Python would search all of them once more: 2.7 s after the same imports.
+    cores of an AMD EPYC, one run each). Objects without cycles are freed at once, as always. At the end of a process,
+    Python would search all objects once more: 2.7 s after the same imports.
     """
     gc.set_threshold(*THRESHOLDS)
     atexit.register(gc.freeze)

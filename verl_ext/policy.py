@@ -253,7 +253,7 @@ class Cancel:
     """End the unfinished rollouts of this prompt's group now; finished rollouts stay.
 
     The group has then finished as always: :meth:`RolloutPolicy.on_group` gets it once nothing is outstanding. A rollout
-    that finishes before the driver can end it has finished.
+    that finishes before the driver can end it counts as finished.
     """
 
     prompt: Prompt

@@ -72,7 +72,7 @@ def named(value: Any, names: Mapping[Any, str]) -> Any:
 
 
 def node_cache(variable: str) -> str:
-    """``${node_cache:VARIABLE}``: the folder in this environment variable, or one of its name on the node's own disk.
+    """``${node_cache:VARIABLE}``: the folder named by this variable; by default a folder on the node's own disk.
 
     NODE_CACHE names the parent of these folders, by default ``verl_ext_<user id>`` in the folder of temporary files.
     """

@@ -12,8 +12,9 @@ from verl_ext import checks
 class Sampling:
     """How the rollouts of a request are sampled; None: as verl's configuration says.
 
-    The loss takes probabilities at verl's own temperature and over all tokens.
-    ``algorithm.rollout_correction.rollout_is`` weighs each token by how much more likely it is there.
+    The loss takes probabilities at verl's own temperature and over all tokens. With
+    ``algorithm.rollout_correction.rollout_is``, each token is weighted by its probability in the loss / its probability
+    when it was sampled.
 
     Attributes:
         temperature: divides the logits; above 0.

@@ -27,8 +27,8 @@ class Greso(DynamicSampling):
 
     A prompt whose last z groups were all correct (easy) is generated with probability max(p_easy^z, 0.01), and one
     whose last z groups were equal but not correct (hard) with max(p_hard^z, 0.01). After each step from the second
-    epoch on, p_easy and p_hard move by 0.01: down if more than a third (easy) or two thirds (hard) of
-    ``target_zero_variance`` of the step's groups were of that kind, and up otherwise.
+    epoch on, p_easy and p_hard move by 0.01: down if the share of that kind among the step's groups is at least a third
+    (easy) or two thirds (hard) of ``target_zero_variance``, and up otherwise.
 
     Source: Zheng et al., "Act Only When It Pays" (arXiv 2506.02177), and the authors' release.
 

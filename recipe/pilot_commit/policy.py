@@ -235,10 +235,10 @@ class PilotCommit(RolloutPolicy):
             actions = [Request(group, self.n_commit) for group in chosen]
             short -= len(chosen)
         if short and self._pilots:
-            return actions  # pilots of the last step are still being generated (asynchronous engines)
+            return actions  # pilots of the step before are still being generated (asynchronous engines)
         if short and self._rounds < self.max_rounds:
-            # A whole sampling batch, as in Algorithm 1: surplus survivors fill the next step, and a round of the
-            # expected size falls short in every other case, which costs one more wait for the engines.
+            # A whole sampling batch, as in Algorithm 1: surplus survivors fill the next step. A round of the expected
+            # size would fall short about half of the time, and the step would wait for the engines once more.
             pilots = self._pilot_round(self.sampling_batch_size)
             if pilots:
                 return [*actions, *pilots]

@@ -25,7 +25,7 @@ from verl_ext.policy import (
 )
 
 START, RATE = 0.25, 0.3  # of the moving average of the share of pilots whose rewards differ
-RECENT, FEWEST = 256, 16  # pilots from which the prior is fitted: the last so many, once there are so many
+RECENT, FEWEST = 256, 16  # the prior is fitted to the last RECENT pilots, once there are FEWEST
 MEANS, CORRELATIONS = (0.02, 0.98), (0.02, 0.95)  # bounds of the fitted prior
 
 
@@ -154,7 +154,7 @@ class Recall(RolloutPolicy):
     # ---- the step ----
 
     def step_cost(self) -> StepCost:
-        """Usually B·n rollouts; twice as many if every pilot differs although none was expected to."""
+        """Usually B·n rollouts. A round has less than twice as many, even if every pilot differs unexpectedly."""
         size = self.train_batch_size * self.n
         return StepCost(self.train_batch_size, self.n, size, 2 * size * self.max_rounds)
 

@@ -28,8 +28,8 @@ OUTCOMES = ("qualified", "too_hard", "too_easy", "no_spread", "empty")
 
 
 class SpeedRL(RolloutPolicy):
-    """Rounds of two phases at once: screen s·B new prompts with ``n_init`` rollouts each, and continue with ``n_cont``
-    more rollouts the prompts that qualified in the round before.
+    """A round screens s·B new prompts with ``n_init`` rollouts each, and at the same time gives ``n_cont`` more to each
+    prompt that qualified in the round before.
 
     A prompt qualifies if its screening success rate p has p_lower < p < p_upper. A step trains on the B groups that
     were completed first. Groups beyond B, and qualified prompts not yet continued, wait for the next steps; a step
@@ -100,7 +100,7 @@ class SpeedRL(RolloutPolicy):
         self._outcomes: Counter[str] = Counter()  # of the prompts screened in this step
 
     def step_cost(self) -> StepCost:
-        """One screening with the second phase of a batch; a round continues as many prompts as it screened at most."""
+        """Usually one screening and a batch's second phase; at most, every round continues a whole screening, too."""
         screening, batch = self.screening_batch_size, self.train_batch_size
         n = self.n_init + self.n_cont
         return StepCost(batch, n, screening * self.n_init + batch * self.n_cont, self.max_rounds * screening * n)

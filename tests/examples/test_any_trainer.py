@@ -115,6 +115,24 @@ def test_advantages_are_those_of_the_lab(baseline):
     np.testing.assert_allclose([advantage for *_, advantage in rows], expected.advantages[:10])
 
 
+@pytest.mark.parametrize("baseline", ["all", "trained"])
+@pytest.mark.parametrize("trained", [None, (0, 2, 3)])
+def test_failed_rollouts_change_no_advantage(baseline, trained):
+    policy = Uniform(train_batch_size=1, n=4)
+    policy.baseline = baseline
+
+    def rows(failed_first):
+        lost = [example.Rollout(float("nan"), None, 0, 0, failed=True)] * failed_first
+        rollouts = [example.Rollout(float(v), bool(v), 3, 0) for v in (1, 0, 0, 1)]
+        group = example.Group("g", PROMPTS[0], [*lost, *rollouts])
+        group.trained = None if trained is None else tuple(place + failed_first for place in trained)
+        engine = example.Engine(None)
+        engine.answers["g"] = [None] * failed_first + [example.Answer([place] * 3, 0.0) for place in range(4)]
+        return example.rows_of([group], engine, policy)
+
+    assert len(rows(0)) == len(trained or range(4)) and rows(2) == rows(0)
+
+
 def test_the_page_shows_the_files_own_loop_and_it_is_short():
     code = FILE.read_text()
     (loop,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "any_trainer.md").read_text(), re.S)

@@ -35,8 +35,8 @@ from verl_ext.trajectory import Trajectory
 # Fields of a prompt's row.
 ROLLOUTS = "__rollout_n__"  # verl's own: the number of rollouts
 SESSION_OFFSET = "session_offset"
-PREFIX = "rollout_prefix"  # checkpoint of the prefix, a Trajectory; {} for rollouts without a prefix
-SAMPLING = "rollout_sampling"  # checkpoint of the request's Sampling; {} for rollouts that are sampled as configured
+PREFIX = "rollout_prefix"  # state_dict() of the prefix, a Trajectory; {} for rollouts without a prefix
+SAMPLING = "rollout_sampling"  # state_dict() of the request's Sampling; {} for rollouts sampled as configured
 # Extra fields of a trajectory's row.
 GENERATED, REPLAYED, TRUNCATED, DIVERGED = "generated_tokens", "prefix_tokens", "truncated", "diverged"
 CANCELLED = "cancelled"  # status of a cancelled rollout's key, which has no row
@@ -54,8 +54,8 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
       reward 0, stays out of the loss, and its tokens count. If the reward function takes too long, or the engine gave
       no turn, the agent is not to blame, and the rollout is a failed rollout.
     - A rollout that the policy has cancelled leaves a key with a tag, and no row. A rollout whose response is complete
-      is too late to be cancelled: only its reward is missing.
-    - The masks do not hold all facts, so others, such as the number of generated tokens, are stored in extra fields.
+      can no longer be cancelled: only its reward is missing.
+    - Extra fields store facts that the masks do not show, such as the number of generated tokens.
     """
 
     def __init__(self, *args, **kwargs):  # Ray's wrapping fails without this signature
@@ -263,7 +263,7 @@ class WaveManager(AgentLoopManagerTQ):
     def generate_sequences(self, prompts) -> None:
         workers = self.agent_loop_workers
         self._submissions += 1
-        if ROLLOUTS not in prompts or len(workers) == 1:  # in validation every prompt has as many rollouts
+        if ROLLOUTS not in prompts or len(workers) == 1:  # in validation, all prompts have equally many
             super().generate_sequences(prompts)
             return
         if self.config.rollout_driver.dispatch == "random":

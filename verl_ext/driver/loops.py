@@ -18,8 +18,8 @@ from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
 def loop_maker(target: DictConfig | dict[str, Any], **arguments: Any) -> Callable[[], AgentLoopBase]:
     """A function that returns an agent loop for one rollout.
 
-    verl's own loops keep nothing of a rollout in ``self``, so all rollouts use the same loop. Users' own loops may, so
-    each rollout gets a loop of its own.
+    verl's own loops keep nothing of a rollout in ``self``, so all rollouts use the same loop. Users' own loops may keep
+    state, so each rollout gets its own loop.
 
     Args:
         target: configuration of the loop, with its class in ``_target_``, as registered with verl.

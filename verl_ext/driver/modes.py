@@ -67,7 +67,7 @@ class PolicyTrainerSeparateAsync(PolicyTrainer, PPOTrainerSeparateAsync):
         return [*super()._pools(), *(engine.resource_pool for engine in engines)]
 
     def prepare_step(self) -> dict:
-        # Not the controller's step: a checkpoint of used-up data knows the step that could not be filled.
+        # self.controller.step would be wrong: if data was used up, a checkpoint holds the step that was not filled.
         return {} if self._begun_ahead == self.global_steps else super().prepare_step()
 
     def on_sample_end(self) -> None:

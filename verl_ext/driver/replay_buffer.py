@@ -218,7 +218,7 @@ class GroupReplayBuffer(ReplayBuffer):
             tq.kv_batch_put(keys=list(tags), partition_id=partition_id, tags=list(tags.values()))
 
     def _drop_untrained(self, groups: list[Group]) -> None:
-        """Drop the rows of rollouts that count in their group's baseline at most."""
+        """Drop the rows of untrained rollouts, which count only in their group's baseline, if at all."""
         trained = {group.id: set(group.trained) for group in groups if group.trained is not None}
         rows = [(key, RowKey.parse(key)) for key in self.partitions[PARTITION]] if trained else []
         keys = [key for key, row in rows if row.group in trained and row.session not in trained[row.group]]

@@ -65,7 +65,7 @@ class VllmEngine(GatheredActor):
 
 
 def _note_answer(transcript: Transcript, answer: asyncio.Future) -> None:
-    """verl's client would go on with an aborted request. It returns the tokens of a request that is not "aborted"."""
+    """Relabel a cancelled request: verl's client generates on after "aborted", and returns the tokens otherwise."""
     del transcript.requests[answer]
     if transcript.cancelled and not answer.cancelled() and answer.exception() is None:
         answer.result().stop_reason = "cancelled"

@@ -101,8 +101,8 @@ def fit(matrix: np.ndarray, logged: Outcomes, *, dual: bool, learning_rate: floa
     """A probe fitted on ``logged``.
 
     The paper's groups have G0 rollouts each. Logged groups differ in size, since allocators give hard prompts more
-    rollouts. With one head, each prompt therefore counts as if it had the mean number of rollouts. The Beta-binomial
-    loss of two heads needs the numbers, from which it learns how sure a rate is.
+    rollouts. With one head, each prompt therefore counts as if it had the mean number of rollouts. With two heads,
+    the Beta-binomial loss needs each prompt's own number, which says how certain its rate is.
 
     Args:
         matrix: (Q, d) features of all rows of the data.

@@ -1,4 +1,4 @@
-"""Checks that the packages of the chosen engines are installed, and none in the way.
+"""Checks that the packages of the chosen engines are installed, and that no package conflicts with verl.
 
 verl imports them in Ray's workers only, so without this check a missing package ends the run after minutes. The check
 is not part of :func:`~verl_ext.driver.preflight.validate.validate`, which judges configurations for other machines too.

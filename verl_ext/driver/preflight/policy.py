@@ -98,7 +98,7 @@ def check_checkpoint(faults: Faults, policy: type[RolloutPolicy]) -> None:
 
 
 def _check_baseline(faults: Faults, policy: RolloutPolicy) -> None:
-    """A baseline over rollouts that are not in the update needs advantages of nothing but rewards."""
+    """If a baseline includes rollouts outside of the update, the estimator must read rewards only."""
     if policy.baseline == "all":
         key, name = "algorithm.adv_estimator", type(policy).__name__
         valid = f"{name} takes baselines over rollouts that it does not train on, use one of {', '.join(REWARDS_ALONE)}"
@@ -114,7 +114,7 @@ def _check_batch_size(faults: Faults, policy: RolloutPolicy) -> None:
 
 
 def _check_rollouts(faults: Faults, policy: RolloutPolicy) -> None:
-    """verl's number of rollouts per prompt has to be the policy's, which is the one that counts."""
+    """``rollout.n`` must be the policy's number of rollouts per trained prompt: the policy decides."""
     cost = policy.step_cost()
     valid = "the policy samples {} rollouts per trained prompt; change its own keys under rollout_policy, not this key"
     n = faults[N]

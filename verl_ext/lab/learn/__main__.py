@@ -111,7 +111,7 @@ def _warm_up(source: WorldSource, console: Console) -> None:
 
 
 def _run(jobs: Sequence[Job], processes: int, console: Console) -> list[LabRun]:
-    """Run the jobs, with a bar for all and the name of the run that was heard of last."""
+    """Run the jobs; one progress bar shows them all, with the name of the run that reported last."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     sampled = {job.files.name: job.length.rollouts if job.files.finished() else 0 for job in jobs}
     most = {job.files.name: job.length.rollouts for job in jobs}

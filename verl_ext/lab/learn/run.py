@@ -38,7 +38,8 @@ class Length:
 
     Args:
         rollouts: a run ends with the step that reaches this number of sampled rollouts.
-        test_every: rollouts between two measurements of the accuracy. The first step and the last are measured too.
+        test_every: rollouts between two measurements of the accuracy, which is also measured before the first step and
+            after the last.
         embedding_correlation: correlation of prompt embeddings with difficulty, for estimators over texts.
 
     Raises:

@@ -56,8 +56,8 @@ class Response(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Where responses begin: a problem, and the first tokens of the response where they are given; and how they go on
-    where not as the others."""
+    """Where responses begin: a problem, and a prefix if there is one. ``sampling``: settings in which these responses
+    differ from the others."""
 
     problem: Problem
     prefix: Trajectory | None = None
@@ -155,7 +155,7 @@ class Batch:
         return [self._response(row) for row in range(self.which.size)]
 
     def _write(self, column: int, alive: np.ndarray, tokens: np.ndarray, log_probs: np.ndarray) -> np.ndarray:
-        """Note a column of sampled tokens; returns the tokens as they stand, which are the environment's in places."""
+        """Note a column of sampled tokens; returns the column, with the environment's tokens where it answers."""
         given = self.observed[alive, column]
         tokens = np.where(given < 0, tokens, given)
         going = ~self.ended[alive] & (self.room[alive] > column)

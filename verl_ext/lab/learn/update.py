@@ -221,7 +221,7 @@ def policy_loss(
         new: (B, T) log-probabilities under the weights in training.
         old: (B, T) log-probabilities under the weights at the start of the step.
         advantages: (B, 1) advantages.
-        correction: (B, T) importance weights of the weights at the start of the step over those that generated.
+        correction: (B, T) importance weights: probability at the start of the step / when the token was sampled.
         training: has the clip ratios.
     """
     ratio = (new - old).clamp(-20, 20).exp()
@@ -315,7 +315,7 @@ class Learner:
         return ((loss * mask).sum(1) * torch.from_numpy(weights).float()).sum(), active, mask
 
     def _correction(self, rows: Rows, chosen: Sequence[int], before: Tensor, mask: Tensor) -> Tensor | float:
-        """Truncated importance weights of the weights before the step over those that generated the tokens."""
+        """Truncated importance weights: a token's probability before the step / when it was sampled."""
         training = self.training
         if training.rollout_is is None:
             return 1.0

@@ -33,7 +33,7 @@ class LearningModel:
     |S_+^A|/G = sqrt(p (1 - p))). f_g = (1 - staleness)^delay discounts rollouts of an older policy. The batch has
 
         signal G = sum_g w_g u_g,
-        noise  V = sum_g w_g^2 a_g / n_g,    a_g = the mean square of the group's advantages: 1 or 0; p_g (1 - p_g),
+        noise  V = sum_g w_g^2 a_g / n_g,    a_g = mean square of advantages: grpo 1 or 0, rloo p_g (1 - p_g),
 
     and, with B groups, the step adds to the logits
 
