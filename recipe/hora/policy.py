@@ -87,7 +87,7 @@ class Hora(RolloutPolicy):
         checks.integer_from(2).check("G", G)
         checks.require(G0 < G, "G0", G0, f"it must be less than G={G}, or nothing is left to allocate")
         for key, value in (("alpha0", alpha0), ("beta0", beta0)):
-            checks.positive_number(key, value, hit_utility.MOST)
+            checks.positive_number(key, value, hit_utility.MOST / 2)  # counts of rollouts are added
         checks.COUNT.check("shards", shards)
         checks.require(
             shards <= train_batch_size, "shards", shards, f"it must not exceed train_batch_size={train_batch_size}"

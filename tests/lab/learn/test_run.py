@@ -95,6 +95,22 @@ def test_an_interrupted_run_goes_on_bit_by_bit(tmp_path, text):
         assert one.equal(other)
 
 
+def test_the_time_of_a_step_is_without_its_validation(monkeypatch):
+    run = prepare("grpo n=4", length=Length(rollouts=100, test_every=1))
+    now, validation = 0.0, run.validation
+
+    def slow():
+        nonlocal now
+        now += 100
+        return validation()
+
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+    monkeypatch.setattr(run, "validation", slow)
+    metrics = run.step()
+    assert metrics["timing_s/testing"] == run.duration == 100
+    assert metrics["timing_s/step"] == metrics["timing_s/gen"] == metrics["timing_s/update_actor"] == 0
+
+
 def test_a_run_is_its_seed(tmp_path):
     length = Length(rollouts=100)
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):

@@ -114,17 +114,18 @@ class LearningRun:
         rows = rows_of(taken, self.learner.training, policy.prompt_weight, policy.baseline)
         metrics |= self.learner.update(rows)
         self.engine.version = number
+        updated = time.perf_counter()
         before, self.sampled = self.sampled, int(metrics[ROLLOUTS])
         if self.done or before // self.length.test_every < self.sampled // self.length.test_every:
             metrics |= self.validation()
-        ended = time.perf_counter()
-        self.duration += ended - began
+            metrics["timing_s/testing"] = time.perf_counter() - updated
+        self.duration += time.perf_counter() - began
         return metrics | {
             "generation/waves": float(self.engine.waves - waves),
             "generation/waves_total": float(self.engine.waves),
             "timing_s/gen": generated - began,
-            "timing_s/update_actor": ended - generated,
-            "timing_s/step": ended - began,
+            "timing_s/update_actor": updated - generated,
+            "timing_s/step": updated - began,  # as in verl, without the validation
         }
 
     def validation(self) -> dict[str, float]:
