@@ -59,6 +59,23 @@ def test_verifier_judges(levels):
             assert score(wrong) == RIGHT | {"score": 0.0, "acc": 0.0}, wrong
 
 
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("The sum is 2,248.", "2248"),
+        ("$1,234,567.50", "1234567.50"),
+        ("(3,4)", "4"),
+        ("1,2345", "2345"),
+        ("9-234", "234"),
+        ("x=-5", "-5"),
+        ("is...42", "42"),
+        ("none", ""),
+    ],
+)
+def test_the_last_number(text, number):
+    assert data.extract_answer(text, "number") == number
+
+
 def test_last_number_of_a_sentence_counts_on_request():
     row = splits(SUMS[1:2], {"train": 1}, seed=1)["train"].iloc[0]
     truth = row.reward_model["ground_truth"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from itertools import islice
 
 import pytest
 import reasoning_gym
@@ -19,6 +20,7 @@ from verl_ext.data.reasoning_gym import (
     Level,
     _verifier,
     compute_score,
+    distinct_entries,
     is_correct,
     is_harmless,
     to_row,
@@ -80,7 +82,8 @@ def test_what_is_arithmetic_is_still_evaluated():
     "text", ["3*(4 + 5)", "x**2/2 + C", "sin(x) + sqrt(2)*x", "[['_', 'Q'], ['Q', '_']]", "1 2 3", "AABCB", "[0.5, .5]"]
 )
 def test_harmless(text):
-    assert is_harmless(text)
+    assert is_harmless(text, with_texts=True)
+    assert is_harmless(text) == ("'" not in text)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +105,50 @@ def test_harmless(text):
     ],
 )
 def test_not_harmless(text):
-    assert not is_harmless(text)
+    assert not is_harmless(text) and not is_harmless(text, with_texts=True)
+
+
+@pytest.mark.parametrize("task", sorted(EVALUATED_TASKS))
+@pytest.mark.parametrize("function", ["", "Abs", "sqrt"])
+def test_no_answer_runs_as_code(task, function, tmp_path):
+    """sympy's functions evaluate a text, and the text can hide a call: 'open'+'+('[1]+"..." is open(...)."""
+    file = tmp_path / "written"
+    one, other = "'", '"'
+    for quote, inner in ((one, other), (other, one)):
+        text = (
+            f"{quote}open{quote}+{quote}+({quote}[1]+{inner}{quote}{file}{quote},{quote}w{quote}{inner}+{quote}){quote}"
+        )
+        _, extra_info = row(task)
+        with contextlib.suppress(ValueError, TypeError):  # some verifiers raise for some wrong answers
+            assert not is_correct(task, "{}", f"{function}({text})", extra_info["entry"])
+    assert not file.exists()
+
+
+@pytest.mark.parametrize("task", ["coin_flip", "countdown", "puzzle24"])
+def test_a_constant_answer_is_right_for_few_entries(task):
+    right = references = 0
+    for entry in islice(distinct_entries(Level(task, 1), seed=3), 40):
+        numbers = entry["metadata"].get("numbers", [])
+        constant = {
+            "coin_flip": "0",
+            "countdown": f"{entry['metadata'].get('target')}e0 + 0e0*({'+'.join(map(str, numbers))})",
+            "puzzle24": "4*6*1*1",
+        }[task]
+        references += is_correct(task, "{}", entry["answer"], json.dumps(entry))
+        right += is_correct(task, "{}", constant, json.dumps(entry))
+    assert references == 40 and right <= 4
+
+
+@pytest.mark.parametrize(("answer", "right"), [("2*(4*3)*1", True), ("2.4*10*1", False), ("(2*4)*3*1.", False)])
+def test_puzzle24_wants_its_own_whole_numbers(answer, right):
+    entry = {"answer": "", "metadata": {"numbers": [1, 2, 3, 4] if "3" in answer else [1, 2, 4, 10]}}
+    assert is_correct("puzzle24", "{}", answer, json.dumps(entry)) == right
+
+
+def test_ln_is_a_logarithm():
+    entries = distinct_entries(Level("intermediate_integration", 1), seed=0)
+    entry = next(entry for entry in entries if "log" in entry["answer"])
+    assert is_correct("intermediate_integration", "{}", entry["answer"].replace("log", "ln"), json.dumps(entry))
 
 
 @pytest.mark.parametrize(

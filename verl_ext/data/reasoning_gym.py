@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from fractions import Fraction
 from functools import lru_cache
 from operator import itemgetter
 from pathlib import Path
@@ -33,14 +34,19 @@ if TYPE_CHECKING:
 PREFIX = "reasoning_gym/"
 EXTRACT = ("text", "number")
 NONSENSE = "no answer to any task"
+COIN_TOLERANCE = Fraction(1, 10_000)  # the verifier's own
 
 # reasoning-gym 0.1.25 passes the answers of these tasks to eval, or to sympy's parse_expr, which calls eval.
-EVALUATED_TASKS = frozenset(
-    "binary_matrix countdown intermediate_integration n_queens polynomial_multiplication puzzle24 simple_integration "
-    "spiral_matrix string_insertion".split()
+LIST_TASKS = frozenset("binary_matrix n_queens spiral_matrix string_insertion".split())
+SYMPY_TASKS = frozenset(
+    "countdown intermediate_integration polynomial_multiplication puzzle24 simple_integration".split()
 )
-FUNCTIONS = frozenset("sqrt exp log sin cos tan asin acos atan sinh cosh tanh Abs".split())
+EVALUATED_TASKS = LIST_TASKS | SYMPY_TASKS
+NUMBER_TASKS = frozenset(("countdown", "puzzle24"))  # an expression of given numbers
+FUNCTIONS = frozenset("sqrt exp log ln sin cos tan asin acos atan sinh cosh tanh Abs".split())
 CALL = re.compile(r"([^\W\d]\w*|[\])}'\"])\s*\(")
+ARITHMETIC = re.compile(r"[\d\s()+*/-]*")
+NUMBER = re.compile(r"(?:(?<![\w)])-)?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?")  # in 3-4, the second is 4
 OTHER_CODE = re.compile(r"__|[\\#`{}@:=]|\.\s*[^\W\d]|\b(for|lambda|await|yield|import)\b")
 
 
@@ -184,8 +190,8 @@ def extract_answer(solution: str, extract: str = "text") -> str:
         return tagged
     if extract == "text":
         return solution.strip()
-    numbers = re.findall(r"-?\d+(?:\.\d+)?", solution)
-    return numbers[-1] if numbers else ""
+    numbers = NUMBER.findall(solution)
+    return numbers[-1].replace(",", "") if numbers else ""
 
 
 def compute_score(
@@ -218,31 +224,47 @@ def compute_score(
 
 
 def is_correct(task: str, parameters: str, solution: str, entry: str, extract: str = "text") -> bool:
-    """Whether the task's verifier gives full marks; ``parameters`` and ``entry`` are JSON, as in the rows of the data.
+    """Whether the task's verifier gives full marks, and not only because it leaves something unchecked.
 
-    Some verifiers evaluate the answer as Python. Such a verifier gets an answer only if the
-    answer is harmless (:func:`is_harmless`) or the entry's own.
+    ``parameters`` and ``entry`` are JSON, as in the rows of the data. Some verifiers evaluate the answer as Python.
+    Such a verifier gets an answer only if the answer is harmless (:func:`is_harmless`) or the entry's own.
 
     Raises:
         Exception: some verifiers raise for some wrong answers.
     """
     reference, answer = json.loads(entry), extract_answer(solution, extract)
-    if task in EVALUATED_TASKS and answer != reference["answer"] and not is_harmless(answer):
+    if task in EVALUATED_TASKS and answer != reference["answer"] and not is_harmless(answer, task in LIST_TASKS):
         return False
     verifier = _verifier(task, parameters)
-    if task == "complex_arithmetic" and cmath.isnan(verifier.parse_string_to_complex(answer) or 0):
-        return False  # the verifier's marks are min(1, nan), which is 1
     # Not ">=": partial marks, summed in floating point, can come out a little above 1.
-    return float(verifier.score_answer(answer, entry=reference)) == 1.0
+    if float(verifier.score_answer(answer, entry=reference)) != 1.0:
+        return False
+    if task == "complex_arithmetic":
+        return not cmath.isnan(verifier.parse_string_to_complex(answer))  # its marks are min(1, nan), which is 1
+    if task == "coin_flip":  # its marks are full for the first digits: for 0 if the probability is 0.25
+        return abs(_fraction(answer) - _fraction(reference["answer"])) <= COIN_TOLERANCE
+    # Their verifiers overlook numbers with a letter, and puzzle24's does not know the given numbers.
+    return task not in NUMBER_TASKS or _uses(answer, reference["metadata"]["numbers"])
 
 
-def is_harmless(answer: str) -> bool:
+def is_harmless(answer: str, with_texts: bool = False) -> bool:
     """Whether evaluating the answer as Python can do nothing but take time and memory.
 
-    Allowed are arithmetic, lists and calls of mathematical functions; no attributes and no other code.
+    Allowed are arithmetic, lists and calls of mathematical functions; no attributes and no other code. Text in quotes
+    is for verifiers that do not use sympy, whose functions evaluate a text.
     """
     calls = all(match.group(1) in FUNCTIONS for match in CALL.finditer(answer))
-    return calls and not OTHER_CODE.search(answer)
+    texts = with_texts or not ("'" in answer or '"' in answer)
+    return calls and texts and not OTHER_CODE.search(answer)
+
+
+def _fraction(number: str) -> Fraction:
+    return Fraction(number.replace(",", ""))
+
+
+def _uses(answer: str, numbers: Sequence[int]) -> bool:
+    """Whether the answer is arithmetic of exactly these numbers."""
+    return bool(ARITHMETIC.fullmatch(answer)) and sorted(map(int, re.findall(r"\d+", answer))) == sorted(numbers)
 
 
 @lru_cache(maxsize=256)

@@ -277,7 +277,11 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, WeightTurns):
         budget, ledger = self.config.rollout_driver.rollout_budget, self.controller.ledger
         expected = ledger.total["rollouts/sampled"] + 1.5 * ledger.step["rollouts/sampled"]
         if budget is not None and 0 < done and expected > budget and done + 1 < self.total_training_steps:
-            logger.info("step %d is the last: its count is expected to be nearest to rollout_driver.rollout_budget=%d", done + 1, budget)
+            logger.info(
+                "step %d is the last: its count is expected to be nearest to rollout_driver.rollout_budget=%d",
+                done + 1,
+                budget,
+            )
             self.total_training_steps = self.policy.total_steps = done + 1
             self._budget_step = done + 1
 

@@ -36,7 +36,10 @@ def main(
         Path | None,
         typer.Option(help="Folder with the model's train.parquet and validation.parquet, in place of --world."),
     ] = None,
-    prompts: Annotated[int | None, typer.Option(min=1, help="Training prompts; by default 4,096, 256 in few_prompts, or the whole file.")] = None,
+    prompts: Annotated[
+        int | None,
+        typer.Option(min=1, help="Training prompts; by default 4,096, 256 in few_prompts, or the whole file."),
+    ] = None,
     rollouts: Annotated[int, typer.Option(min=1, help="Rollouts of a run, pilots included.")] = 20_000,
     test_every: Annotated[int, typer.Option(min=1, help="Rollouts between two measurements.")] = 500,
     lr: Annotated[str, typer.Option(help=f"Learning rate (0.001). {SWEPT}")] = "",
