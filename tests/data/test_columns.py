@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from pyarrow import Table, parquet
 from support.commands import flat, invoke
@@ -94,6 +95,22 @@ def test_a_file_is_divided_with_the_seed_in_verls_schema(suffix, tmp_path):
     account = json.loads((tmp_path / "0" / "validation.json").read_text())
     assert account["rows"] == 5 and account["read"][0]["rows_read"] == 20
     assert account["read"][0]["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_integers_with_a_gap_stay_integers(tmp_path):
+    """pandas stores such a column as float."""
+    pd.DataFrame({"question": ["1?", "2?", "3?"], "answer": [10, None, -7]}).to_parquet(tmp_path / "sums.parquet")
+    columns = ("--prompt", "question", "--answer", "answer", "--leave-out")
+    assert run(tmp_path / "sums.parquet", *columns, "--out", tmp_path / "out").exit_code == 0
+    rows = [row for part in written(tmp_path / "out").values() for row in part]
+    assert sorted(row["reward_model"]["ground_truth"] for row in rows) == ["-7", "10"]
+
+
+@pytest.mark.parametrize("line", ["What is 1,000 + 1?,1001", "What is 1000 + 1?"])
+def test_a_csv_row_with_another_number_of_cells_is_refused(line, tmp_path):
+    (tmp_path / "sums.csv").write_text(f"question,answer\n1 + 1?,2\n{line}\n")
+    result = run(tmp_path / "sums.csv", "--prompt", "question", "--answer", "answer", "--out", tmp_path / "out")
+    assert result.exit_code == 2 and "row 2 and the header have different numbers of cells" in flat(result)
 
 
 def test_a_table_of_a_spreadsheet_with_long_fields_and_missing_answers(tmp_path):

@@ -21,20 +21,25 @@ from verl_ext.evaluation.generate import Evaluation
 
 RIGHT, WRONG = "\\boxed{1}", "\\boxed{2}"
 
-# In place of recipe.grpo: two problems, each with the requested number of samples. The first sample of a run is right.
-# If there is a file `fail`, the run fails after writing some lines.
+# In place of recipe.grpo: each row with the requested number of samples, except rows whose prompt has the word "lost".
+# The first sample of a run is right. If there is a file `fail`, the run fails after writing some lines.
 RECIPE = """
 import json, pathlib, sys
+from pyarrow import parquet
+from verl_ext.evaluation.samples import row_problems
 given = dict(argument.split("=", 1) for argument in sys.argv[1:])
 n = int(given["actor_rollout_ref.rollout.val_kwargs.n"])
 folder = pathlib.Path(json.loads(given["trainer.validation_data_dir"]))
 folder.mkdir(parents=True)
 with open("runs.jsonl", "a") as runs:
     runs.write(json.dumps(given) + "\\n")
+(data,) = json.loads(given["data.val_files"])
+rows = zip(parquet.read_table(data).to_pylist(), row_problems(pathlib.Path(data)))
 lines = [
-    {"input": name, "output": "", "gts": "1", "score": float(not sample), "step": 3, "uid": f"{name}_{sample}_0",
-     "prompt_id": name, "data_source": "bench"}
-    for name in ("one", "two") for sample in range(n)
+    {"input": name, "output": "", "gts": "1", "score": float(not sample), "step": 3, "uid": f"{place}_{sample}_0",
+     "prompt_id": name, "data_source": source}
+    for place, (row, (name, source)) in enumerate(rows) for sample in range(n)
+    if "lost" not in row["prompt"][0]["content"]
 ]
 failing = pathlib.Path("fail").exists()
 (folder / "3.jsonl").write_text("\\n".join(json.dumps(line) for line in lines[: 1 if failing else None]) + "\\n")
@@ -87,13 +92,37 @@ def test_a_long_evaluation_is_several_runs_of_verl_and_continues_after_the_last_
     files = sorted(path.name for path in (folder / "out").glob("*.jsonl"))
     assert files == ["000000_3.jsonl", "000003_3.jsonl", "000006_1.jsonl"]
     results = json.loads((folder / "out/results.json").read_text())
-    assert results["step"] == 3 and results["data_sources"]["bench"]["samples"] == [7, 7]
+    assert results["step"] == 3 and results["data_sources"]["bench"]["samples"] == [7, 14]
     assert results["data_sources"]["bench"]["mean@k"][0] == pytest.approx(3 / 7)
 
     assert evaluate("--per-run", 3, "--k", "1,7", n=7).exit_code == 0 and len(runs(folder)) == 4
     assert evaluate("--per-run", 64, n=9).exit_code == 0 and sizes(folder)[4:] == [2]
     seeds = [int(given["actor_rollout_ref.rollout.seed"]) for given in runs(folder)[1:]]
     assert seeds == [0, 1000, 2000, 3000]
+
+
+def test_rows_without_any_response_count_as_not_correct(folder):
+    """A problem with two rows."""
+    write_rows(folder / "bench.parquet", [row("one"), row("lost"), row("lost"), row("two")])
+    result = evaluate("--per-run", 3)
+    assert result.exit_code == 0, result.said
+    bench = json.loads((folder / "out/results.json").read_text())["data_sources"]["bench"]
+    assert bench["problems"] == 3 and bench["samples"] == [4, 8] and bench["failed"] == 8
+    assert bench["mean@k"][0] == pytest.approx((0.5 + 0.5 + 0) / 3)  # the first sample of each of two runs is right
+    assert "bench: 8 rollouts failed and count as not correct" in result.said
+
+
+def test_evaluations_of_different_data_are_scored_together(folder):
+    assert evaluate(out="a").exit_code == 0
+    write_rows(folder / "bench.parquet", [row("three", source="other")])
+    assert evaluate(out="b").exit_code == 0
+    result = invoke("score", "a", "b", "--out", "both")
+    found = json.loads((folder / "both/results.json").read_text())["data_sources"]
+    assert {name: (each["samples"], each["failed"]) for name, each in found.items()} == {
+        "bench": ([4, 8], 0),
+        "other": ([4, 4], 0),
+    }
+    assert "failed and count" not in result.said
 
 
 def test_an_interrupted_run_of_verl_loses_its_samples_only(folder):
@@ -237,6 +266,16 @@ def test_the_validation_of_any_training_run_is_scored(folder):
     assert invoke("score", "none").exit_code == 2
     for refused in (invoke("score", "validation", "--out", "runs"), evaluate(out="runs")):
         assert refused.exit_code == 2 and "out" in refused.said and "Traceback" not in refused.said
+
+
+def test_rows_that_a_training_has_lost_are_suspected(folder):
+    """A validation with n = 1 on data with four rows of each problem: a failed row leaves no line."""
+    lines = [line for name in ["one"] * 4 + ["two"] for line in samples_of(row(name), [RIGHT])]
+    write_lines(folder / "validation/5.jsonl", lines)
+    said = invoke("score", "validation").said
+    assert "bench: problems have 1 to 4 samples." in said and "accuracies are too high" in said
+    write_lines(folder / "validation/5.jsonl", lines[3:])
+    assert "problems have" not in invoke("score", "validation").said
 
 
 def test_failed_rollouts_are_reported(folder):

@@ -10,7 +10,7 @@ from pyarrow import Table, parquet
 from support.commands import invoke
 
 from verl_ext.evaluation import curate
-from verl_ext.evaluation.samples import row_ids
+from verl_ext.evaluation.samples import row_problems
 
 run = partial(invoke, curate.main)
 
@@ -31,7 +31,7 @@ def sampled(tmp_path):
     parquet.write_table(Table.from_pylist(rows), tmp_path / "data.parquet")
     (tmp_path / "pass_rates").mkdir()
     with open(tmp_path / "pass_rates/0.jsonl", "w") as file:
-        for row, problem, solved in zip(rows, row_ids(tmp_path / "data.parquet"), (0, 5, 6, 8), strict=True):
+        for row, (problem, _), solved in zip(rows, row_problems(tmp_path / "data.parquet"), (0, 5, 6, 8), strict=True):
             for sample in range(9):  # the ninth is one too many, and always right
                 score = float(sample < solved or sample == 8)
                 line = {"input": f"user\n{row['prompt'][0]['content']}", "output": "", "gts": "1", "score": score}

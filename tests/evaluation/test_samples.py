@@ -7,7 +7,7 @@ import json
 import pytest
 from support.validation import row, samples_of, write_lines, write_rows
 
-from verl_ext.evaluation.samples import FAILED, UNNAMED, Sample, answer_of, read, row_ids
+from verl_ext.evaluation.samples import FAILED, UNNAMED, Sample, answer_of, read, row_problems
 from verl_ext.prompts import prompt_id
 
 RIGHT, WRONG = "\\boxed{1}", "\\boxed{2}"
@@ -166,17 +166,17 @@ def test_a_whole_text_is_an_answer_if_asked_for():
 )
 def test_bad_data_is_refused(tmp_path, rows, said):
     with pytest.raises(ValueError, match=said):
-        row_ids(write_rows(tmp_path / "bad.parquet", rows))
+        row_problems(write_rows(tmp_path / "bad.parquet", rows))
 
 
 def test_files_that_are_not_parquet_are_refused(tmp_path):
     (tmp_path / "text.parquet").write_text("no")
     for name in ("text.parquet", "none.parquet"):
         with pytest.raises(ValueError, match=f"{name} cannot be read"):
-            row_ids(tmp_path / name)
+            row_problems(tmp_path / name)
     pq_empty = write_rows(tmp_path / "empty.parquet", [row("one")])
     import pyarrow.parquet as pq
 
     pq.write_table(pq.read_table(pq_empty).slice(0, 0), pq_empty)
     with pytest.raises(ValueError, match="holds no row"):
-        row_ids(pq_empty)
+        row_problems(pq_empty)

@@ -176,7 +176,11 @@ def main(
             else:
                 if not local:
                     _require_consent(name, data)
-                source = sources.from_files(local) if local else sources.from_hub(data.repository, data.files, wanted)
+                source = (
+                    sources.from_files(local, data.files)
+                    if local
+                    else sources.from_hub(data.repository, data.files, wanted)
+                )
                 console.print(write(name, source, out, prompt, seed, limit, sample, repeat))
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error

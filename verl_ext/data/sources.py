@@ -59,15 +59,25 @@ def from_hub(repository: str, patterns: Sequence[str], revision: str) -> Source:
     return Source(tuple(map(Path, paths)), found.sha)
 
 
-def from_files(paths: Sequence[Path]) -> Source:
-    """Local files; a folder stands for its files in ``FORMATS``.
+def from_files(paths: Sequence[Path], patterns: Sequence[str] = ("*",)) -> Source:
+    """Local files.
+
+    Args:
+        paths: files; or folders, which stand for their files in ``FORMATS`` whose names match a pattern.
+        patterns: of :func:`from_hub`, so that a copy of a repository gives the same files; their folders do not count.
 
     Raises:
         ValueError: a file is missing or has another format, or a folder holds no such file.
     """
+    names = [pattern.rpartition("/")[2] for pattern in patterns]
     files: list[Path] = []
     for path in paths:
         inside = sorted(file for file in path.rglob("*") if file.suffix in FORMATS) if path.is_dir() else [path]
+        if path.is_dir() and inside:
+            found = [file for file in inside if any(fnmatch.fnmatchcase(file.name, name) for name in names)]
+            if not found:
+                raise ValueError(f"local={path} holds no file that matches {', '.join(names)}; name the files.")
+            inside = found
         if not inside or not all(file.is_file() and file.suffix in FORMATS for file in inside):
             raise ValueError(f"local={path} must be a file that ends in {', '.join(FORMATS)}, or a folder of such.")
         files += inside
@@ -161,4 +171,7 @@ def _json(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
 def _csv(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
     csv.field_size_limit(2**31 - 1)  # Python's limit is 131,072 characters
     with open(path, encoding="utf-8-sig", newline="") as file:  # Excel writes a mark at the beginning
-        yield from csv.DictReader(file)
+        for number, row in enumerate(csv.DictReader(file), 1):
+            if None in row or None in row.values():  # as csv marks cells without a column, and columns without a cell
+                raise ValueError(f"row {number} and the header have different numbers of cells")
+            yield row

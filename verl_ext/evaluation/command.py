@@ -13,7 +13,7 @@ from rich.console import Console
 
 from verl_ext import checks
 from verl_ext.evaluation.generate import Evaluation, VerlFailed, generate
-from verl_ext.evaluation.samples import ANSWERS, Problem, read, row_ids
+from verl_ext.evaluation.samples import ANSWERS, Problem, read
 from verl_ext.evaluation.score import parse_ks, plot, summarize, to_table
 from verl_ext.files import check_folder, write_text
 
@@ -60,17 +60,13 @@ def run(
         parse_ks(k, n)
         checks.choice("answers", answers, ANSWERS)
         checks.number("correct-from", correct_from)
-        ids = {identity for path in data for identity in row_ids(path)}
         evaluation = Evaluation(tuple(data), checkpoint, tuple(overrides or ()), seed)
         try:
             generate(evaluation, out, n, per_run)
         except VerlFailed as error:
             Console(stderr=True).print(f"error: {error}", markup=False, soft_wrap=True)
             raise typer.Exit(error.exit_code) from error
-    found = _report([out], None, k, answers, correct_from, out)
-    if without := ids - {problem.id for problem in found}:
-        text = f"{len(without)} of {len(ids)} problems have no sample, since all of their rollouts failed."
-        Console(stderr=True).print(text)
+    _report([out], None, k, answers, correct_from, out)
 
 
 @app.command()
@@ -91,8 +87,8 @@ def score(
 
 def _report(
     paths: list[Path], step: int | None, k: str | None, answers: str, correct_from: float, out: Path | None
-) -> list[Problem]:
-    """Print the table, write the results to ``out``, and return the problems."""
+) -> None:
+    """Print the table, and write the results to ``out``."""
     console = Console(stderr=True)
     with _refusals():
         checks.number("correct-from", correct_from)
@@ -106,6 +102,10 @@ def _report(
     for name, result in results.items():
         if result["failed"]:
             console.print(f"{name}: {result['failed']} rollouts failed and count as not correct.", markup=False)
+        fewest, most = (limit(len(problem.samples) for problem in sources[name]) for limit in (min, max))
+        if fewest < most:
+            text = f"{name}: problems have {fewest} to {most} samples. If the data has equally many rows of each"
+            console.print(f"{text}, some rows have failed without a trace: accuracies are too high.", markup=False)
     Console().print(to_table(results, step))
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
@@ -114,7 +114,6 @@ def _report(
         plot(results, out / "pass_at_k.png")
         written = f"Results: {out / 'results.json'}\nCurves: {out / 'pass_at_k.png'}"
         Console().print(written, markup=False, soft_wrap=True)
-    return problems
 
 
 @contextlib.contextmanager

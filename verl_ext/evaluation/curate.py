@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from verl_ext.data.schema import sha256, write_rows
-from verl_ext.evaluation.samples import read, row_ids
+from verl_ext.evaluation.samples import read, row_problems
 from verl_ext.files import check_file
 from verl_ext.lab.waste.reader import find_files
 
@@ -39,7 +39,7 @@ def main(
 def _curate(data: Path, samples: Path, out: Path, below: float, rollouts: int) -> tuple[int, int]:
     from pyarrow import parquet
 
-    problems = row_ids(data)
+    problems = [identity for identity, _ in row_problems(data)]
     if repeated := len(problems) - len(set(problems)):
         raise ValueError(f"data={data} holds {repeated} rows that repeat another; prepare it again.")
     rates = {

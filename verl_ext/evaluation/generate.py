@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from pathlib import Path
 from verl_ext import checks
 from verl_ext.data.schema import sha256
 from verl_ext.errors import RunError
+from verl_ext.evaluation.samples import note_rows, row_problems
 from verl_ext.files import check_folder, write_text
 
 RECIPE = "grpo"  # verl's own allocation; a validation asks no policy anyway
@@ -123,20 +125,23 @@ def generate(evaluation: Evaluation, out: Path, n: int, per_run: int) -> None:
 
     Args:
         evaluation: the same for all files in ``out``.
-        out: folder for ``<first sample>_<samples>.jsonl`` and ``settings.json``.
+        out: folder for ``<first sample>_<samples>.jsonl``, ``settings.json`` and ``rows.json``.
         n: samples of each row.
         per_run: at most this many in one run of verl; a kill loses no more.
 
     Raises:
-        ValueError: ``out`` is no writable folder, another process writes there, or its files are of another evaluation.
+        ValueError: ``out`` is no writable folder, another process writes there, its files are of another evaluation, or
+            the data has no rows in verl's schema.
         VerlFailed: a run failed; the files of the earlier runs stay.
     """
     from filelock import FileLock, Timeout
 
+    rows = Counter(problem for path in evaluation.data for problem in row_problems(path))
     check_folder(out).mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(out / ".lock", timeout=0):
             _bind(evaluation.settings, out)
+            note_rows(out, rows)
             while (done := count_samples(out)) < n:
                 size = min(per_run, n - done)
                 unfinished = out / "unfinished"

@@ -13,8 +13,6 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
-from operator import or_
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from verl_ext import checks
 from verl_ext.data.limited import tagged_answer
 from verl_ext.data.schema import row_id
 from verl_ext.data.sources import rows
+from verl_ext.files import write_text
 from verl_ext.lab.waste.reader import find_files
 from verl_ext.prompts import RowKey
 
@@ -29,6 +28,7 @@ ANSWERS = ("marked", "text")
 KEYS = ("input", "output", "gts", "score")
 TYPES = {"input": str, "output": str, "step": int, "uid": str, "prompt_id": str, "data_source": str}
 COLUMNS = ("data_source", "prompt", "reward_model")
+ROWS = "rows.json"  # in a folder of ``verl-ext evaluate run``: [id, data source, number of rows] of each problem
 UNNAMED = "all problems"
 """The data source of lines without the key ``data_source``."""
 
@@ -77,8 +77,8 @@ def read(paths: Sequence[Path], step: int | None = None, answers: str = "marked"
     """The problems of one training step, in the order of their first lines.
 
     verl writes no line for a failed rollout. A row (``uid``) therefore gets a ``FAILED`` sample in the place of each
-    session that the file has for another row. Each file of ``verl-ext evaluate run`` samples all rows, as often as its
-    name says, so a row without a line in one of these files has failed that often.
+    session that the file has for another row. Each file of ``verl-ext evaluate run`` samples all rows of its folder's
+    data, as often as its name says, so a row without a line in one of these files has failed that often.
 
     Args:
         paths: files, or folders of ``*.jsonl``.
@@ -118,33 +118,47 @@ def _grouped(rollouts: Mapping[tuple, tuple[tuple[str, str], Sample]]) -> list[P
         key_of.setdefault((file, row), key)
         files.setdefault(file, {}).setdefault(row, {})[session] = sample
     copies = {file: Counter(key_of[file, row] for row in of_row) for file, of_row in files.items()}
-    most: Counter[tuple[str, str]] = reduce(or_, copies.values(), Counter())  # rows of a problem, in its fullest file
+    most: dict[Path, Counter[tuple[str, str]]] = {}  # by folder, rows of each problem: as noted, or in its fullest file
+    for file, counts in copies.items():
+        most[file.parent] = most.get(file.parent, noted_rows(file.parent)) | counts
     for file, of_row in files.items():
         run = OF_A_RUN.fullmatch(file.stem)
         sessions = {session for found in of_row.values() for session in found}
         if run:
             sessions.update(range(int(run[1])))
-            for key, rows_lost in (most - copies[file]).items():
-                problems[key].samples += [FAILED] * rows_lost * len(sessions)
+            for key, rows_lost in (most[file.parent] - copies[file]).items():
+                problems.setdefault(key, Problem(*key)).samples += [FAILED] * rows_lost * len(sessions)
         for row, found in of_row.items():
             problems[key_of[file, row]].samples += [found.get(session, FAILED) for session in sorted(sessions)]
     return list(problems.values())
 
 
-def row_ids(path: Path) -> list[str]:
-    """``Prompt.id`` of each row of a file, usually a parquet file.
+def note_rows(folder: Path, rows: Mapping[tuple[str, str], int]) -> None:
+    """Note how many rows of each problem (id, data source) the data has, before the folder's samples are made."""
+    write_text(folder / ROWS, json.dumps([[*problem, count] for problem, count in rows.items()]) + "\n")
+
+
+def noted_rows(folder: Path) -> Counter[tuple[str, str]]:
+    """Rows of each problem (id, data source), as :func:`note_rows` has noted them; empty without a note."""
+    path = folder / ROWS
+    noted = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    return Counter({(identity, source): count for identity, source, count in noted})
+
+
+def row_problems(path: Path) -> list[tuple[str, str]]:
+    """``Prompt.id`` and data source of each row of a file, usually a parquet file.
 
     Raises:
         ValueError: the file has no rows in verl's schema; names the missing column, or the first bad row.
     """
-    ids = []
+    found = []
     for place, row in enumerate(rows(path, COLUMNS)):
         try:
-            ids.append(row_id(row))
+            found.append((row_id(row), str(row["data_source"])))
         except ValueError as error:
             raise ValueError(f"data={path}, row {place}: {error}.") from error
-    checks.require(bool(ids), "data", str(path), "it holds no row; at least one problem is needed")
-    return ids
+    checks.require(bool(found), "data", str(path), "it holds no row; at least one problem is needed")
+    return found
 
 
 def answer_of(output: str, answers: str = "marked") -> str | None:
