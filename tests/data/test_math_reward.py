@@ -30,6 +30,22 @@ SUM = r"\sum_{i=1}^{100000000} \frac{1}{i}"  # sympy would add for minutes
         ("Add 5: 3x = 21.\nDivide by 3: x = 7.\nAnswer: 7", "7", RIGHT),  # VIP's template forbids a box
         ("Add 5: 3x = 21.\nDivide by 3: x = 7.\nAnswer: 8", "7", WRONG),
         ("Answer: $1,024$", "1024", RIGHT),
+        (r"Answer: \sqrt{2}", r"\sqrt{2}", RIGHT),
+        (r"Answer: 3\sqrt{13}", "3", WRONG),
+        (r"Answer: 3\sqrt{13}", r"\sqrt{117}", RIGHT),
+        ("Answer: 2^{10}", "2", WRONG),
+        ("Answer: 2^{10}", "1024", RIGHT),
+        (r"Answer: (3, \frac{\pi}{2})", r"\left(3, \frac{\pi}{2}\right)", RIGHT),
+        ("Answer: (1, 2)", "2", WRONG),
+        ("Answer: 6 - 5i", "6", WRONG),
+        ("Answer: C", "C", RIGHT),  # GPQA
+        ("Answer: C", "B", WRONG),
+        ("Answer: **C**.", "C", RIGHT),
+        ("Answer: 18.90 dollars", "18.9", RIGHT),
+        ("Answer: The answer is 7", "7", RIGHT),
+        ("**Answer:**\n\n7", "7", RIGHT),
+        (r"Answer: \(\sqrt{2}\)", r"\sqrt{2}", RIGHT),
+        (r"\boxed{7} is the answer. Answer: 8", "7", RIGHT),
     ],
 )
 def test_answers(solution, truth, reward):

@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+import re
 from itertools import product
 from typing import Any
 
 from verl_ext import checks
 from verl_ext.data.limited import TooExpensive, judge
 
+MARK = "Answer:"  # of the templates answer_line and worked_example, which ask for no box
+WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")  # and no command of LaTeX
 LIMIT = 5  # seconds for the parsing, and for each comparison, by an alarm that interrupts Python but no call into C
 
 
@@ -47,7 +50,7 @@ def is_correct(solution: str, ground_truth: Any) -> bool:
     limits = (TimeoutException, MemoryError)
     stopped = None
     try:
-        answers = parse(solution, parsing_timeout=LIMIT, raise_on_error=True)
+        answers = parse(_with_box(solution), parsing_timeout=LIMIT, raise_on_error=True)
     except limits as error:
         raise TooExpensive from error
     for truth, answer in product(parse(f"\\boxed{{{ground_truth}}}"), answers):
@@ -61,3 +64,16 @@ def is_correct(solution: str, ground_truth: Any) -> bool:
     if stopped is not None:
         raise TooExpensive from stopped
     return False
+
+
+def _with_box(solution: str) -> str:
+    """The solution; or its last line ``Answer: ...`` in a box, if the line has no words.
+
+    math-verify reads LaTeX only in a box or in dollar signs: of ``Answer: 3\\sqrt{13}``, it would read the 3.
+    """
+    _, mark, rest = solution.rpartition(MARK)
+    line = rest.strip().partition("\n")[0].strip("* ").rstrip(".* ")
+    is_marked = any(sign in line for sign in ("$", "\\(", "\\["))
+    if not mark or not line or "\\boxed" in solution or is_marked or WORD.search(line):
+        return solution
+    return f"\\boxed{{{line}}}"

@@ -47,13 +47,16 @@ def deployment(**settings) -> dict:
     return {"deployment": settings}
 
 
-def rows(path: Path, *images: str | None) -> list[str]:
-    """Overrides that name a file whose rows have these images."""
+def rows(path: Path, *images: str | None, **tests: object) -> list[str]:
+    """Overrides that name a file whose rows have these images, and tests with these arguments."""
     made = []
     for number in range(40):
         image = images[number % len(images)]
         arguments = {"image": image, "setup": "", "shell_setup": ""}
-        extra = {"tools_kwargs": {name: {"create_kwargs": arguments} for name in ("bash", "submit")}}
+        of_submit = arguments | {"test_command": "true"} | tests
+        extra = {
+            "tools_kwargs": {"bash": {"create_kwargs": arguments}, "submit": {"create_kwargs": of_submit}},
+        }
         made.append(make_row("sums", f"{number}+1=", "1", ability="sums"))
         made[-1]["extra_info"] |= extra
     number_rows(made, "train")
@@ -113,6 +116,23 @@ def test_rows_without_an_image_are_refused(config, tools, docker, tmp_path):
         "row 1 has extra_info.tools_kwargs.bash.create_kwargs.image='--privileged', and it must name"
     )
     assert not (docker.state / "calls").exists()
+
+
+@pytest.mark.parametrize(
+    ("tests", "message"),
+    [
+        ({"test_command": None}, "test_command is missing."),
+        ({"test_command": ["true"]}, "test_command=['true'] is not valid: use a text"),
+        ({"test_timeout": "300"}, "test_timeout='300' is not valid: use a number above 0"),
+        ({"test_timeout": -5.0}, "test_timeout=-5.0 is not valid: use a number above 0"),
+        ({"grader": "pytest"}, "grader=pytest is not valid: use one of exit_code, r2e_gym"),
+    ],
+)
+def test_rows_whose_tests_cannot_be_run_or_judged_are_refused(config, tools, tmp_path, tests, message):
+    file = tools((SUBMIT, deployment(type="local")))
+    data = rows(tmp_path / "rows.parquet", None, **tests)
+    found = refusals(config, file, *data)
+    assert found[0].startswith(f"row 0: extra_info.tools_kwargs.submit.create_kwargs.{message}")
 
 
 def test_a_runtime_that_is_missing_or_broken(config, tools, docker, monkeypatch):

@@ -52,13 +52,21 @@ def check_tools(faults: Faults) -> None:
 
 
 def check_tool_rows(faults: Faults) -> None:
-    """Every row names a container image for each tool whose deployment needs and lacks one."""
+    """Every row names a container image for each tool whose deployment needs and lacks one, and has tests that can be
+    run and judged if it has any."""
+    from verl_ext.driver.tools.shell import LIMITS, SubmitTool, tests_of
     from verl_ext.sandbox.deployments import IMAGE
+    from verl_ext.sandbox.shell import SandboxFailure
 
     needing = [tool for tool in _sandboxed(faults) if tool.deployment.has_images and not tool.deployment.image]
-    if not needing:
-        return
-    for key, number, extra in extra_infos(faults):
+    submits = any(isinstance(tool, SubmitTool) for tool in _ours(faults))
+    for key, number, extra in extra_infos(faults) if needing or submits else ():
+        tests = _arguments(extra, "submit") if submits and not faults.has_refused(key) else {}
+        if any(value is not None for value in tests.values()):  # parquet fills rows of other tasks with nulls
+            try:
+                tests_of(tests, LIMITS["test_timeout"][0])
+            except SandboxFailure as error:
+                faults.refuse_if(True, key, f"row {number}: {error}")
         for tool in needing:
             image = _arguments(extra, tool.name).get("image")
             if not faults.has_refused(key) and not IMAGE.accepts(image):
@@ -135,15 +143,20 @@ def _path(faults: Faults) -> object:
     return faults.config.actor_rollout_ref.rollout.multi_turn.tool_config_path
 
 
+def _ours(faults: Faults) -> list[Any]:
+    """The listed tools whose classes are ours."""
+    made = (_made(faults, number, tool) for number, tool in enumerate(_listed(faults)))
+    return [tool for tool in made if tool is not None]
+
+
 def _sandboxed(faults: Faults) -> list[Sandboxed]:
     """Our tools with a deployment. If the file of tools was refused, reading its key ends the check."""
     from verl_ext.driver.tools.shell import LIMITS
     from verl_ext.sandbox.deployments import deployment_config
 
     found = []
-    for number, tool in enumerate(_listed(faults)):
-        made = _made(faults, number, tool)
-        if made is not None and isinstance(made.config.get("deployment"), Mapping):
+    for made in _ours(faults):
+        if isinstance(made.config.get("deployment"), Mapping):
             config = deployment_config(made.config["deployment"])
             found.append(Sandboxed(made.name, config, float(made.config.get("lifetime", LIMITS["lifetime"][0]))))
     return found

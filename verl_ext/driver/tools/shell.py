@@ -28,7 +28,7 @@ from weakref import WeakKeyDictionary
 from verl.tools.base_tool import BaseTool
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
-from verl_ext.checks import COUNT, POSITIVE, Kind, names
+from verl_ext.checks import COUNT, POSITIVE, TEXT, Kind, names
 from verl_ext.data.swe_grading import EXIT_CODE, check, grade
 from verl_ext.data.swe_reward import GRADING, SANDBOX_ENDED, VERDICT
 from verl_ext.driver.tools.repeatable import ENVIRONMENT, REPLACEMENTS, RandomNames
@@ -195,7 +195,7 @@ class SubmitTool(_SandboxTool):
         """
         if VERDICT in agent_data.extra_fields:
             return ToolResponse(text="[already submitted]"), 0.0, {}
-        tests = _tests(self._arguments[instance_id], self._limits["test_timeout"])
+        tests = tests_of(self._arguments[instance_id], self._limits["test_timeout"])
         try:
             outcome = await _execute(self._sandbox(instance_id, agent_data), tests.command, tests.timeout)
         except SandboxKilled:
@@ -205,25 +205,38 @@ class SubmitTool(_SandboxTool):
         return ToolResponse(text="[submitted]"), 0.0, {}
 
 
-class _Tests(NamedTuple):
+class Tests(NamedTuple):
+    """The tests of a row."""
+
     command: str
     timeout: float  # seconds
     grader: str
     expected: str | None
 
 
-def _tests(arguments: Mapping[str, Any], longest: float) -> _Tests:
-    """The row's tests, refused before they run if nobody could judge them."""
-    key = "extra_info.tools_kwargs.submit.create_kwargs"
-    command, timeout = arguments.get("test_command"), arguments.get("test_timeout") or longest
+def tests_of(arguments: Mapping[str, Any], longest: float) -> Tests:
+    """The row's tests, refused before they run if nobody could judge them.
+
+    Args:
+        arguments: ``extra_info.tools_kwargs.submit.create_kwargs`` of the row.
+        longest: most seconds of the tests.
+
+    Raises:
+        SandboxFailure: an argument is not valid, or its grader needs a package that is not installed.
+    """
+    command, timeout = arguments.get("test_command"), arguments.get("test_timeout")
     grader, expected = arguments.get("grader") or EXIT_CODE, arguments.get("expected")
-    if not command:
+    key = "extra_info.tools_kwargs.submit.create_kwargs"
+    if command is None:
         raise SandboxFailure(f"{key}.test_command is missing.")
     try:
+        TEXT.check("test_command", command)
+        if timeout is not None:
+            POSITIVE.check("test_timeout", timeout)
         check(grader, expected)
     except (ValueError, MissingExtra) as error:
         raise SandboxFailure(f"{key}.{error}") from error
-    return _Tests(command, min(timeout, longest), grader, expected)
+    return Tests(command, longest if timeout is None else min(timeout, longest), grader, expected)
 
 
 async def _execute(sandbox: Sandbox, command: str, timeout: float) -> Outcome:
@@ -239,7 +252,7 @@ async def _execute(sandbox: Sandbox, command: str, timeout: float) -> Outcome:
     return await sandbox.execute(f'command=$(base64 -d {file}); rm -f {file}; eval "$command"', timeout)
 
 
-async def _verdict(tests: _Tests, outcome: Outcome) -> dict[str, Any]:
+async def _verdict(tests: Tests, outcome: Outcome) -> dict[str, Any]:
     """Entries of ``extra_fields``: whether the tests passed, and how the grader fared."""
     if outcome.failure:
         return {VERDICT: False}
