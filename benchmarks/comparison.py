@@ -97,7 +97,7 @@ QUESTIONS = {
     "confirm256": Question([(4, 64), (8, 32)], 20_000, CONFIRMED, LRS[2:5]),
     "step1024": Question([(n, 1024 // n) for n in NS], 80_000, PLAIN),
     "tool256": Question([(8, 32), (32, 8)], 20_000, WITH_TOOL, task="tool"),
-    "free": Question([(n, prompts) for n in NS for prompts in NS], 20_000, PLAIN),
+    "free": Question([(n, prompts) for n in NS[:3] for prompts in NS[1:]], 20_000, CONFIRMED, LRS[1:5]),
     "stack64": Question([(64, 4)], 8_000, ON_STACK_64, STACK_LRS, on_stack=True),
     "stack256": Question([(n, 256 // n) for n in (4, 8, 16, 64)], 8_000, ON_STACK, STACK_LRS, on_stack=True),
 }
