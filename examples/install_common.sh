@@ -32,6 +32,9 @@ make_environment() {  # make_environment <stack>
   if [[ -e $VENV/bin/python ]]; then
     supported "$VENV/bin/python" ||
       refuse "$VENV holds $("$VENV/bin/python" --version 2>&1), and $1 needs Python $(pythons): remove that folder."
+    [[ ! -L $VENV ]] || refuse "$VENV is a link to an environment of another place: remove the link."
+    [[ ! -f $VENV/bin/activate ]] || grep -qF "$VENV" "$VENV/bin/activate" ||
+      refuse "$VENV was made in another folder, and an environment cannot be moved: remove it."
   else
     local python
     python=$(python_of_a_supported_version "$1")
@@ -57,9 +60,10 @@ phase() {  # phase <description> <command>...: shows the command's last line and
 # Compile once here: a run starts seven processes, and with PYTHONDONTWRITEBYTECODE set each compiles all its imports.
 uv_install() { "$VENV/bin/python" -m uv pip install --python "$VENV/bin/python" --no-deps --compile-bytecode "$@"; }
 
-is_installed() { [[ -f $VENV/.install && $(<"$VENV/.install") == "$1" ]]; }   # is_installed <fingerprint>
+# An environment holds absolute paths, so it must have been made where it is.
+is_installed() { [[ -f $VENV/.install && $(<"$VENV/.install") == "$1 $VENV" ]]; }   # is_installed <fingerprint>
 
 installed() {  # installed <fingerprint>
-  echo "$1" >"$VENV/.install"
+  echo "$1 $VENV" >"$VENV/.install"
   echo "Done in $SECONDS s. Activate it with: source ${VENV}/bin/activate"
 }

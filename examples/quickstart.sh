@@ -52,8 +52,8 @@ esac
 bash examples/install_cpu.sh
 source .venv/bin/activate
 mkdir -p "$OUT"
-OUT=$(cd "$OUT" && pwd)
-[[ $MODEL != agent ]] || TASK+=(actor_rollout_ref.rollout.multi_turn.tool_config_path="$OUT/data/tools.yaml")
+OUT=$(cd "$OUT" && pwd)  # in overrides it has quotes of its own, for characters with a meaning in hydra
+[[ $MODEL != agent ]] || TASK+=(actor_rollout_ref.rollout.multi_turn.tool_config_path="\"$OUT/data/tools.yaml\"")
 
 export PYTHONWARNINGS=${PYTHONWARNINGS:-ignore::SyntaxWarning} # of packages that are compiled on first use
 followed() {  # followed {lines,run} <name> <command>...: see follow.py; all output is in $OUT/<name>.log
@@ -114,13 +114,13 @@ train() {  # train <run>: its metrics in $OUT/<run>.jsonl, its log beside it, it
   echo "$run (log: $log)"
   method_of "$run"
   VERL_FILE_LOGGER_PATH=$metrics followed run "$run" python -m "recipe.${METHOD[0]}" hardware=cpu \
-    data.train_files="$OUT/data/train.parquet" data.val_files="$OUT/data/validation.parquet" \
-    actor_rollout_ref.model.path="$OUT/model" \
+    data.train_files="\"$OUT/data/train.parquet\"" data.val_files="\"$OUT/data/validation.parquet\"" \
+    actor_rollout_ref.model.path="\"$OUT/model\"" \
     actor_rollout_ref.rollout.val_kwargs.do_sample=true actor_rollout_ref.rollout.val_kwargs.temperature=1.0 \
     "${TASK[@]}" "${METHOD[@]:1}" \
     rollout_driver.rollout_budget="$BUDGET" trainer.total_training_steps=10000 \
     trainer.logger=[file] trainer.resume_mode=disable trainer.save_freq=-1 \
-    trainer.default_local_dir="$OUT/checkpoints/$run"
+    trainer.default_local_dir="\"$OUT/checkpoints/$run\""
   echo "$BUDGET" >"$OUT/$run.done"
   echo "$run: done in $((SECONDS - start)) s"
 }

@@ -69,7 +69,7 @@ case "$paper $* " in "hora"*" model_engine=megatron "*) settings+=(lr_schedule=l
 if [[ $experiment == *_swe ]]; then
   TOOLS=${TOOLS:-$here/swe_tools.yaml}
   [[ -f $TOOLS ]] || refuse TOOLS "name a file of tools, like examples/swe_tools.yaml"
-  settings+=(actor_rollout_ref.rollout.multi_turn.tool_config_path="$TOOLS")
+  settings+=(actor_rollout_ref.rollout.multi_turn.tool_config_path="\"$TOOLS\"")  # hydra's quotes
 fi
 
 exec "${PYTHON:-python}" -m "recipe.$recipe" experiment="$experiment" \

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
@@ -42,6 +43,11 @@ def write_text(path: str | Path, text: str) -> None:
     """Write ``text`` as UTF-8, whole or not at all; errors as of :func:`written_whole`."""
     with written_whole(path) as unfinished:
         unfinished.write_text(text, encoding="utf-8")
+
+
+def quoted(path: str | Path) -> str:
+    """The path as a value on hydra's command line, whose grammar refuses accents and some of ``=,()#&~'``."""
+    return json.dumps(str(path), ensure_ascii=False)
 
 
 def check_folder(out: Path) -> Path:

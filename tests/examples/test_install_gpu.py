@@ -72,6 +72,20 @@ def test_first_the_locked_set_then_verls_own_wheels(environment, lock, wheels, c
     assert "Done in" in install(checkout, ENGINE="sglang", MEGATRON="1").stdout  # another set is not up to date
 
 
+def test_an_environment_of_another_folder_is_not_up_to_date(checkout, tmp_path_factory):
+    assert install(checkout).returncode == 0
+    (checkout / ".venv/bin/activate").write_text(f'VIRTUAL_ENV="{checkout}/.venv"\n')
+    assert "is up to date" in install(checkout).stdout
+    moved = tmp_path_factory.mktemp("moved") / "checkout"
+    shutil.copytree(checkout, moved, symlinks=True)
+    result = install(moved)
+    assert result.returncode == 2 and "was made in another folder, and an environment cannot be moved" in result.stderr
+    shutil.rmtree(moved / ".venv")
+    (moved / ".venv").symlink_to(checkout / ".venv")
+    result = install(moved)
+    assert result.returncode == 2 and "is a link to an environment of another place" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("environment", "sentence"),
     [

@@ -256,6 +256,16 @@ def test_tools_and_lengths_of_the_user(tmp_path):
     assert resolved("knapsack_llama3_1_8b", LENGTH="8192")["data"]["max_response_length"] == 8192 - 2048
 
 
+@pytest.mark.parametrize("name", ["knapsack_qwen2_5_math_7b", "knapsack_qwen2_5_math_7b_deepscaler"])
+def test_a_longer_run_has_as_many_positions_and_a_folder_of_its_own(name):
+    short, long = resolved(name), resolved(name, LENGTH="8192")
+    for config, positions in ((short, 6144), (long, 8192)):
+        model = config["actor_rollout_ref"]["model"]["override_config"]
+        engine = config["actor_rollout_ref"]["rollout"]["engine_kwargs"]["vllm"]["hf_overrides"]
+        assert model["max_position_embeddings"] == engine["max_position_embeddings"] == positions
+    assert long["trainer"]["default_local_dir"] == short["trainer"]["default_local_dir"] + "_response6144"
+
+
 @pytest.mark.parametrize(
     ("script", "name", "value", "valid"),
     [

@@ -33,6 +33,18 @@ def folder(tmp_path_factory):
 ALL_RECIPES = {("cpu", "sync"), ("eight GPUs", "separate_async")}  # with the others, grpo alone: a second each
 
 
+def test_paths_may_have_characters_with_a_meaning_in_hydra(tmp_path):
+    folder = tmp_path / "café=1,2 (a)'s #&~$x"
+    model = str(folder / "model")
+    line = command(Trial("grpo", "sync"), replace(PLACES["cpu"], model=model), folder / "data", folder / "trial")
+    config = compose("grpo", *line[3:])
+    assert config.actor_rollout_ref.model.path == model
+    assert config.data.train_files == str(folder / "data/train.parquet")
+    assert config.data.val_files == str(folder / "data/validation.parquet")
+    assert config.trainer.default_local_dir == str(folder / "trial/checkpoints")
+    assert config.rollout_driver.record == str(folder / "trial/record.jsonl")
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", PLACES)
 def test_the_keys_of_a_place_are_valid(folder, name, mode):
@@ -69,5 +81,7 @@ def test_memory_is_predicted_for_the_budgets_of_the_trial():
     assert place.predicted_memory("sync") == pytest.approx(2 * shape.parameters + 8 * 384 * per_token)
     assert PLACES["cpu"].predicted_memory("sync") is None
     keys = dict(override.split("=") for override in place.overrides("sync"))
+    of_models = ("actor", "ref")
+    assert [keys[f"actor_rollout_ref.{m}.fsdp_config.ulysses_sequence_parallel_size"] for m in of_models] == ["1", "1"]
     assert keys["actor_rollout_ref.actor.ppo_max_token_len_per_gpu"] == str(8 * 384)
     assert keys["actor_rollout_ref.actor.fsdp_config.optimizer_offload"] == "false"

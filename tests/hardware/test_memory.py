@@ -183,7 +183,7 @@ def test_the_command_prints_overrides_and_refuses_in_one_sentence():
     assert printed.exit_code == 0
     chosen = settings(SHAPES["Qwen/Qwen3-8B"], GPU_MEMORY["a800"], 32, 18432)
     assert f"actor.ppo_max_token_len_per_gpu={chosen.ppo_max_token_len_per_gpu}\n" in printed.output
-    assert "actor.fsdp_config.ulysses_sequence_parallel_size=1\n" in printed.output
+    assert "actor_rollout_ref.{actor,ref}.fsdp_config.ulysses_sequence_parallel_size=1\n" in printed.output
     assert "rollout.max_num_seqs=256\n" in printed.output
     refused = run.invoke(app, ["Qwen/Qwen9", "--gpu", "h200"], env={"COLUMNS": "600", "HF_HUB_OFFLINE": "1"})
     assert refused.exit_code == 2 and "model=Qwen/Qwen9 is no folder, and its config.json cannot be" in refused.output

@@ -22,7 +22,7 @@ from verl_ext import checks
 from verl_ext.data.schema import sha256
 from verl_ext.errors import RunError
 from verl_ext.evaluation.samples import note_rows, row_problems
-from verl_ext.files import check_folder, write_text
+from verl_ext.files import check_folder, quoted, write_text
 
 RECIPE = "grpo"  # verl's own allocation; a validation asks no policy anyway
 SEEDS_PER_RUN = 1000  # verl gives engine r of a run the seed rollout.seed + r
@@ -107,14 +107,21 @@ class Evaluation:
 
     def command(self, n: int, run: int, folder: Path) -> list[str]:
         """Sample ``n`` responses to each row of the data into ``folder``; ``run`` counts from 0."""
-        files = f"[{','.join(_quoted(path) for path in self.data)}]"
+        files = f"[{','.join(quoted(_absolute(path)) for path in self.data)}]"
         weights = ["trainer.resume_mode=disable"]
         if self.checkpoint is not None:
-            weights = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={_quoted(self.checkpoint)}"]
+            weights = [
+                "trainer.resume_mode=resume_path",
+                f"trainer.resume_from_path={quoted(_absolute(self.checkpoint))}",
+            ]
             weights += ["actor_rollout_ref.actor.checkpoint.load_contents=[model]"]
         return [
             *(sys.executable, "-m", f"recipe.{RECIPE}", *DEFAULTS, *self.overrides, *VALIDATE_ONLY, *weights),
-            *(f"data.train_files={files}", f"data.val_files={files}", f"trainer.validation_data_dir={_quoted(folder)}"),
+            *(
+                f"data.train_files={files}",
+                f"data.val_files={files}",
+                f"trainer.validation_data_dir={quoted(_absolute(folder))}",
+            ),
             f"actor_rollout_ref.rollout.val_kwargs.n={n}",
             f"actor_rollout_ref.rollout.seed={self.seed + run * SEEDS_PER_RUN}",
         ]
@@ -195,6 +202,5 @@ def _run(command: Sequence[str]) -> int:
             signal.signal(number, handler)
 
 
-def _quoted(path: Path) -> str:
-    """An absolute path as a value of Hydra's command line."""
-    return json.dumps(str(path.expanduser().resolve()), ensure_ascii=False)
+def _absolute(path: Path) -> Path:
+    return path.expanduser().resolve()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from verl_ext.files import quoted
 from verl_ext.hardware.memory import FSDP2_KEYS, GPU_MEMORY, SHARED_KEYS, Settings, settings, use
 from verl_ext.hardware.shapes import Shape, find
 
@@ -62,7 +63,7 @@ class Place:
             "trainer.v1.trainer_mode": mode,
             "trainer.nnodes": nodes,
             "trainer.n_gpus_per_node": gpus,
-            "actor_rollout_ref.model.path": self.model,
+            "actor_rollout_ref.model.path": quoted(self.model),
             "data.max_prompt_length": PROMPT,
             "data.max_response_length": self.longest - PROMPT,
             "actor_rollout_ref.rollout.max_model_len": self.longest,
@@ -122,7 +123,8 @@ def fitting_keys(chosen: Settings) -> dict[str, object]:
     """verl's keys of the settings, with the braces of ``FSDP2_KEYS`` written out."""
     keys: dict[str, object] = {}
     for name, key in (SHARED_KEYS | FSDP2_KEYS).items():
-        start, brace, rest = key.partition("{")
-        for end in rest.rstrip("}").split(",") if brace else [""]:
-            keys[start + end] = str(getattr(chosen, name)).lower()
+        start, _, rest = key.partition("{")
+        inside, _, end = rest.partition("}")
+        for part in inside.split(","):
+            keys[start + part + end] = str(getattr(chosen, name)).lower()
     return keys

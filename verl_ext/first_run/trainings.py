@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from verl_ext.errors import EXIT_STOPPED
+from verl_ext.files import quoted
 from verl_ext.first_run.place import CPU, NotTried, Place
 from verl_ext.first_run.process import TOTALS, Steps, Training, balances, last_error
 from verl_ext.first_run.table import FAILED, NOT_TRIED, PASSED, Row
@@ -68,8 +69,8 @@ def command(trial: Trial, place: Place, data: Path, folder: Path) -> list[str]:
         *(sys.executable, "-m", f"recipe.{trial.recipe}"),
         *place.overrides(trial.mode),
         few_rollouts(trial.recipe),
-        f"data.train_files={data}/train.parquet",
-        f"data.val_files={data}/validation.parquet",
+        f"data.train_files={quoted(data / 'train.parquet')}",
+        f"data.val_files={quoted(data / 'validation.parquet')}",
         "reward.custom_reward_function.path=pkg://verl_ext.first_run.coin",
         "actor_rollout_ref.rollout.val_kwargs.n=1",
         f"trainer.total_training_steps={STEPS}",
@@ -78,8 +79,8 @@ def command(trial: Trial, place: Place, data: Path, folder: Path) -> list[str]:
         "trainer.save_freq=-1",
         "trainer.resume_mode=auto",
         "trainer.logger=[file]",
-        f"trainer.default_local_dir={folder / CHECKPOINTS}",
-        f"rollout_driver.record={folder / RECORD}",
+        f"trainer.default_local_dir={quoted(folder / CHECKPOINTS)}",
+        f"rollout_driver.record={quoted(folder / RECORD)}",
     ]
 
 

@@ -48,7 +48,7 @@ SHARED_KEYS = {
 }
 """Fields of :class:`Settings` and their keys in verl, for either engine."""
 FSDP2_KEYS = {
-    "sequence_parallel": "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size",
+    "sequence_parallel": "actor_rollout_ref.{actor,ref}.fsdp_config.ulysses_sequence_parallel_size",
     "offload": "actor_rollout_ref.actor.fsdp_config.{param_offload,optimizer_offload}",
 }
 """The other fields of :class:`Settings`."""

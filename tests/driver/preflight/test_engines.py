@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import cycle
 
 import pytest
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from support.configs import RECIPES, compose, good_overrides
 
 from verl_ext.driver.preflight.validate import BadConfig, validate
@@ -169,6 +169,19 @@ def test_sequences_are_divided_over_devices_within_flash_attention_only(attentio
         validate(config)
         return
     with pytest.raises(BadConfig, match=rf"{key}=2 is not valid: with .*attn_implementation=sdpa"):
+        validate(config)
+
+
+def test_a_reference_model_divides_sequences_as_the_actor_does(tmp_path):
+    """verl's own reference follows only the actor's deprecated key."""
+    actor = "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size"
+    long = ["hardware=h200", "model_size=32b", "data.max_response_length=65536", "trainer.nnodes=4"]
+    long += ["actor_rollout_ref.actor.use_kl_loss=true", "trainer.n_gpus_per_node=8", "data.train_batch_size=32"]
+    config = compose("hora", *good_overrides(tmp_path), *long, "actor_rollout_ref.actor.ppo_mini_batch_size=32")
+    validate(config)
+    assert OmegaConf.select(config, actor) == OmegaConf.select(config, actor.replace(".actor.", ".ref.")) == 2
+    OmegaConf.update(config, actor.replace(".actor.", ".ref."), 1)
+    with pytest.raises(BadConfig, match=r"ref.log_prob_max_token_len_per_gpu=36864 is not valid: a response of full"):
         validate(config)
 
 

@@ -12,6 +12,7 @@ from verl_ext.checks import COUNT
 from verl_ext.driver.preflight.faults import Faults
 from verl_ext.driver.preflight.keys import ACTOR, ATTENTION, ROLLOUT
 
+REFERENCE = "actor_rollout_ref.ref"
 QUEUE_SIZE = "transfer_queue.backend.SimpleStorage.total_storage_size"
 TENSOR_PARALLEL = f"{ROLLOUT}.tensor_model_parallel_size"
 SEQUENCE_PARALLEL = tuple(f"{ACTOR}.{name}ulysses_sequence_parallel_size" for name in ("", "fsdp_config."))
@@ -85,19 +86,19 @@ def check_sequence_parallel(faults: Faults) -> None:
 def check_micro_batch(faults: Faults) -> None:
     """A response of full length must fit into a device's token limits, for training and for log-probabilities."""
     longest = faults["data.max_prompt_length"] + faults["data.max_response_length"]
-    strategy, sharing, limits = faults[f"{ACTOR}.strategy"], 1, [f"{ACTOR}.ppo_max_token_len_per_gpu"]
+    strategy, limits = faults[f"{ACTOR}.strategy"], [(f"{ACTOR}.ppo_max_token_len_per_gpu", ACTOR)]
     if not faults["algorithm.rollout_correction.bypass_mode"]:
-        limits.append(f"{ROLLOUT}.log_prob_max_token_len_per_gpu")
+        limits.append((f"{ROLLOUT}.log_prob_max_token_len_per_gpu", ACTOR))
     if faults[f"{ACTOR}.use_kl_loss"] or faults["algorithm.use_kl_in_reward"]:
-        limits.append("actor_rollout_ref.ref.log_prob_max_token_len_per_gpu")
-    if strategy.startswith("fsdp"):
-        sharing = max(faults[size] or 1 for size in SEQUENCE_PARALLEL)
-    elif strategy == "megatron" and not faults[f"{ACTOR}.megatron.dynamic_context_parallel"]:
-        sharing = faults[f"{ACTOR}.megatron.context_parallel_size"]
-    else:
-        return
+        limits.append((f"{REFERENCE}.log_prob_max_token_len_per_gpu", REFERENCE))
     full = f"a response of full length would not fit, {longest} tokens (data.max_prompt_length + its response)"
-    for key in limits:
+    for key, model in limits:
+        if strategy.startswith("fsdp"):
+            sharing = max(faults[size.replace(ACTOR, model)] or 1 for size in SEQUENCE_PARALLEL)
+        elif strategy == "megatron" and not faults[f"{ACTOR}.megatron.dynamic_context_parallel"]:
+            sharing = faults[f"{ACTOR}.megatron.context_parallel_size"]
+        else:
+            return
         faults.refuse_if(faults[key] * sharing < longest, key, f"{full}, use {math.ceil(longest / sharing)} or more")
 
 
