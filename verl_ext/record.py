@@ -133,8 +133,16 @@ def request_state(group: Group, count: int) -> list:
 
 
 def batch_state(groups: list[Group]) -> list:
-    """The id of each group; [id, indices of the trained rollouts] if not all usable rollouts are trained on."""
-    return [group.id if group.trained is None else [group.id, list(group.trained)] for group in groups]
+    """The id of each group; [id, indices of the trained rollouts] if not all usable rollouts are trained on; and [id,
+    indices or null, weight] with a weight other than 1."""
+
+    def state(group: Group) -> str | list:
+        trained = None if group.trained is None else list(group.trained)
+        if group.weight != 1:
+            return [group.id, trained, float(group.weight)]
+        return group.id if trained is None else [group.id, trained]
+
+    return [state(group) for group in groups]
 
 
 def _wave_state(group_id: str, rollouts: list[Rollout]) -> list:

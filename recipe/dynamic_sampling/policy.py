@@ -56,7 +56,7 @@ class DynamicSampling(RolloutPolicy):
         self.train_batch_size, self.n, self.max_rounds = train_batch_size, n, max_rounds
         self.sampling_batch_size = oversampled(s, train_batch_size)
         self.prompt_weight = prompt_weight
-        self._awaited = self._rounds = self._dropped = 0
+        self._awaited = self._rounds = self._dropped = self._no_spread = 0
         self._ready: list[Group] = []
         self._closed = False
 
@@ -66,7 +66,7 @@ class DynamicSampling(RolloutPolicy):
 
     def start_step(self, step: int, draw: Draw) -> list[Action]:
         self._step, self._draw = step, draw
-        self._awaited = self._rounds = self._dropped = 0
+        self._awaited = self._rounds = self._dropped = self._no_spread = 0
         self._ready, self._closed = [], False
         return self._sample_round()
 
@@ -75,6 +75,7 @@ class DynamicSampling(RolloutPolicy):
         actions: list[Action] = []
         if not has_spread(group.rewards):
             self._dropped += 1
+            self._no_spread += bool(group.usable)
             actions.append(Discard(group, "no_spread" if group.usable else "empty"))
         elif len(self._ready) < self.train_batch_size:
             self._ready.append(group)
@@ -115,4 +116,4 @@ class DynamicSampling(RolloutPolicy):
         return []
 
     def metrics(self) -> dict[str, float]:
-        return {f"{self.name}/rounds": float(self._rounds), f"{self.name}/no_spread": float(self._dropped)}
+        return {f"{self.name}/rounds": float(self._rounds), f"{self.name}/no_spread": float(self._no_spread)}

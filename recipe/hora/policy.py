@@ -32,8 +32,8 @@ class Hora(RolloutPolicy):
         train_batch_size: prompts per training step (Γ).
         G: rollouts per prompt on average.
         G0: pre-rollouts per prompt, fewer than G.
-        alpha0: first parameter of the Beta prior, at most 1e12.
-        beta0: second parameter of the Beta prior, at most 1e12.
+        alpha0: first parameter of the Beta prior, at most 1e6.
+        beta0: second parameter of the Beta prior, at most 1e6.
         shards: number of shards of the batch.
         upper: most additional rollouts of a prompt; None: no limit.
         estimator: name of an estimator that predicts a prior per prompt (Appendix F); None: Beta(alpha0, beta0). It
@@ -87,7 +87,7 @@ class Hora(RolloutPolicy):
         checks.integer_from(2).check("G", G)
         checks.require(G0 < G, "G0", G0, f"it must be less than G={G}, or nothing is left to allocate")
         for key, value in (("alpha0", alpha0), ("beta0", beta0)):
-            checks.positive_number(key, value, hit_utility.MOST / 2)  # counts of rollouts are added
+            checks.positive_number(key, value, 1e6)  # gains of larger priors are lost in rounding
         checks.COUNT.check("shards", shards)
         checks.require(
             shards <= train_batch_size, "shards", shards, f"it must not exceed train_batch_size={train_batch_size}"

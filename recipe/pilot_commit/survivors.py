@@ -69,7 +69,8 @@ class PilotFilter:
         if verdicts is None:
             return Judgement("survivor" if group.rewards.var() > self.var_lower else "no_spread")
         rate = Fraction(sum(verdicts), len(verdicts))
-        solved = self.p_solve is not None and rate >= self.p_solve
+        # A failed pilot may have been wrong, and an evicted prompt never returns.
+        solved = self.p_solve is not None and Fraction(sum(verdicts), len(group.rollouts)) >= self.p_solve
         if rate < self.p_lower:
             outcome = "too_hard"
         elif rate <= self.p_upper:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -133,7 +135,9 @@ class Recall(RolloutPolicy):
         counts = np.array([(0.0, 0.0), *map(self._counts_now, remembered)]) + self.prior
         total = counts.sum(axis=1)
         worth = counts.prod(axis=1) / (total * (total + 1))  # E[p (1 - p)]; the first entry is a new prompt's
-        order = np.argsort(-worth[1:], kind="stable")[: round((1 - self.explore) * self.train_batch_size)]
+        # As fractions, since 1 - 0.9 is not 0.1 in floating point.
+        most = math.floor((1 - Fraction(str(self.explore))) * self.train_batch_size)
+        order = np.argsort(-worth[1:], kind="stable")[:most]
         return [remembered[place].prompt for place in order if worth[1 + place] > worth[0]]
 
     def _count(self, group: Group) -> None:

@@ -61,7 +61,7 @@ def test_dynamic_sampling_counts_each_group_under_its_reason():
     assert (metrics["groups/discarded_no_spread"], metrics["rollouts/discarded_no_spread"]) == (3, 3 * 64)
     assert (metrics["groups/discarded_surplus"], metrics["rollouts/discarded_surplus"]) == (3, 3 * 64)
     assert (metrics["rollouts/failed"], metrics["rollouts/trained"]) == (2 * 64, 4 * 64)
-    assert (metrics["dynamic_sampling/rounds"], metrics["dynamic_sampling/no_spread"]) == (1, 5)
+    assert (metrics["dynamic_sampling/rounds"], metrics["dynamic_sampling/no_spread"]) == (1, 3)
 
 
 def test_dynamic_sampling_refills_and_is_bounded(caplog):

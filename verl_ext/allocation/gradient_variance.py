@@ -42,7 +42,8 @@ def allocate(
         costs: (n,) expected cost of one rollout, for instance its tokens.
 
     Returns:
-        (n,) int64; sums to ``budget`` (with ``costs``: costs at most ``budget``, and no further rollout fits).
+        (n,) int64; sums to ``budget`` (with ``costs``: costs at most ``budget``, and no further rollout fits). Rollouts
+        without gain, of success rates 0 and 1, go to the lowest index.
 
     Raises:
         ValueError: the argument named in the message is not finite, out of range, of the wrong shape or infeasible.
