@@ -85,6 +85,13 @@ def test_a_stream_counts_what_it_has_seen_and_drawn():
         restored.load_state_dict({"version": 9})
 
 
+def test_a_stream_gives_up_only_after_two_epochs_in_a_row_without_a_prompt():
+    free = Prompt("p0", 0)
+    order = [*[free] * 7, Prompt("p1", 1), *[free] * 7, Prompt("p2", 2)]
+    stream = PromptStream(iter(order), 4, lambda prompt_id: False)
+    assert [prompt.id for prompt in stream.draw(3)] == ["p0", "p1", "p2"]
+
+
 def test_prompts_that_were_put_back_come_first_and_once():
     rows, live = [Prompt(f"p{row}", row, {"data_source": "a"}) for row in range(5)], set()
     stream = PromptStream(itertools.cycle(rows), 5, live.__contains__)

@@ -141,7 +141,7 @@ class OneWave(RolloutPolicy):
         """(prompts,) int64 rollouts: ``n`` where ``known`` is False; the allocator divides the rest of the budget."""
         counts = np.full(predicted.size, self.n)
         if known.any():
-            strength = strength[known] if isinstance(strength, np.ndarray) else strength
+            # Only a history does not know all prompts, and its strength is a number.
             counts[known] = self._allocate(predicted[known], strength)
         return counts
 

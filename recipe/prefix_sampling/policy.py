@@ -181,10 +181,7 @@ class PrefixSampling(RolloutPolicy):
                 f"prompt {group.prompt.id} has rewards from {group.rewards.min():g} to {group.rewards.max():g} and no "
                 "verdicts: prefix sampling needs rewards of 0 and 1, or a reward function that reports acc (0 or 1)"
             )
-        passed = sum(verdicts)
-        if passed in (0, len(verdicts)):
-            return self.n * bool(passed)
-        return min(max(round(self.n * passed / len(verdicts)), 1), self.n - 1)
+        return round(self.n * sum(verdicts) / len(verdicts))
 
     def _learn(self) -> None:
         """Update the controllers, then save prefixes, in the order of group ids, whatever the order of arrival."""

@@ -85,6 +85,12 @@ def test_the_first_state_of_an_estimator_by_id_is_read(write):
         PromptEstimator("history", {"state": write("state.json", state)})
 
 
+def test_the_strength_of_a_posterior_is_its_prior_and_its_trials():
+    estimator = PromptEstimator("beta_posterior")
+    estimator.observe([Prompt("a", 0)], np.array([0.25]), np.array([8]))
+    assert estimator.strength([Prompt("a", 0), Prompt("b", 1)]).tolist() == [10, 2]
+
+
 def test_features_need_a_row_for_each_row_of_the_data(write):
     estimator = PromptEstimator("ridge_regression", {"features": write("f.npy", FEATURES)})
     with pytest.raises(ValueError, match="has 6 rows, the data 7"):

@@ -174,6 +174,12 @@ def test_noise_keeps_near_twins_from_tilting_everything_else():
     assert predictions[0.0] > 0.99 and abs(predictions[0.5] - 0.5) < 0.05
 
 
+def test_a_prompt_is_predicted_at_its_observed_rate_with_noise_too():
+    process = GaussianProcess(np.array([[0.0], [1.0]]), noise=0.5)
+    process.observe([0], [0.75])
+    assert process.predict([0])[0] == pytest.approx(0.75)
+
+
 def test_a_prompt_twice_in_a_batch_is_observed_with_half_the_noise():
     points, latent = np.array([[0.0], [1.0]]), np.log(9.0)
     once, twice = (GaussianProcess(points, bandwidth=1.0, noise=0.5) for _ in range(2))

@@ -35,6 +35,7 @@ def test_the_window_is_the_papers_may_be_1_and_survives_a_restart():
     run, resumed = (RidgeRegression(np.eye(3), window=1) for _ in range(2))
     run.observe([0], [1.0])
     resumed.load_state_dict(run.state_dict())
+    assert resumed.predict(range(3)).tolist() == run.predict(range(3)).tolist() == [1.0] * 3
     for ridge in (run, resumed):
         ridge.observe([2], [0.25])
         assert ridge.state_dict() == {"window": 1, "samples": [[2, 0.25]]}

@@ -9,9 +9,10 @@ from omegaconf import OmegaConf
 from support.commands import flat, invoke
 from support.engine import BernoulliEngine, epochs, prompts, run_step
 
+from recipe.grpo.policy import Uniform
 from verl_ext.lab.method import Method
 from verl_ext.lab.simulate.verify_record import RecordDiffers, main, verify
-from verl_ext.policy import RolloutPolicy
+from verl_ext.policy import Group, RolloutPolicy
 from verl_ext.record import RecordingController
 
 SIZE, STEPS = 40, 5
@@ -140,6 +141,38 @@ def test_a_changed_result_is_found_out(path):
     rewrite(path, events)
     with pytest.raises(RecordDiffers):
         verify(path)
+
+
+def test_a_record_holds_the_trained_indices_and_the_prefixes(path):
+    Recorded(path, "pods n=6 m=3", failure_rate=0.0).steps(1, 1)
+    batch = next(event["groups"] for event in lines(path) if event["event"] == "batch")
+    assert batch and all(len(trained) == 3 for _, trained in batch)
+    path.unlink()
+    Recorded(path, "prefix_sampling").steps(1, STEPS)
+    asked = [request for event in lines(path) for request in event.get("submitted", ())]
+    assert any(prefix for _, _, prefix in asked)
+
+
+def test_another_weight_is_found_out(path):
+    class Weighted(Uniform):
+        def __init__(self, weight: float):
+            super().__init__(train_batch_size=6, n=4)
+            self.weight = weight
+
+        def take_batch(self) -> list[Group]:
+            batch = super().take_batch()
+            for group in batch:
+                group.weight = self.weight
+            return batch
+
+    class WeightedRun(Recorded):
+        def policy(self) -> RolloutPolicy:
+            return Weighted(2.0)
+
+    WeightedRun(path, "grpo n=4").steps(1, 1)
+    assert verify(path, lambda: Weighted(2.0)).batches == 1
+    with pytest.raises(RecordDiffers, match="batch differ"):
+        verify(path, lambda: Weighted(1.0))
 
 
 def test_a_cancel_that_is_missing_is_found_out(path):
