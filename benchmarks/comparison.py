@@ -199,7 +199,10 @@ def extended(lrs: Sequence[float], chosen: Sequence[float]) -> Iterator[float]:
 def run(
     world: Annotated[str, typer.Argument(help=f"One of {', '.join(WORLDS)}, or {QUICKSTART} with --task.")],
     questions: Annotated[list[str], typer.Argument(metavar="QUESTION", help=f"Some of {', '.join(QUESTIONS)}.")],
-    methods: Annotated[list[str] | None, typer.Option("--method", help="Only these methods; by default all.")] = None,
+    methods: Annotated[
+        list[str] | None,
+        typer.Option("--method", help=f"Only these methods and {REFERENCE}, which sets the targets; by default all."),
+    ] = None,
     processes: Annotated[int, typer.Option(min=1, help="Runs at a time, one core each.")] = 1,
     scratch: Annotated[Path, typer.Option(help="Folder for logs and states of runs.")] = Path("outputs/comparison"),
     task: Annotated[Path | None, typer.Option(help="The quickstart's output folder, with model/ and data/.")] = None,
@@ -220,7 +223,7 @@ def run(
         source = FolderSource(task / "model", task / "data") if task else WorldSource(world, QUESTIONS[name].task)
         source.load()
         experiment = Experiment(world, name, source, scratch / world / name, processes)
-        chosen = experiment.tune_all(methods or list(experiment.question.methods))
+        chosen = experiment.tune_all(list(dict.fromkeys([REFERENCE, *(methods or experiment.question.methods)])))
         for method, setting in chosen.items():
             console.print(f"{experiment.name}: {method} with {json.dumps(setting._asdict())}")
         for method, setting in chosen.items():

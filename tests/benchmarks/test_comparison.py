@@ -6,7 +6,7 @@ import json
 
 import comparison
 import pytest
-from comparison import QUESTIONS, Experiment, extended
+from comparison import QUESTIONS, Experiment, Question, extended
 from comparison_results import (
     SHARES,
     Kept,
@@ -18,6 +18,7 @@ from comparison_results import (
     target_of,
     write_page,
 )
+from support.commands import invoke
 
 from verl_ext.lab.learn.run import Length
 from verl_ext.lab.learn.worlds import WorldSource
@@ -144,3 +145,15 @@ def test_real_runs_are_kept_chosen_compared_and_not_repeated(tmp_path, monkeypat
     page = (tmp_path / "page.md").read_text()
     assert f"| {hora.rollouts[1].mean:.2f} [{hora.rollouts[1].low:.2f}, {hora.rollouts[1].high:.2f}] |" in page
     assert (tmp_path / "page.png").stat().st_size > 5000 and "14 runs, tuning included; 3 fresh seeds." in page
+
+
+def test_one_method_brings_the_reference_that_sets_its_targets(tmp_path, monkeypatch):
+    monkeypatch.setattr(comparison, "KEPT", tmp_path / "kept")
+    monkeypatch.setitem(comparison.TUNING, "n32", TUNING[:1])
+    monkeypatch.setitem(comparison.FRESH, "n32", FRESH[:1])
+    methods = {"grpo": "grpo", "recall": "recall", "hora": "hora"}
+    monkeypatch.setitem(QUESTIONS, "n32", Question([(4, 4)], 32, methods, [1e-4, 1e-3, 1e-2]))
+    ran = invoke(comparison.run, "few_prompts", "n32", "--method", "recall", "--scratch", tmp_path)
+    assert ran.exit_code == 0, ran.output
+    kept = (tmp_path / "kept" / "few_prompts-n32.jsonl").read_text().splitlines()
+    assert {json.loads(line)["method"] for line in kept} == {"grpo", "recall"}

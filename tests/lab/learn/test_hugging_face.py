@@ -23,6 +23,7 @@ from verl_ext.data import reasoning_gym  # noqa: E402
 from verl_ext.lab.learn.hugging_face import FolderSource  # noqa: E402
 from verl_ext.lab.learn.run import LearningRun, Length, learn  # noqa: E402
 from verl_ext.lab.learn.sampler import Start, log_probs, sample, success_rates  # noqa: E402
+from verl_ext.lab.learn.sweep import Job  # noqa: E402
 from verl_ext.lab.learn.update import KEYS  # noqa: E402
 from verl_ext.lab.method import Method  # noqa: E402
 
@@ -92,6 +93,23 @@ def test_the_comparison_scores_a_saved_model_as_its_run_does(source, tmp_path):
     run.model.module.save_pretrained(tmp_path)
     assert comparison_stack.accuracy_of(tmp_path, source) == pytest.approx(expected, rel=1e-5)
     assert comparison_stack.accuracy_of(source.model, source) != pytest.approx(expected, rel=1e-2)
+
+
+def test_a_run_with_another_model_at_the_same_path_is_another_run(source, tmp_path):
+    shutil.copytree(source.data, tmp_path / "task")
+    copy = FolderSource(tmp_path / "task" / "model", tmp_path / "task")
+
+    def job(source: FolderSource) -> Job:
+        return Job(Method.parse("grpo n=4", 4, KEYS), source, Length(32, 16), 0, tmp_path / "runs")
+
+    learn(job(copy).prepare(), job(copy).files)
+    assert job(FolderSource(copy.model, copy.data)).files.read().rollouts == 32
+    model = copy.load().make_model()
+    with torch.no_grad():
+        next(iter(model.parameters())).mul_(1.5)
+    model.module.save_pretrained(copy.model)
+    with pytest.raises(ValueError, match="is of a run with another world"):
+        job(FolderSource(copy.model, copy.data)).files.check()
 
 
 def test_more_prompts_than_there_are_is_refused(source):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from verl_ext import extras
 from verl_ext.data import sources
+from verl_ext.data.schema import sha256
 from verl_ext.lab.learn.sampler import success_rates
 from verl_ext.lab.learn.tasks import Problem, Task, generated
 from verl_ext.lab.learn.worlds import ROOM, World
@@ -98,6 +100,9 @@ class FolderSource:
         data: folder of the data.
         prompts: number of training prompts, from the first row on; None: all.
 
+    Attributes:
+        content: SHA-256 of the files, so that a run with another model or other data at the same path is another run.
+
     Raises:
         ValueError: a file is missing.
     """
@@ -105,6 +110,7 @@ class FolderSource:
     model: Path
     data: Path
     prompts: int | None = None
+    content: str = field(init=False)
 
     def __post_init__(self) -> None:
         extras.require("learn", "transformers")
@@ -114,6 +120,10 @@ class FolderSource:
         ):
             if not file.is_file():
                 raise ValueError(f"--{option} {file.parent}: {file.name} is missing.")
+        files = [file for file in sorted(self.model.iterdir()) if file.is_file()]
+        files += [self.data / file for file in SPLITS.values()]
+        digests = "".join(sha256(file) for file in files)
+        object.__setattr__(self, "content", hashlib.sha256(digests.encode()).hexdigest())
 
     def load(self) -> World:
         """Read model and data."""
