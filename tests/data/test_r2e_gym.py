@@ -65,8 +65,8 @@ def folder(tmp_path) -> Path:
     rows += [source(0, expected_output_json='{"other": "PASSED"}'), source(1, docker_image="own/rebuilt")]
     folder = tmp_path / "files"
     folder.mkdir()
-    store(folder / "a.parquet", rows[:60])
-    store(folder / "b.parquet", rows[60:])
+    store(folder / "train-0.parquet", rows[:60])
+    store(folder / "train-1.parquet", rows[60:])
     return folder
 
 
@@ -116,8 +116,8 @@ def test_the_account_names_what_was_read_written_and_left_out(folder, tmp_path):
         assert (account["name"], account["rows"]) == ("r2e_gym", len(rows))
         assert [account[key] for key in ("repository", "commit", "prompt")] == [None, None, None]
         assert [(file["file"], file["rows_read"]) for file in account["read"]["files"]] == [
-            ("a.parquet", 60),
-            ("b.parquet", 67),
+            ("train-0.parquet", 60),
+            ("train-1.parquet", 67),
         ]
         assert account["left_out"] == {
             "no problem_statement": 1,
