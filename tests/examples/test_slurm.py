@@ -22,7 +22,7 @@ PROGRAM = ROOT / "tests/support/count_nodes.py"
 
 
 def needs_slurm(test: Callable[..., None]) -> Callable[..., None]:
-    """Such a test starts Slurm and Ray, and takes one to four minutes."""
+    """Such a test starts Slurm and Ray, and takes up to a minute."""
     skip = pytest.mark.skipif(bool(missing()), reason=f"Slurm is not installed: {', '.join(missing())}")
     return pytest.mark.stack(skip(test))
 
@@ -123,14 +123,14 @@ def test_a_run_is_asked_to_stop_as_early_as_its_own_steps_need(slurm, tmp_path):
         "srun",
         f'for each; do shift; [[ $each == --container-* ]] || set -- "$@" "$each"; done; exec {real} "$@"',
     )
-    run = "trap 'exit 75' USR1; echo 150 >$STOP_SECONDS_FILE; touch started; sleep 600 & wait"
-    # 300 s, of which 150 * 5 / 4 + 90 are needed; Slurm's signal is too late.
+    run = "trap 'exit 75' USR1; echo 190 >$STOP_SECONDS_FILE; touch started; sleep 600 & wait"
+    # 300 s, of which 190 * 5 / 4 + 60 are needed; Slurm's signal is too late.
     options = ("--time=5", "--signal=B:USR1@1")
     job = submit(slurm, tmp_path, "bash", "-c", run, options=options, CONTAINER="registry#verl-ext:1", PATH=path)
-    slurm.wait((tmp_path / "started").exists, "start of the run", 200)
-    slurm.wait(lambda: slurm.job(job)["JobState"] == "PENDING", "requeue", 285)  # of 300
+    slurm.wait((tmp_path / "started").exists, "start of the run", 290)
+    slurm.wait(lambda: slurm.job(job)["JobState"] == "PENDING", "requeue", 300)
     log = output(tmp_path, job)
-    assert "the run needs 150 s to stop, and the time limit is near" in log
+    assert "the run needs 190 s to stop, and the time limit is near" in log
     assert "the run has STOP_TIMEOUT=" in log and "saved; back into the queue" in log
     assert "--container-image=registry#verl-ext:1 --container-mounts=" in (tmp_path / "srun.log").read_text()
     slurm.run("scancel", job)

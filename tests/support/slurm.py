@@ -5,8 +5,10 @@ Without accounting and cgroups, this Slurm runs in a container and as any user. 
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -173,11 +175,12 @@ class Slurm:
 
 
 def free_ports(count: int) -> list[int]:
-    """Free ports."""
-    sockets = [socket.socket() for _ in range(count)]
+    """Free ports below 32768, since Linux gives the ports above to connections."""
+    sockets: list[socket.socket] = []
     try:
-        for listener in sockets:
-            listener.bind(("127.0.0.1", 0))
+        while len(sockets) < count:
+            with contextlib.suppress(OSError):  # in use
+                sockets.append(socket.create_server(("", random.randrange(20000, 32768))))
         return [listener.getsockname()[1] for listener in sockets]
     finally:
         for listener in sockets:
