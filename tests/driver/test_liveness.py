@@ -131,6 +131,19 @@ def test_losing_a_worker_ends_the_wait_for_another(cluster, monkeypatch):
         ray.get(answer, timeout=120)
 
 
+def test_with_one_node_a_lost_worker_is_an_error_at_once(cluster, monkeypatch):
+    monkeypatch.setattr(liveness, "INTERVAL", 0.2)
+    monkeypatch.setattr(liveness, "NOTICE", 3600.0)
+    nodes = ray.nodes
+    monkeypatch.setattr(ray, "nodes", lambda: [node for node in nodes() if node["NodeName"] == "head"])
+    waiting, dying = named_worker("agent_loop_worker_0"), named_worker("reward_loop_worker_0")
+    note_workers()
+    with pytest.raises(WorkerLost, match="lost 1 of its 2 workers"), Watch():
+        answer = waiting.hang.remote()
+        ray.kill(dying)
+        ray.get(answer, timeout=120)
+
+
 def test_workers_may_go_at_the_end(cluster):
     servers = [named_worker(f"vllm_server_{number}_0") for number in range(5)]
     note_workers()

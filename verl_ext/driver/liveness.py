@@ -55,8 +55,11 @@ def check_nodes() -> None:
 
 
 def await_lost_node(seconds: float, enough: threading.Event) -> NodeLost | None:
-    """The lost node, if Ray notices a loss within ``seconds`` and before ``enough`` is set; otherwise None."""
-    deadline = time.monotonic() + seconds
+    """The lost node, if Ray notices a loss within ``seconds`` and before ``enough`` is set; otherwise None.
+
+    A cluster of one node is not waited for: its loss would have ended the driver.
+    """
+    deadline = time.monotonic() + (seconds if len(ray.nodes()) > 1 else 0)
     while True:
         try:
             check_nodes()
@@ -160,8 +163,7 @@ class Watch:
             return  # Ray has not started, and a question would start it
         # With the node of the load balancer, all rollouts fail before Ray notices that the node is lost.
         of_a_loss = isinstance(error, (ray.exceptions.RayActorError, WorkerLost, EveryRolloutFailed))
-        patient = of_a_loss and len(ray.nodes()) > 1
-        if (lost := await_lost_node(NOTICE if patient else 0, threading.Event())) is not None:
+        if (lost := await_lost_node(NOTICE if of_a_loss else 0, threading.Event())) is not None:
             raise lost from error
 
     def _look(self) -> None:
