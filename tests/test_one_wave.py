@@ -50,7 +50,7 @@ def test_vip_has_the_papers_bounds(features):
     policy = Vip(train_batch_size=4, n=8, estimator_options={"features": features})
     assert (policy.lower, policy.upper) == (3, 32)
     assert Vip.settings_for(4, 8, seed=0) == {"n": 8, "L": 3, "U": 32}
-    assert Vip.settings_for(4, 40, seed=0) == {"n": 40, "L": 3, "U": 40}
+    assert Vip.settings_for(4, 40, seed=0) == {"n": 40, "L": 3, "U": 80}
 
 
 def test_vip_with_continuous_rewards_predicts_variances(features):

@@ -39,7 +39,7 @@ class Vip(OneWave):
 
     @classmethod
     def settings_for(cls, train_batch_size: int, n: int, seed: int) -> dict[str, Any]:
-        return {"n": n, "L": 3, "U": max(32, n)}
+        return {"n": n, "L": 3, "U": max(32, 2 * n)}
 
     def __init__(
         self,
