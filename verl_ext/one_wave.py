@@ -77,7 +77,8 @@ class OneWave(RolloutPolicy):
         for name, bound in zip(names, (lower, upper), strict=True):
             checks.COUNT.check(name, bound)
         checks.require(lower <= n, names[0], lower, f"it must not exceed n={n}, the average")
-        checks.require(n < upper, names[1], upper, f"it must exceed n={n}, the average, or every prompt gets n rollouts")
+        valid = f"it must exceed n={n}, the average, or every prompt gets n rollouts"
+        checks.require(n < upper, names[1], upper, valid)
         checks.COUNT.check("max_rounds", max_rounds)
         checks.flag("dynamic_sampling", dynamic_sampling)
         checks.choice("rewards", rewards, ("binary", "continuous"))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from support.commands import flat, invoke
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
@@ -67,6 +68,27 @@ def test_shards_become_a_model_that_transformers_loads(trained, model, tmp_path)
     assert result.exit_code == 0, result.output
     assert_same_model(tmp_path / "new" / "exported", model)
     assert not list((tmp_path / "new").glob("*.unfinished"))
+
+
+def test_an_adapter_is_part_of_the_exported_model(copied, model, tmp_path):
+    actor = copied / "global_step_3" / "actor"
+    for shard in actor.glob("*.pt"):
+        shard.unlink()
+    settings = {"r": 4, "lora_alpha": 8, "task_type": "CAUSAL_LM"}
+    base = AutoModelForCausalLM.from_pretrained(model)
+    adapted = get_peft_model(base, LoraConfig(**settings, target_modules="all-linear"))
+    for name, parameter in adapted.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    torch.save(dict(adapted.state_dict()), actor / "model_world_size_1_rank_0.pt")
+    (actor / "fsdp_config.json").write_text(json.dumps({"FSDP_version": 2, "world_size": 1}))
+    (actor / "lora_train_meta.json").write_text(json.dumps(settings))
+    result = run(copied, "--out", tmp_path / "exported")
+    assert result.exit_code == 0, result.output
+    exported, expected = AutoModelForCausalLM.from_pretrained(tmp_path / "exported"), adapted.merge_and_unload()
+    for name, value in expected.state_dict().items():
+        torch.testing.assert_close(exported.state_dict()[name].float(), value.float(), atol=0.01, rtol=0)
+    assert not (tmp_path / "exported" / "lora_adapter").exists()
 
 
 def test_a_runs_folder_stands_for_its_last_checkpoint(copied, model, tmp_path):

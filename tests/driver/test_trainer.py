@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -18,7 +19,8 @@ from verl_ext.driver import trainer as trainers
 from verl_ext.driver.cluster import QUEUE_IS_FULL
 from verl_ext.driver.liveness import WorkerLost
 from verl_ext.driver.modes import TRAINER_MODES
-from verl_ext.errors import BadConfig, RunError
+from verl_ext.driver.stoppable import StoppableTrainer
+from verl_ext.errors import BadConfig, CannotFillBatch, RunError
 from verl_ext.policy import Rollout
 
 FILTER = ["data.filter_overlong_prompts=true", "data.filter_overlong_prompts_workers=1", "data.max_prompt_length=64"]
@@ -242,6 +244,49 @@ def test_a_resumed_run_trains_the_steps_that_are_left(
     assert (made.stopped_after, made.total_training_steps) == (stopped_after, last)
     ours = [record.getMessage() for record in caplog.records if record.name == trainers.__name__]
     assert len(ours) == bool(said) and all(message.startswith(said) for message in ours)
+
+
+@pytest.mark.parametrize("mode", ["sync", "colocate_async", "separate_async"])
+def test_engines_on_the_actors_devices_sleep_while_a_late_checkpoint_is_saved(tmp_path, monkeypatch, mode):
+    """Megatron loads weights and gradients to save them, beside the memory of an engine that is awake."""
+    calls = []
+    settings = "trainer.total_training_steps=9", "trainer.save_freq=5", "trainer.test_freq=2"
+    made = trainer(tmp_path, *settings, mode=mode)
+    made.global_steps, made.logger, made.timing_raw = 3, SimpleNamespace(log=lambda **_: None), {}
+    made.checkpoint_manager = SimpleNamespace(
+        abort_replicas=lambda: calls.append("abort"),
+        sleep_replicas=lambda: calls.append("sleep"),
+        update_weights=lambda step: calls.append(f"wake {step}"),
+        resume_generation_replicas=lambda: calls.append("resume"),
+    )
+    made.curr_step_profile, made._step_sample_wait_seconds, made._sample_start = False, 0.0, 0.0
+    made._init_dataloader()
+    made._allocation = pd.DataFrame()
+    monkeypatch.setattr(PPOTrainer, "_compute_metrics", lambda self, *given: None)
+    monkeypatch.setattr(type(made), "_save_checkpoint", lambda self: calls.append("save"))
+    monkeypatch.setattr(type(made), "_validate", lambda self: calls.append("validate"))
+    for hook in ("on_validate_begin", "on_validate_end", "_shutdown_dump_executor"):
+        monkeypatch.setattr(type(made), hook, lambda self: None)
+    asleep = {"sync": ["sleep"], "colocate_async": ["abort", "sleep"], "separate_async": []}[mode]
+    awake = {"sync": ["wake 3"], "colocate_async": ["wake 3", "resume"], "separate_async": []}[mode]
+
+    monkeypatch.setattr(stoppable, "stop_requested", lambda: True)
+    StoppableTrainer._compute_metrics(made, "batch", {}, {"step": 1.0}, 3, 1)
+    assert calls == [*asleep, "save"] and made.stopped_after == 3
+    calls.clear()
+    made.global_steps = 4
+    made.end_used_up(CannotFillBatch("no prompt is left"))
+    assert calls == [*asleep, "save", *awake, "validate"]
+
+
+def test_a_validation_alone_restores_no_queue(tmp_path, monkeypatch):
+    """TransferQueue restores only into as many storage units, and other nodes have another number."""
+    modes_seen = []
+    monkeypatch.setattr(PPOTrainer, "_load_checkpoint", lambda self: modes_seen.append(self.trainer_mode))
+    made = trainer(tmp_path, "trainer.val_only=true")
+    before = made.trainer_mode
+    made._load_checkpoint()
+    assert modes_seen == ["sync"] and made.trainer_mode == before != "sync"
 
 
 # ---- the schedule of separate_async ----

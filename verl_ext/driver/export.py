@@ -13,6 +13,7 @@ from verl_ext.files import written_whole
 
 WHOLE_MODEL = ("*.safetensors", "pytorch_model*.bin")  # verl's save_contents=[hf_model]
 FSDP = "fsdp_config.json"
+ADAPTER = "lora_adapter"  # where verl's merger writes an adapter
 
 
 class CannotExport(BadCheckpoint):
@@ -110,6 +111,19 @@ def _merge(backend: str, actor: Path, config: Path, out: Path) -> None:
             )
             merger.merge_and_save()
             merger.cleanup()
+            if (out / ADAPTER).is_dir():
+                _add_adapter(out, merger.get_transformers_auto_model_class())
     except Exception as error:  # torch.load, transformers, and verl's assertions
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise CannotExport(f"{actor} cannot be merged ({type(error).__name__}: {reason})") from error
+
+
+def _add_adapter(out: Path, auto_model: type) -> None:
+    """Add the LoRA adapter, which verl's merger leaves in a folder of its own, to the weights."""
+    from peft import PeftModel
+
+    model = PeftModel.from_pretrained(auto_model.from_pretrained(out, dtype="auto"), out / ADAPTER).merge_and_unload()
+    for file in out.glob("*.safetensors*"):  # not overwritten: the model reads from them
+        file.unlink()
+    model.save_pretrained(out)
+    shutil.rmtree(out / ADAPTER)

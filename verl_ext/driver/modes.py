@@ -43,7 +43,7 @@ class PolicyTrainerSeparateAsync(PolicyTrainer, PPOTrainerSeparateAsync):
     engines finish their rollouts.
     """
 
-    drain = False
+    drain = shares_devices = False
     _begun_ahead: int | None = None  # the last step that began while the step before was trained
 
     def __init__(self, config):

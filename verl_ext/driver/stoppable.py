@@ -21,6 +21,7 @@ class StoppableTrainer(PPOTrainer):
     This checkpoint too holds buffered and unfinished rollouts: the policy does not know about the end.
     """
 
+    shares_devices = True  # whether engines are on the actor's devices, and sleep during the update
     stopped_after: int | None = None  # the last step done, once the run is stopped
     used_up: DataUsedUp | None = None  # set once the data cannot fill another step
     _saved_step: int | None = None  # the last step whose checkpoint is on disk
@@ -38,10 +39,13 @@ class StoppableTrainer(PPOTrainer):
         """Save and validate the last trained step, as verl does after a last step, unless that has been done."""
         self.global_steps -= 1
         trainer, done = self.config.trainer, self.global_steps
-        if trainer.save_freq > 0 and self._saved_step != done:
-            self._save_checkpoint()
+        saves = trainer.save_freq > 0 and self._saved_step != done
+        if saves:
+            self._save_late()
         validated = trainer.val_before_train and self._loaded_step == done
         if trainer.test_freq > 0 and done % trainer.test_freq and not validated:
+            if saves and self.shares_devices:
+                super().on_step_end()  # wakes the engines
             self.on_validate_begin()
             metrics = self._validate()
             self.on_validate_end()
@@ -63,17 +67,25 @@ class StoppableTrainer(PPOTrainer):
         self._stop_time.note(timing_raw)
         self._stop_time.publish()
         if self._is_to_stop():  # the request came after on_step_end: validation can take minutes
-            self._save_and_stop()
+            self._save_and_stop(late=True)
 
     def _save_checkpoint(self) -> None:
         super()._save_checkpoint()
         self._saved_step = self.global_steps
 
+    def _save_late(self) -> None:
+        """Save after ``on_step_end``, where verl never saves.
+
+        First, engines on the actor's devices go to sleep, as before verl's own saving: Megatron needs their memory.
+        """
+        super().on_sample_end()
+        self._save_checkpoint()
+
     def _is_to_stop(self) -> bool:
         return self.stopped_after is None and self.global_steps < self.total_training_steps and stop_requested()
 
-    def _save_and_stop(self) -> None:
+    def _save_and_stop(self, late: bool = False) -> None:
         logger.info("asked to stop: step %d is the last of this run", self.global_steps)
         if self._saved_step != self.global_steps:
-            self._save_checkpoint()
+            self._save_late() if late else self._save_checkpoint()
         self.stop(after=self.global_steps)

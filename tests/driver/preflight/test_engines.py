@@ -149,11 +149,32 @@ def test_verls_own_defaults_with_megatron(tmp_path):
             ],
             "megatron.tensor_model_parallel_size=4 is not valid: times context_parallel_size=2",
         ),
+        (
+            ["hardware=h200", *SEPARATE, "actor_rollout_ref.model.lora_rank=8"],
+            "actor_rollout_ref.model.lora.merge=False is not valid: with trainer.v1.trainer_mode=separate_async",
+        ),
+        (
+            ["hardware=h200", *MEGATRON, "actor_rollout_ref.actor.checkpoint.async_save=true"],
+            "async_save=True is not valid: with actor_rollout_ref.actor.strategy=megatron verl would not note",
+        ),
+        (
+            # verl takes the deprecated size where it is above 1, and the profile has 8.
+            [
+                *("hardware=h100", "model_size=32b", "data.max_prompt_length=4096", "data.max_response_length=65536"),
+                "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2",
+            ],
+            "ppo_max_token_len_per_gpu=16384 is not valid: a response of full length would not fit, 69632 tokens",
+        ),
     ],
 )
 def test_what_contradicts_itself_is_refused(overrides, sentence, tmp_path):
     with pytest.raises(BadConfig, match=sentence.replace(".", r"\.")):
         validate(compose("hora", *good_overrides(tmp_path), *overrides))
+
+
+def test_a_merged_adapter_goes_to_engines_of_their_own(tmp_path):
+    adapter = ["actor_rollout_ref.model.lora_rank=8", "actor_rollout_ref.model.lora.merge=true"]
+    validate(compose("hora", *good_overrides(tmp_path), "hardware=h200", *SEPARATE, *adapter))
 
 
 def test_engines_of_their_own_need_not_fit_the_actors_devices(tmp_path):

@@ -12,6 +12,7 @@ from verl_ext.checks import COUNT
 from verl_ext.driver.preflight.faults import Faults
 from verl_ext.driver.preflight.keys import ACTOR, ATTENTION, ROLLOUT
 
+MODEL = "actor_rollout_ref.model"
 REFERENCE = "actor_rollout_ref.ref"
 QUEUE_SIZE = "transfer_queue.backend.SimpleStorage.total_storage_size"
 TENSOR_PARALLEL = f"{ROLLOUT}.tensor_model_parallel_size"
@@ -55,7 +56,7 @@ def check_saving(faults: Faults) -> None:
     """A checkpoint that is saved is found again."""
     strategy, key = faults[f"{ACTOR}.strategy"], f"{ACTOR}.checkpoint.async_save"
     valid = f"with {ACTOR}.strategy={strategy} verl would not note the checkpoint as the latest, use false"
-    faults.refuse_if(bool(faults[key]) and strategy != "megatron", key, valid)
+    faults.refuse_if(bool(faults[key]), key, valid)
 
 
 def check_reward_model(faults: Faults) -> None:
@@ -94,7 +95,8 @@ def check_micro_batch(faults: Faults) -> None:
     full = f"a response of full length would not fit, {longest} tokens (data.max_prompt_length + its response)"
     for key, model in limits:
         if strategy.startswith("fsdp"):
-            sharing = max(faults[size.replace(ACTOR, model)] or 1 for size in SEQUENCE_PARALLEL)
+            deprecated, size = (faults[key.replace(ACTOR, model)] or 1 for key in SEQUENCE_PARALLEL)
+            sharing = deprecated if deprecated > 1 else size  # as verl decides
         elif strategy == "megatron" and not faults[f"{ACTOR}.megatron.dynamic_context_parallel"]:
             sharing = faults[f"{ACTOR}.megatron.context_parallel_size"]
         else:
@@ -139,6 +141,9 @@ def check_placement(faults: Faults) -> None:
     key = "trainer.v1.separate_async.hybrid_rollout.enable_switch"
     valid = "lending the actor's devices to generation needs verl's own sampler, use false"
     faults.refuse_if(bool(faults[key]), key, valid)
+    adapter = any(faults[f"{MODEL}.{name}"] for name in ("lora_rank", "lora.rank", "lora_adapter_path"))
+    valid = f"with trainer.v1.trainer_mode={mode} verl sends no adapter, so engines would keep the base model, use true"
+    faults.refuse_if(adapter and not faults[f"{MODEL}.lora.merge"], f"{MODEL}.lora.merge", valid)
 
 
 def check_devices(faults: Faults) -> None:
