@@ -9,6 +9,7 @@ from ray.exceptions import RayTaskError
 from support.agent_loops import make_tokenizer
 from support.configs import compose, good_overrides
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from verl_ext.driver import runner
 from verl_ext.driver.checkpoint import load_state
@@ -149,13 +150,15 @@ def used_up(folder, step, monkeypatch, *overrides, loads=None, saved=None):
     made._validate = lambda: calls.append(f"validated {made.global_steps}") or {"accuracy": 0.5}
     made.logger = type("Log", (), {"log": lambda self, data, step: calls.append(f"logged {data} at {step}")})()
     made._shutdown_dump_executor = lambda: None
+    monkeypatch.setattr(PPOTrainerSync, "on_sample_end", lambda self: calls.append("engines sleep"))
+    monkeypatch.setattr(PPOTrainerSync, "on_step_end", lambda self: calls.append("engines wake"))
     made.fit(None)
     return made, calls
 
 
 def test_used_up_data_saves_validates_and_says_so(tmp_path, monkeypatch, without_models):
     made, calls = used_up(tmp_path, 8, monkeypatch, "trainer.save_freq=5", "trainer.test_freq=5", saved=5)
-    assert calls == ["validated 7", "logged {'accuracy': 0.5} at 7"]
+    assert calls == ["engines sleep", "engines wake", "validated 7", "logged {'accuracy': 0.5} at 7"]
     assert load_state(tmp_path / "checkpoints" / "global_step_7")["step"] == 0
     assert type(made.used_up) is DataUsedUp
     assert str(made.used_up) == (
