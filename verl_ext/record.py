@@ -14,7 +14,7 @@ VERSION = 1
 
 
 class RecordingController(RolloutController):
-    """A controller that writes its calls and their effects to a file, one JSON object a line.
+    """A controller that also writes each call, with its effects, to a file as one line of JSON.
 
     | ``event`` | when | holds |
     |---|---|---|
@@ -133,8 +133,11 @@ def request_state(group: Group, count: int) -> list:
 
 
 def batch_state(groups: list[Group]) -> list:
-    """The id of each group; [id, indices of the trained rollouts] if not all usable rollouts are trained on; and [id,
-    indices or null, weight] with a weight other than 1."""
+    """For each group its id, [id, trained] or [id, trained, weight].
+
+    ``trained`` holds the indices of the trained rollouts; it is None, or left out, if all usable rollouts are trained
+    on. A weight of 1 is left out.
+    """
 
     def state(group: Group) -> str | list:
         trained = None if group.trained is None else list(group.trained)

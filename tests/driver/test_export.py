@@ -1,4 +1,4 @@
-"""Exports of a checkpoint that verl saved in two shards: the model is the trained one, and transformers loads it."""
+"""Exports a checkpoint that verl saved in two shards; transformers loads the model, with the trained weights."""
 
 from __future__ import annotations
 

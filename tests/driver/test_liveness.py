@@ -36,7 +36,7 @@ def all_nodes():
 
 @pytest.fixture
 def cluster(all_nodes):
-    """Every test is a Ray job of its own, with its own notes and its own actors."""
+    """Each test runs as a separate Ray job, so it sees neither notes nor actors of other tests."""
     ray.init(address=all_nodes.address, log_to_driver=False)
     yield all_nodes
     ray.shutdown()

@@ -126,7 +126,7 @@ def test_weights_are_sent_once_per_step_in_separate_async(tmp_path, mini_batch, 
     """verl sends weights after parameter_sync_step updates, and asserts that these updates use the whole batch."""
     made = trainer(tmp_path, f"actor_rollout_ref.actor.ppo_mini_batch_size={mini_batch}", mode="separate_async")
     assert made.config.trainer.v1.separate_async.parameter_sync_step == made.updates_per_step == updates
-    assert made.parameter_sync_step == 1  # a step here is one batch with all its updates
+    assert made.parameter_sync_step == 1  # each step trains one batch, and sends the weights once
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -83,7 +83,7 @@ def test_a_program_that_fails_fails_the_job_and_leaves_rays_logs(slurm, tmp_path
 
 
 def stand_in(folder: Path, name: str, script: str) -> str:
-    """A PATH on which ``name`` is a script that notes its arguments in ``folder/<name>.log``."""
+    """A PATH whose program ``name`` is a script that first writes its arguments to ``folder/<name>.log``."""
     (folder / "tools").mkdir(exist_ok=True)
     tool = folder / "tools" / name
     tool.write_text(f'#!/usr/bin/env bash\necho "$*" >>{folder}/{name}.log\n{script}\n')

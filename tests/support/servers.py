@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,8 @@ from pathlib import Path
 
 import httpx
 from aiohttp import web
+
+from support.slurm import free_ports
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -35,9 +36,7 @@ async def server(handler: Handler) -> AsyncIterator[str]:
 @contextmanager
 def swerex_remote(token: str, folder: Path) -> Iterator[int]:
     """The port of swe-rex's real server, as a process."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     program = Path(sys.executable).parent / "swerex-remote"
     command = [program, "--host", "127.0.0.1", "--port", str(port), "--auth-token", token]
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

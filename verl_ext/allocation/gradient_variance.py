@@ -39,7 +39,7 @@ def allocate(
         upper: scalar or (n,), U.
         estimator: "rloo" or "dr_grpo".
         reward_variance: (n,) at least 0.
-        costs: (n,) expected cost of one rollout, for instance its tokens.
+        costs: (n,) expected cost of one rollout of each prompt, for instance in tokens.
 
     Returns:
         (n,) int64; sums to ``budget`` (with ``costs``: costs at most ``budget``, and no further rollout fits). Rollouts

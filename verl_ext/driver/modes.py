@@ -47,7 +47,7 @@ class PolicyTrainerSeparateAsync(PolicyTrainer, PPOTrainerSeparateAsync):
     _begun_ahead: int | None = None  # the last step that began while the step before was trained
 
     def __init__(self, config):
-        with open_dict(config):  # verl asserts this value; a step here is one batch, followed by one weight sync
+        with open_dict(config):  # verl asserts this value: weights are sent after the updates of one batch
             updates = config.data.train_batch_size // config.actor_rollout_ref.actor.ppo_mini_batch_size
             config.trainer.v1.separate_async.parameter_sync_step = updates
         super().__init__(config)

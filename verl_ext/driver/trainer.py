@@ -302,14 +302,14 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, WeightTurns):
                 raise unwritten(folder, error) from error
 
     def _load_checkpoint(self) -> None:
-        if self.config.trainer.val_only:  # a validation needs only the weights, and may have other storage units
-            mode, self.trainer_mode = self.trainer_mode, "sync"  # which restores no queue
-            try:
-                return super()._load_checkpoint()
-            finally:
-                self.trainer_mode = mode
-        super()._load_checkpoint()
-        if self.global_steps > 0:
+        mode, weights_alone = self.trainer_mode, self.config.trainer.val_only
+        if weights_alone:
+            self.trainer_mode = "sync"  # verl then restores no queue, which may need other storage units
+        try:
+            super()._load_checkpoint()
+        finally:
+            self.trainer_mode = mode
+        if self.global_steps > 0 and not weights_alone:
             state = load_state(self._checkpoint_folder(resuming=True))
             self.controller.load_state_dict(state)
             self.budget_spent = state.get("budget_spent")

@@ -10,9 +10,8 @@ from omegaconf import OmegaConf
 
 from verl_ext.checks import COUNT
 from verl_ext.driver.preflight.faults import Faults
-from verl_ext.driver.preflight.keys import ACTOR, ATTENTION, ROLLOUT
+from verl_ext.driver.preflight.keys import ACTOR, ATTENTION, MODEL, ROLLOUT
 
-MODEL = "actor_rollout_ref.model"
 REFERENCE = "actor_rollout_ref.ref"
 QUEUE_SIZE = "transfer_queue.backend.SimpleStorage.total_storage_size"
 TENSOR_PARALLEL = f"{ROLLOUT}.tensor_model_parallel_size"
@@ -95,8 +94,8 @@ def check_micro_batch(faults: Faults) -> None:
     full = f"a response of full length would not fit, {longest} tokens (data.max_prompt_length + its response)"
     for key, model in limits:
         if strategy.startswith("fsdp"):
-            deprecated, size = (faults[key.replace(ACTOR, model)] or 1 for key in SEQUENCE_PARALLEL)
-            sharing = deprecated if deprecated > 1 else size  # as verl decides
+            deprecated, current = (faults[size.replace(ACTOR, model)] or 1 for size in SEQUENCE_PARALLEL)
+            sharing = deprecated if deprecated > 1 else current  # as verl decides
         elif strategy == "megatron" and not faults[f"{ACTOR}.megatron.dynamic_context_parallel"]:
             sharing = faults[f"{ACTOR}.megatron.context_parallel_size"]
         else:

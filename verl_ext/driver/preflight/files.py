@@ -8,10 +8,9 @@ from pathlib import Path
 
 from verl_ext.checks import TEXT
 from verl_ext.driver.preflight.faults import Faults
-from verl_ext.driver.preflight.keys import ACTOR, ROLLOUT
+from verl_ext.driver.preflight.keys import ACTOR, MODEL, ROLLOUT
 from verl_ext.files import obstacle_to_writing
 
-MODEL = "actor_rollout_ref.model"
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
 TOKENIZER = ("*token*", "vocab*", "*.model", "*.tiktoken")
 NAME_ON_THE_HUB = "it must be an existing folder, or a model's name on the hub"

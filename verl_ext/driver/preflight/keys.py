@@ -27,7 +27,8 @@ from verl_ext.policy import MODES
 from verl_ext.weights import AGGREGATIONS
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
+MODEL = "actor_rollout_ref.model"
+ATTENTION = f"{MODEL}.override_config.attn_implementation"
 # In verl's other estimators over groups the rows that pad a batch change the advantages of the others (gpg), become nan
 # (opo), or end the run (grpo_passk).
 GROUP_ADVANTAGES = ("grpo", "grpo_vectorized", "rloo", "rloo_vectorized", "reinforce_plus_plus_baseline")
