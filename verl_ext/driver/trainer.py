@@ -309,7 +309,7 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, WeightTurns):
             super()._load_checkpoint()
         finally:
             self.trainer_mode = mode
-        if self.global_steps > 0 and not weights_alone:
+        if not weights_alone and self.global_steps > 0:
             state = load_state(self._checkpoint_folder(resuming=True))
             self.controller.load_state_dict(state)
             self.budget_spent = state.get("budget_spent")
