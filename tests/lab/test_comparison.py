@@ -5,32 +5,36 @@ import io
 import pytest
 from rich.console import Console
 
-from verl_ext.lab.comparison import compare, cost_table, spread, waste_table
-from verl_ext.lab.simulate.run import ACCURACY, SimulatedRun
+from verl_ext.lab.comparison import LabRun, compare, cost_table, spread, step_table, waste_table
+
+ACCURACY = "val-core/words/acc/mean@1"
 
 
-def simulated(accuracies: list[float], rollouts: int, discarded: int = 0, ended: str | None = None) -> SimulatedRun:
+def lab_run(accuracies: list[float], rollouts: int, discarded: int = 0, ended: str | None = None) -> LabRun:
     """A validation in every step."""
     records = {0: {ACCURACY: accuracies[0]}}
     for step, accuracy in enumerate(accuracies[1:], 1):
         records[step] = {
             ACCURACY: accuracy,
             "rollouts/sampled": float(rollouts),
+            "rollouts/trained": float(rollouts - discarded),
+            "tokens/sampled": 1e6,
             "rollouts/sampled_total": float(rollouts * step),
             "rollouts/trained_total": float((rollouts - discarded) * step),
             "rollouts/discarded_easy_total": float(discarded * step),
             "tokens/sampled_total": 1e6 * step,
             "timing_s/step": 1800.0,
+            "timing_s/gen": 1000.0,
             "groups/effective_ratio": 0.5,
             "rollouts/effective_ratio": 0.25,
             "off_policy/delay_mean": 1.0,
         }
-    return SimulatedRun("a", records, ended=ended)
+    return LabRun("a", records, ended=ended)
 
 
 RUNS = {
-    "slow": [simulated([0.1, 0.2, 0.3], 100), simulated([0.1, 0.3, 0.4], 100)],
-    "fast": [simulated([0.1, 0.4], 100, 25), simulated([0.1, 0.4], 100, 25, ended="no more data")],
+    "slow": [lab_run([0.1, 0.2, 0.3], 100), lab_run([0.1, 0.3, 0.4], 100)],
+    "fast": [lab_run([0.1, 0.4], 100, 25), lab_run([0.1, 0.4], 100, 25, ended="no more data")],
 }
 
 
@@ -59,7 +63,11 @@ def test_means_and_spreads():
 
 @pytest.mark.parametrize(
     ("make", "expected"),
-    [(lambda t, f: cost_table(t, f), ("150 ± 71", "1.50", "30.0%")), (lambda _, f: waste_table(f), ("easy 25%",))],
+    [
+        (lambda t, f: cost_table(t, f), ("150 ± 71", "1.50", "30.0%")),
+        (lambda _, f: waste_table(f), ("easy 25%",)),
+        (lambda _, f: step_table(f), ("100 ± 0", "1.00", "1800 ± 0", "25.0 ± 0.0 %", "18.8 ± 0.0 %")),
+    ],
 )
 def test_tables_show_them(make, expected):
     console = Console(width=160, record=True, file=io.StringIO())

@@ -25,18 +25,20 @@ ABLATIONS = [
 
 
 def commands(recipe: str, code: str) -> list[str]:
-    """The arguments of each run that bash would start, one line each."""
+    """The recipe and the overrides of each run that bash would start, one line each."""
     variables = [line for line in re.findall(r"`([A-Z]+=[^`]+)`", TEXTS[recipe]) if line.startswith(("M=", "VAL="))]
-    setup = "\n".join(variables).replace("python -m", "echo")
-    output = subprocess.run(["bash", "-euc", f"DATA_DIR=/data\n{setup}\n{code}"], capture_output=True, text=True)
+    script = "\n".join(["export PYTHON=echo DATA_DIR=/data", *variables, code])
+    output = subprocess.run(["bash", "-euc", script], capture_output=True, text=True, cwd=ROOT.parent)
     assert not output.stderr and not output.returncode, output.stderr
-    return output.stdout.splitlines()
+    return [line.removeprefix("-m ") for line in output.stdout.splitlines()]
 
 
 @pytest.mark.parametrize(("recipe", "code"), ABLATIONS)
 def test_each_ablation_composes_and_its_policy_accepts_the_values(recipe, code):
     runs = commands(recipe, code)
     assert len(runs) == len(set(runs)) == (len(re.search(r"in (.*?);", code)[1].split()) if "for " in code else 1)
+    names = {run.partition("trainer.experiment_name=")[2] for run in runs}
+    assert len(names) == len(runs) and "" not in names
     for run in runs:
         module, *overrides = run.split()
         assert module == f"recipe.{recipe}"

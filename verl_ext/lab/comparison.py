@@ -13,10 +13,11 @@ from rich.console import Console
 from rich.text import Text
 
 from verl_ext.lab.report.runs import Run
-from verl_ext.lab.report.summary import ROLLOUTS, accuracy_against, common_target, destinations, first_at
+from verl_ext.lab.report.summary import ROLLOUTS, SECONDS, accuracy_against, common_target, destinations, first_at
 from verl_ext.lab.table import NOTHING, Table, number, times_fewer
 
 Values = list[float | None]
+TRAINED, EFFECTIVE = "rollouts/trained", "rollouts/effective_ratio"
 
 # The argument of a command that compares methods.
 Methods = Annotated[
@@ -50,11 +51,17 @@ class LabRun(Run):
 
 @dataclass(frozen=True)
 class MethodCost:
-    """One method's runs, one per seed. Lists have an entry per seed, None if the run lacks the number."""
+    """One method's runs, one per seed. Lists have an entry per seed, None if the run lacks the number.
+
+    Attributes:
+        name: of the method.
+        runs: one per seed.
+        target: accuracy to reach, in [0, 1]; None: the runs have no accuracy.
+    """
 
     name: str
     runs: Sequence[LabRun]
-    target: float
+    target: float | None = None
 
     def to_target(self, unit: str) -> Values:
         """Spent up to the first validation at or above the target, in the field ``unit`` of a validation's Point."""
@@ -69,6 +76,14 @@ class MethodCost:
         """Mean of a metric over the steps that log it."""
         values = (run.series(metric)[1] for run in self.runs)
         return [float(each.mean()) if each.size else None for each in values]
+
+    def with_gradient(self) -> Values:
+        """Share of all sampled rollouts that were trained on in a group with different rewards."""
+        useful = [
+            sum(record[TRAINED] * record[EFFECTIVE] for record in run.records.values() if EFFECTIVE in record)
+            for run in self.runs
+        ]
+        return [count / run.rollouts if run.rollouts else None for count, run in zip(useful, self.runs, strict=True)]
 
     def waste(self) -> dict[str, Values]:
         """By reason, share of all sampled rollouts not trained on; rollouts left in buffers are included."""
@@ -96,22 +111,21 @@ def compare(runs: Mapping[str, Sequence[LabRun]], target: float | None = None) -
     return target, [MethodCost(name, seeds, target) for name, seeds in runs.items()]
 
 
-def print_comparison(runs: Mapping[str, Sequence[LabRun]], target: float | None, out: Path, console: Console) -> None:
+def print_comparison(cost: Table, costs: Sequence[MethodCost], out: Path, console: Console) -> None:
     """Print what each method cost, where its rollouts went, which runs ended early, and how to plot the logs.
 
     Args:
-        runs: by method, one run per seed.
-        target: see :func:`compare`.
+        cost: :func:`cost_table`, or :func:`step_table` for runs without an accuracy.
+        costs: of every method.
         out: folder with the logs of the runs.
         console: where to print.
     """
-    found_target, costs = compare(runs, target)
-    console.print(cost_table(found_target, costs))
+    console.print(cost)
     console.print(waste_table(costs))
-    for cost in costs:
-        for reason in cost.ended():
-            console.print(Text(f"{cost.name} ended early: {reason}"))
-    everything = [run for members in runs.values() for run in members]
+    for each in costs:
+        for reason in each.ended():
+            console.print(Text(f"{each.name} ended early: {reason}"))
+    everything = [run for each in costs for run in each.runs]
     rollouts, seconds = sum(run.rollouts for run in everything), sum(run.duration for run in everything)
     console.print(Text(f"{rollouts:,} rollouts in {seconds:.0f} s. Plots: verl-ext report {out}"))
 
@@ -149,6 +163,26 @@ def cost_table(target: float, costs: Sequence[MethodCost]) -> Table:
     title = f"To a held-out accuracy of {target:.1%}; mean ± standard deviation of {len(costs[0].runs)} seeds"
     header = ("method", "rollouts", "times fewer", "tokens, M", "hours", "steps", "best accuracy")
     return Table(title, header, rows, expendable=("steps", "hours", "tokens, M"))
+
+
+def step_table(costs: Sequence[MethodCost]) -> Table:
+    """Cost of a training step, on average over whole runs; the first method is the reference for "times longer"."""
+    reference = mean(costs[0].average(SECONDS))
+    rows = [
+        (
+            cost.name,
+            spread(cost.average("rollouts/sampled")),
+            spread(cost.average("tokens/sampled"), ".2f", 1e-6),
+            spread(cost.average(SECONDS), ".0f"),
+            number(times_fewer(mean(cost.average(SECONDS)), reference)),
+            spread(cost.average("timing_s/gen"), ".0f"),
+            spread(cost.with_gradient(), ".1f", 100, " %"),
+        )
+        for cost in costs
+    ]
+    title = f"A training step; mean ± standard deviation of {len(costs[0].runs)} seeds"
+    header = ("method", "rollouts", "tokens, M", "seconds", "times longer", "generation, s", "sampled with a gradient")
+    return Table(title, header, rows, expendable=("generation, s", "times longer", "tokens, M"))
 
 
 def waste_table(costs: Sequence[MethodCost]) -> Table:

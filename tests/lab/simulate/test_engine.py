@@ -5,14 +5,13 @@ import pytest
 
 from verl_ext.lab.simulate.engine import TRAJECTORIES, PrefixEffect, SimulatedEngine
 from verl_ext.lab.simulate.engine_speed import EngineSpeed, LengthModel
-from verl_ext.lab.simulate.learning import Ability
 from verl_ext.lab.simulate.population import sigmoid
 from verl_ext.policy import Group, Prompt, Sampling
 
 
 def engine(logits, trajectories=False, lengths=None, **speed) -> SimulatedEngine:
     return SimulatedEngine(
-        Ability(np.array(logits, dtype=float)),
+        np.array(logits, dtype=float),
         lengths or LengthModel(100, 0.5, 400),
         EngineSpeed(**speed),
         PrefixEffect(median_gain=3.0, gain_spread=0.0),

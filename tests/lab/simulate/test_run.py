@@ -2,13 +2,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from verl_ext.lab.simulate import LearningModel, Method, World, simulate
+from verl_ext.lab.simulate import Method, World, simulate
 from verl_ext.lab.simulate.engine_speed import EngineSpeed
-from verl_ext.lab.simulate.run import ACCURACY
 
-WORLD = World("1:1:1", 120, steps=12, test_freq=4, learning=LearningModel(shared=0.1, noise=10.0))
+WORLD = World("1:1:1", 120, steps=12)
 METHODS = [
     "grpo n=8",
     "dynamic_sampling n=8",
@@ -30,14 +30,12 @@ OVER = METHODS[0], METHODS[-1]
 
 @pytest.mark.parametrize("text", METHODS)
 @pytest.mark.parametrize("mode", ["sync", "colocate_async", "separate_async"])
-def test_every_recipe_trains_and_its_books_balance(text, mode):
+def test_every_recipe_runs_and_its_books_balance(text, mode):
     records = simulate(Method.parse(text, 8), replace(WORLD, mode=mode), seed=1).records
-    assert list(records) == list(range(13))
+    assert list(records) == list(range(1, 13))
     last = records[12]
     gone = last["rollouts/trained_total"] + last["rollouts/discarded_total"] + last["rollouts/failed_total"]
     assert last["rollouts/sampled_total"] == gone + last["rollouts/buffered"] > 0
-    assert records[12][ACCURACY] > records[4][ACCURACY] > records[0][ACCURACY]
-    assert sum(ACCURACY in record for record in records.values()) == 4
     for step in range(1, 13):
         record = records[step]
         assert record["timing_s/step"] > record["timing_s/gen"] >= 0
@@ -49,20 +47,23 @@ def test_a_run_is_its_seed():
     for record in (*one.values(), *same.values()):
         record.pop("allocation/seconds", None)
     assert one == same
-    assert one[0] == other[0] and one[12][ACCURACY] != other[12][ACCURACY]
+    assert one[12]["tokens/sampled_total"] != other[12]["tokens/sampled_total"]
 
 
-def test_a_run_ends_at_the_accuracy_it_is_to_reach():
-    whole = simulate(Method.parse("grpo n=8", 8), WORLD, 0).records
-    records = simulate(Method.parse("grpo n=8", 8), replace(WORLD, until=whole[8][ACCURACY]), 0).records
-    assert max(records) == 8
+def test_success_rates_stay_as_they_are():
+    """Groups of 8 from Beta(1, 1) have different rewards with probability 1 - 2/9, at the end as at the start."""
+    records = simulate(Method.parse("grpo n=8", 32), replace(WORLD, prompts=2_000, steps=200), 0).records
+    first, last = (
+        [records[step]["groups/effective_ratio"] for step in steps] for steps in (range(1, 101), range(101, 201))
+    )
+    assert np.mean(first) == pytest.approx(7 / 9, abs=0.02) and np.mean(last) == pytest.approx(7 / 9, abs=0.02)
 
 
 def test_a_run_that_cannot_go_on_says_why():
     simulated = simulate(
         Method.parse("dynamic_sampling n=8 max_rounds=1", 8), replace(WORLD, population="1:0.001:10"), 0
     )
-    assert "had two different rewards" in simulated.ended and max(simulated.records) < 12
+    assert "had two different rewards" in simulated.ended and len(simulated.records) < 12
 
 
 def test_too_few_prompts_are_refused():
@@ -92,9 +93,7 @@ def test_an_update_that_interrupts_does_not_wait_for_pilots():
     assert generation(text, mode="colocate_async", speed=scarce) < generation(text, speed=scarce)
 
 
-@pytest.mark.parametrize(
-    ("argument", "value"), [("mode", "async"), ("steps", 0), ("until", 2.0), ("embedding_correlation", 2)]
-)
+@pytest.mark.parametrize(("argument", "value"), [("mode", "async"), ("steps", 0), ("embedding_correlation", 2)])
 def test_bad_worlds_are_refused(argument, value):
     with pytest.raises(ValueError, match=argument):
         World(**{argument: value})

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from verl_ext.files import check_folder
-from verl_ext.lab.comparison import LabRun, Methods, print_comparison
+from verl_ext.lab.comparison import LabRun, Methods, compare, cost_table, print_comparison
 from verl_ext.lab.learn.run import Length
 from verl_ext.lab.learn.sweep import Job, Source, check, run_all, variants
 from verl_ext.lab.learn.tasks import TASKS
@@ -82,7 +82,8 @@ def main(
     by_method: dict[str, list[LabRun]] = {}
     for job, run in zip(jobs, runs, strict=True):
         by_method.setdefault(job.method.name, []).append(run)
-    print_comparison(by_method, target, out, console)
+    found, costs = compare(by_method, target)
+    print_comparison(cost_table(found, costs), costs, out, console)
 
 
 def _source(world: str, task: str, model: Path | None, data: Path | None, prompts: int | None) -> Source:

@@ -1,4 +1,4 @@
-"""Compares methods on a simulated population of prompts, before anything is spent on training.
+"""Compares what methods cost on a simulated population of prompts, before anything is spent on training.
 
 verl-ext simulate grpo dynamic_sampling pilot_commit
 verl-ext simulate "grpo n=16" "pilot_commit n_pilot=8 n_commit=8" --population prompts.parquet --seeds 5
@@ -9,24 +9,18 @@ from __future__ import annotations
 import glob
 import json
 import logging
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, TextIO
 
-import numpy as np
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from verl_ext.files import check_folder
-from verl_ext.lab.comparison import Methods, print_comparison
-from verl_ext.lab.report.runs import find_runs, read_run
-from verl_ext.lab.simulate import LearningModel, Method, SimulatedRun, World, simulate
+from verl_ext.lab.comparison import LabRun, MethodCost, Methods, print_comparison, step_table
+from verl_ext.lab.simulate import Method, World, simulate
 from verl_ext.lab.simulate.engine import PrefixEffect
 from verl_ext.lab.simulate.engine_speed import EngineSpeed, LengthModel
-from verl_ext.lab.simulate.learning import fit_shared
-from verl_ext.lab.simulate.population import draw_logits
-from verl_ext.lab.simulate.run import DATA_SEED
 from verl_ext.lab.table import open_console
 
 
@@ -47,34 +41,14 @@ def main(
     prompts: Annotated[
         int | None, typer.Option(min=1, help="Prompts in the data. Default: 10,000, or all of the file.")
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 200,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 50,
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts per step, unless a method sets it.")] = 128,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each method, with different seeds.")] = 3,
-    target: Annotated[
-        float | None,
-        typer.Option(min=0, max=1, help="Accuracy to reach. Default: the best accuracy that every run reached."),
-    ] = None,
-    stop_at_target: Annotated[bool, typer.Option(help="End a run when it reaches --target.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for the logs, <method>_<seed>.jsonl.")] = Path("outputs/simulation"),
     mode: Annotated[str, typer.Option(help="Trainer mode: sync, colocate_async or separate_async.")] = "sync",
-    test_freq: Annotated[int, typer.Option(min=1, help="Training steps between validations.")] = 5,
     embedding_correlation: Annotated[
         float, typer.Option(min=0, max=1, help="Correlation of prompt embeddings with difficulty.")
     ] = 0.5,
-    shared: Annotated[float, option("Gain of every prompt's logit per unit of signal.", "Learning", min=0)] = 0.02,
-    own: Annotated[
-        float, option("Extra gain in a trained prompt's own logit, on top of the shared gain.", "Learning", min=0)
-    ] = 0.1,
-    noise: Annotated[float, option("Gradient noise of a rollout, relative to signal.", "Learning", min=0)] = 200.0,
-    staleness: Annotated[
-        float, option("Share of a group's effect lost per version of delay.", "Learning", min=0, max=1)
-    ] = 0.0,
-    advantage: Annotated[str, option("Normalisation of advantages: grpo or rloo.", "Learning")] = "grpo",
-    prefix_transfer: Annotated[
-        float, option("Factor on the signal of groups with a prefix.", "Learning", min=0, max=1)
-    ] = 1.0,
-    optimizer: Annotated[str, option("Length of an update: the gradient's (sgd) or fixed (adam).", "Learning")] = "sgd",
-    fit: Annotated[Path | None, option("Log of a training run to fit --shared to.", "Learning")] = None,
     median_tokens: Annotated[float, option("Median length of a correct response.", "Response lengths")] = 800.0,
     length_spread: Annotated[
         float, option("Standard deviation of log(response length).", "Response lengths", min=0)
@@ -92,13 +66,11 @@ def main(
     prefix_gain_spread: Annotated[float, option("Standard deviation of log(prefix gain).", "Prefixes", min=0)] = 0.5,
     prefix_curvature: Annotated[float, option("Above 1, the end of a prefix matters more.", "Prefixes")] = 1.0,
 ) -> None:
-    """Simulate methods on a population of prompts, and compare their cost of reaching the same accuracy."""
+    """Simulate methods on a population of prompts, and compare the cost of a step and where rollouts go."""
     console = open_console()
     logging.getLogger("recipe").setLevel(
         logging.ERROR
     )  # recipes warn at each short step, and groups/in_batch logs its size
-    if stop_at_target and target is None:
-        raise typer.BadParameter("--stop-at-target needs --target")
     try:
         check_folder(out)
         world = World(
@@ -106,26 +78,20 @@ def main(
             prompts=prompts,
             steps=steps,
             mode=mode,
-            test_freq=test_freq,
             embedding_correlation=embedding_correlation,
-            until=target if stop_at_target else None,
-            learning=LearningModel(shared, own, noise, staleness, advantage, prefix_transfer, optimizer),
             lengths=LengthModel(median_tokens, length_spread, max_tokens, wrong_factor),
             speed=EngineSpeed(engines, slots, token_seconds, update_seconds, update_token_seconds),
             prefixes=PrefixEffect(prefix_gain, prefix_gain_spread, prefix_curvature),
         )
         chosen = [Method.parse(text, batch_size) for text in methods]
-        if fit is not None:
-            world = _fitted(world, fit, console)
         runs = run_all(chosen, world, seeds, out, console)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    print_comparison(runs, target, out, console)
+    costs = [MethodCost(name, members) for name, members in runs.items()]
+    print_comparison(step_table(costs), costs, out, console)
 
 
-def run_all(
-    methods: list[Method], world: World, seeds: int, out: Path, console: Console
-) -> dict[str, list[SimulatedRun]]:
+def run_all(methods: list[Method], world: World, seeds: int, out: Path, console: Console) -> dict[str, list[LabRun]]:
     """Run every method with every seed, and log each run to ``out/<method>_<seed>.jsonl`` as verl's file logger does.
 
     Raises:
@@ -140,34 +106,23 @@ def run_all(
             if earlier.stem.removeprefix(f"{name}_").isdecimal():
                 earlier.unlink()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    runs: dict[str, list[SimulatedRun]] = {name: [] for name in names}
+    runs: dict[str, list[LabRun]] = {name: [] for name in names}
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("steps", total=len(methods) * seeds * world.steps)
         for number, (method, seed) in enumerate((m, s) for m in methods for s in range(seeds)):
             progress.update(task, description=f"{method.name}, seed {seed}", completed=number * world.steps)
-            with (out / f"{method.name}_{seed}.jsonl").open("w", encoding="utf-8") as log:
+            path = out / f"{method.name}_{seed}.jsonl"
+            with path.open("w", encoding="utf-8") as log:
 
                 def on_step(step: int, data: dict[str, float], log: TextIO = log) -> None:
                     log.write(json.dumps({"step": step, "data": data}) + "\n")
-                    progress.advance(task, 1 if step else 0)
+                    progress.advance(task)
 
-                runs[method.name].append(simulate(method, world, seed, on_step))
+                run = simulate(method, world, seed, on_step)
+            runs[method.name].append(run)
+            if not run.records:  # a report refuses an empty log
+                path.unlink()
     return runs
-
-
-def _fitted(world: World, log: Path, console: Console) -> World:
-    """``world`` with the learning model's shared component fitted to the run in ``log``."""
-    found = find_runs([str(log)])
-    if len(found) != 1:
-        raise ValueError(f"fit={log} holds {len(found)} runs; name the log of one run.")
-    (files,) = found
-    logits = draw_logits(world.population, world.prompts, np.random.default_rng(DATA_SEED))
-    fit = fit_shared(read_run(files), logits, world.learning)
-    console.print(
-        f"--shared {fit.learning.shared:.4g} from {fit.validations} validations of {log.name}, "
-        f"root mean square error {fit.error:.3f}; the validation set is {fit.offset:+.2f} logits from the population"
-    )
-    return replace(world, learning=fit.learning)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""An inference engine without a model: draws rewards from the current success rates and finishes waves in time."""
+"""An inference engine without a model: draws rewards from fixed success rates and finishes waves in time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 
 from verl_ext import checks
 from verl_ext.lab.simulate.engine_speed import POLL, EngineSpeed, LengthModel, Slots
-from verl_ext.lab.simulate.learning import Ability
 from verl_ext.lab.simulate.population import sigmoid
 from verl_ext.policy import Group, Rollout
 from verl_ext.trajectory import Trajectory
@@ -56,13 +55,13 @@ class SimulatedEngine:
     """An engine for the controller (:class:`~verl_ext.controller.Engine`), with a clock in seconds.
 
     The clock runs during generation and stands still during updates, when engines sleep or are interrupted; a trainer
-    whose engines go on generating advances ``clock`` itself. A rollout succeeds with its prompt's probability at the
-    time of submission. Interruption by an update changes neither the probability nor the rollout's policy version. A
-    request's own ``response_length`` cuts responses off, which makes them wrong; its temperature and top_p have no
-    effect. A cancelled rollout frees its slot at once, and responses that wait for a slot move up.
+    whose engines go on generating advances ``clock`` itself. A rollout succeeds with its prompt's probability.
+    Interruption by an update does not change a rollout's policy version. A request's own ``response_length`` cuts
+    responses off, which makes them wrong; its temperature and top_p have no effect. A cancelled rollout frees its slot
+    at once, and responses that wait for a slot move up.
 
     Args:
-        ability: success rates; the trainer changes them.
+        logits: (Q,) of success, by row of the data.
         lengths: model of response lengths.
         speed: model of the engines.
         prefixes: model of prefixes.
@@ -72,14 +71,14 @@ class SimulatedEngine:
 
     def __init__(
         self,
-        ability: Ability,
+        logits: np.ndarray,
         lengths: LengthModel,
         speed: EngineSpeed,
         prefixes: PrefixEffect,
         rng: np.random.Generator,
         trajectories: bool = False,
     ):
-        self.ability, self.lengths, self.speed, self.prefixes = ability, lengths, speed, prefixes
+        self.logits, self.lengths, self.speed, self.prefixes = logits, lengths, speed, prefixes
         self.rng, self.trajectories = rng, trajectories
         self.slots = Slots(speed)
         self.clock = 0.0
@@ -92,7 +91,7 @@ class SimulatedEngine:
     def submit(self, wave: list[tuple[Group, int]]) -> None:
         """Draw all rollouts of the wave and their finishing times. The first groups get the first free slots."""
         counts = np.array([count for _, count in wave])
-        logits = self.ability.logits(np.array([group.prompt.row for group, _ in wave]))
+        logits = self.logits[[group.prompt.row for group, _ in wave]]
         share = np.zeros(len(wave))  # of a response already in the prefix
         if any(group.prefix is not None for group, _ in wave):
             logits, share = self._behind_prefixes([group for group, _ in wave], logits)
@@ -166,7 +165,7 @@ class SimulatedEngine:
     def _behind_prefixes(self, groups: list[Group], logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Logits of success, and share of a response already in the prefix (0 without a prefix), for each group."""
         if self._gains is None:
-            self._gains = self.prefixes.gains(self.rng.standard_normal(self.ability.initial.size))
+            self._gains = self.prefixes.gains(self.rng.standard_normal(self.logits.size))
         shares = np.array([0.0 if group.prefix is None else len(group.prefix) / TRAJECTORY for group in groups])
         ends = np.array([0.0 if group.prefix is None else 2.0 * group.prefix.tokens[0] - 1 for group in groups])
         gains = ends * self._gains[[group.prompt.row for group in groups]]

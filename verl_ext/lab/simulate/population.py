@@ -24,9 +24,9 @@ PRESETS = {
     # Pilot-Commit §4.1 and Table 3 (Qwen2.5-Math-1.5B, DeepMath-103K): no distribution is stated. The mean of 0.45 is
     # assumed. The concentration is such that, without eviction, 36 % of the steps need a second round of pilots, as in
     # Table 3 (docs/simulation_results.md).
-    "deepmath_1_5b": "1:0.218:0.267",
+    "deepmath_1_5b": "1:0.1935:0.2365",
     # Pilot-Commit §4.1 (Qwen3, Polaris-53K): only "harder" is stated. Assumed: a mean of 0.3, the same concentration.
-    "polaris_8b": "1:0.145:0.34",
+    "polaris_8b": "1:0.129:0.301",
     # Prefix Sampling §3.1 (AceReason-Math-Subset): no prompt has a pass rate of 75 % or more. Assumed: Beta(0.5, 1.7),
     # which has 4 % above 75 %.
     "ace_reason_4b": "1:0.5:1.7",

@@ -1,4 +1,4 @@
-"""A training run without a model: the driver's step, with a simulated engine and a simulated update."""
+"""A training run without a model: the driver's step, with a simulated engine, and success rates that stay."""
 
 from __future__ import annotations
 
@@ -18,12 +18,9 @@ from verl_ext.lab.comparison import LabRun
 from verl_ext.lab.method import Method
 from verl_ext.lab.simulate.engine import PrefixEffect, SimulatedEngine
 from verl_ext.lab.simulate.engine_speed import EngineSpeed, LengthModel
-from verl_ext.lab.simulate.learning import Ability, LearningModel
 from verl_ext.lab.simulate.population import draw_logits, stand_in_features
 from verl_ext.policy import MODES, Prompt, RolloutPolicy
 
-ACCURACY = "val-core/simulated/acc/mean@1"
-PASS_AT = (8, 32)
 DATA_SEED = 0
 
 
@@ -37,10 +34,8 @@ class World:
         steps: training steps.
         mode: ``sync``: an update waits until all rollouts have finished; ``colocate_async``: an update interrupts them;
             ``separate_async``: generation goes on during an update, beginning with the requests of the next step.
-        test_freq: steps between validations. The run also validates before the first step and after the last.
         embedding_correlation: correlation of prompt embeddings with difficulty, for estimators over texts, in [0, 1].
-        until: accuracy at which a run ends early; None: never.
-        learning, lengths, speed, prefixes: the models of learning, response lengths, engines and prefixes.
+        lengths, speed, prefixes: the models of response lengths, engines and prefixes.
 
     Raises:
         ValueError: naming the argument out of range.
@@ -48,33 +43,23 @@ class World:
 
     population: str = "polaris_8b"
     prompts: int | None = None
-    steps: int = 200
+    steps: int = 50
     mode: str = "sync"
-    test_freq: int = 5
     embedding_correlation: float = 0.5
-    until: float | None = None
-    learning: LearningModel = field(default_factory=LearningModel)
     lengths: LengthModel = field(default_factory=LengthModel)
     speed: EngineSpeed = field(default_factory=EngineSpeed)
     prefixes: PrefixEffect = field(default_factory=PrefixEffect)
 
     def __post_init__(self):
         checks.integer("steps", self.steps, 1)
-        checks.integer("test_freq", self.test_freq, 1)
         checks.choice("mode", self.mode, MODES)
         checks.number("embedding_correlation", self.embedding_correlation, 0, 1)
-        if self.until is not None:
-            checks.number("until", self.until, 0, 1)
-
-
-class SimulatedRun(LabRun):
-    """A simulated run; it may end early, at the accuracy ``until``."""
 
 
 def simulate(
     method: Method, world: World, seed: int, on_step: Callable[[int, dict[str, float]], None] = lambda *_: None
-) -> SimulatedRun:
-    """Run ``method`` in ``world``.
+) -> LabRun:
+    """Run ``method`` in ``world``. No prompt's success rate changes: :mod:`verl_ext.lab.learn` has models that learn.
 
     As in training, the data is the same for every seed. The order of the data, rewards and lengths are drawn from
     ``seed``; all methods see the same order.
@@ -93,30 +78,20 @@ def simulate(
     if logits.size < method.train_batch_size:
         raise ValueError(f"prompts={logits.size}: a training step needs {method.train_batch_size} different prompts.")
     policy = start_policy(method, logits, seed, world.embedding_correlation, world.steps)
-    ability = Ability(logits)
     rng = np.random.default_rng([seed, 1])
-    engine = SimulatedEngine(ability, world.lengths, world.speed, world.prefixes, rng, policy.reads_trajectories)
+    engine = SimulatedEngine(logits, world.lengths, world.speed, world.prefixes, rng, policy.reads_trajectories)
     run = RolloutController(policy, epochs(logits.size, seed), logits.size, engine)
     records: dict[int, dict[str, float]] = {}
 
-    def note(step: int, record: dict[str, float]) -> None:
-        records[step] = record
-        on_step(step, record)
-
-    note(0, _validation(ability))
     ended = None
     for step in range(1, world.steps + 1):
         try:
-            record = _step(run, step, world)
+            records[step] = _step(run, step, world)
         except CannotFillBatch as error:
             ended = str(error)
             break
-        if step % world.test_freq == 0 or step == world.steps:
-            record |= _validation(ability)
-        note(step, record)
-        if world.until is not None and record.get(ACCURACY, 0.0) >= world.until:
-            break
-    return SimulatedRun(f"{method.name}_{seed}", records, duration=time.perf_counter() - started, ended=ended)
+        on_step(step, records[step])
+    return LabRun(f"{method.name}_{seed}", records, duration=time.perf_counter() - started, ended=ended)
 
 
 def start_policy(
@@ -126,7 +101,7 @@ def start_policy(
 
     Args:
         method: the method to run.
-        logits: (Q,) of success before training.
+        logits: (Q,) of success.
         seed: of the run.
         embedding_correlation: of the stand-ins with the logits.
         steps: of the whole run; None: not known.
@@ -160,28 +135,15 @@ def _step(run: RolloutController, step: int, world: World) -> dict[str, float]:
     if run.step < step:
         engine.version = step - 1
         run.begin_step(step)
-    batch = run.fill_batch(engine.finish, drain)
+    run.fill_batch(engine.finish, drain)
     metrics = run.metrics()
     generation, update_seconds = engine.clock - began, world.speed.update_time(int(metrics["tokens/trained"]))
     if world.mode == "separate_async" and not last:
         run.begin_step(step + 1)
         engine.clock += update_seconds
     engine.version = step
-    update = world.learning.update_of(batch, step, run.policy.prompt_weight, run.policy.baseline)
-    engine.ability.learn(batch, update)
     return metrics | {
         "timing_s/gen": generation,
         "timing_s/update_actor": update_seconds,
         "timing_s/step": generation + update_seconds,
-        "simulation/signal": update.signal,
-        "simulation/noise": update.noise,
-        "simulation/shared_logit": engine.ability.shared,
-        "simulation/own_logit_mean": float(engine.ability.own.mean()),
     }
-
-
-def _validation(ability: Ability) -> dict[str, float]:
-    """Expected accuracy and pass@k on prompts as difficult as the data's but never trained on."""
-    rates = ability.held_out_rates()
-    values = {f"val-aux/simulated/acc/best@{k}/mean": float(np.mean(1 - (1 - rates) ** k)) for k in PASS_AT}
-    return {ACCURACY: float(rates.mean()), **values}
