@@ -7,9 +7,11 @@
 #   MODEL=agent bash examples/quickstart.sh       an agent with an SQLite tool: Prefix Sampling and its baseline
 #
 # A second run skips finished parts. OUT=folder sets the output folder; BUDGET=rollouts sets the length of training.
+# SEEDS="1 2 3" trains every method with three seeds of the data's order, so that the result has an interval.
 set -euo pipefail
 refuse() { echo "error: $1" >&2; exit 2; }
-(($# == 0)) || refuse "$1 is not valid: quickstart.sh takes no arguments, set MODEL, OUT or BUDGET in front of bash"
+(($# == 0)) ||
+  refuse "$1 is not valid: quickstart.sh takes no arguments, set MODEL, OUT, BUDGET or SEEDS before bash"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 MODEL=${MODEL:-small}
@@ -17,7 +19,7 @@ OUT=${OUT:-outputs/quickstart_$MODEL}
 case $MODEL in
   small)
     BUDGET=${BUDGET:-4608}
-    RUNS=(grpo pilot_commit)
+    METHODS=(grpo pilot_commit)
     TASK=(reward.custom_reward_function.path=pkg://verl_ext.data.reasoning_gym
       data.train_batch_size=4 actor_rollout_ref.actor.ppo_mini_batch_size=4
       actor_rollout_ref.actor.optim.lr=5e-5 trainer.test_freq=2
@@ -26,7 +28,7 @@ case $MODEL in
     ;;
   smollm2)
     BUDGET=${BUDGET:-336}
-    RUNS=(pilot_commit)
+    METHODS=(pilot_commit)
     TASK=(reward.custom_reward_function.path=pkg://verl_ext.data.reasoning_gym
       data.train_batch_size=2 actor_rollout_ref.actor.ppo_mini_batch_size=2
       actor_rollout_ref.actor.optim.lr=1e-6 trainer.test_freq=2
@@ -37,7 +39,7 @@ case $MODEL in
     ;;
   agent)
     BUDGET=${BUDGET:-5120}
-    RUNS=(baseline prefix_sampling)
+    METHODS=(baseline prefix_sampling)
     TASK=(reward.custom_reward_function.path=pkg://verl_ext.data.sql_tasks
       data.train_batch_size=16 actor_rollout_ref.actor.ppo_mini_batch_size=16
       actor_rollout_ref.actor.optim.lr=1e-4 trainer.test_freq=10
@@ -48,6 +50,8 @@ case $MODEL in
   *) refuse "MODEL=$MODEL is not valid: use small, smollm2 or agent" ;;
 esac
 [[ $BUDGET =~ ^[1-9][0-9]*$ ]] || refuse "BUDGET=$BUDGET is not valid: use a number of rollouts"
+SEEDS=${SEEDS:-1}
+[[ $SEEDS =~ ^[0-9]+( [0-9]+)*$ ]] || refuse "SEEDS=$SEEDS is not valid: use numbers such as '1 2 3'"
 
 bash examples/install_cpu.sh
 source .venv/bin/activate
@@ -91,7 +95,7 @@ prepare() {
   esac
 }
 
-method_of() {  # method_of <run>: its recipe and overrides; all runs of a model have the same rollouts per prompt
+method_of() {  # method_of <method>: its recipe and overrides; all runs of a model have the same rollouts per prompt
   case $MODEL/$1 in
     small/grpo) METHOD=(grpo actor_rollout_ref.rollout.n=64) ;;
     small/pilot_commit)
@@ -104,21 +108,25 @@ method_of() {  # method_of <run>: its recipe and overrides; all runs of a model 
   esac
 }
 
-train() {  # train <run>: its metrics in $OUT/<run>.jsonl, its log beside it, its step lines here
-  local run=$1 log=$OUT/$1.log metrics=$OUT/$1.jsonl start=$SECONDS
+name_of() { if (($2 == 1)); then echo "$1"; else echo "$1_$2"; fi; }  # name_of <method> <seed>: the name of a run
+
+train() {  # train <method> <seed>: its metrics in $OUT/<run>.jsonl, its log beside it, its step lines here
+  local run start=$SECONDS
+  run=$(name_of "$@")
+  local log=$OUT/$run.log metrics=$OUT/$run.jsonl
   if [[ -f $OUT/$run.done && $(<"$OUT/$run.done") == "$BUDGET" ]]; then
     echo "$run: trained before ($metrics)"
     return
   fi
   echo
   echo "$run (log: $log)"
-  method_of "$run"
+  method_of "$1"
   VERL_FILE_LOGGER_PATH=$metrics followed run "$run" python -m "recipe.${METHOD[0]}" hardware=cpu \
     data.train_files="\"$OUT/data/train.parquet\"" data.val_files="\"$OUT/data/validation.parquet\"" \
     actor_rollout_ref.model.path="\"$OUT/model\"" \
     actor_rollout_ref.rollout.val_kwargs.do_sample=true actor_rollout_ref.rollout.val_kwargs.temperature=1.0 \
     "${TASK[@]}" "${METHOD[@]:1}" \
-    rollout_driver.rollout_budget="$BUDGET" trainer.total_training_steps=10000 \
+    data.seed="$2" rollout_driver.rollout_budget="$BUDGET" trainer.total_training_steps=10000 \
     trainer.logger=[file] trainer.resume_mode=disable trainer.save_freq=-1 \
     trainer.default_local_dir="\"$OUT/checkpoints/$run\""
   echo "$BUDGET" >"$OUT/$run.done"
@@ -127,9 +135,12 @@ train() {  # train <run>: its metrics in $OUT/<run>.jsonl, its log beside it, it
 
 prepare
 files=()
-for run in "${RUNS[@]}"; do
-  train "$run"
-  files+=("$OUT/$run.jsonl")
+for seed in $SEEDS; do
+  for method in "${METHODS[@]}"; do
+    train "$method" "$seed"
+    files+=("$OUT/$(name_of "$method" "$seed").jsonl")
+  done
 done
 echo
 python -m verl_ext report "${files[@]}" --out "$OUT"
+[[ $SEEDS == *" "* ]] || echo "One seed cannot tell methods apart; docs/comparison.md has many, with every method tuned."

@@ -305,10 +305,11 @@ def test_a_value_that_is_not_known_is_refused_with_the_valid_ones(script, name, 
         (
             ["pilot_commit"],
             {},
-            "pilot_commit is not valid: quickstart.sh takes no arguments, set MODEL, OUT or BUDGET in front of bash",
+            "pilot_commit is not valid: quickstart.sh takes no arguments, set MODEL, OUT, BUDGET or SEEDS before bash",
         ),
         ([], {"MODEL": "large"}, "MODEL=large is not valid: use small, smollm2 or agent"),
         ([], {"BUDGET": "1e4"}, "BUDGET=1e4 is not valid: use a number of rollouts"),
+        ([], {"SEEDS": "1,2"}, "SEEDS=1,2 is not valid: use numbers such as '1 2 3'"),
     ],
 )
 def test_the_quickstart_refuses_before_it_installs(arguments, variables, sentence):

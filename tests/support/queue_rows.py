@@ -10,36 +10,41 @@ import transfer_queue as tq
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from support.configs import changed, compose
+from support.forks import Driver
 from verl_ext.driver.agent_loop import cancelled_key
 
 CAPACITY = 200  # rows
-_queue = False  # whether this process has a queue
+_forks: Driver | None = None  # starts the workers of this process's queue, if it has one
 
 
 def start_queue() -> None:
-    """A queue of ``CAPACITY`` rows in a Ray of its own, unless this process has one: it takes some ten seconds."""
-    global _queue
-    if not _queue:
-        _start_ray()
+    """A queue of ``CAPACITY`` rows in a Ray of its own, unless this process has one: it takes some ten seconds.
+
+    Ray's workers are forks, as in a training: each would import torch and verl anew otherwise.
+    """
+    global _forks
+    if _forks is None:
+        _forks = Driver("serve with Ray")
+        _start_ray({"py_executable": _forks.python})
         size = f"transfer_queue.backend.SimpleStorage.total_storage_size={CAPACITY}"
         tq.init(changed(compose("grpo"), size).transfer_queue)
-        _queue = True
 
 
 def end_queue() -> None:
     """End the queue of :func:`start_queue`, if there is one, and its Ray."""
-    global _queue
-    if _queue:
-        _queue = False
+    global _forks
+    if _forks is not None:
         tq.close()
         ray.shutdown()
+        _forks.end()
+        _forks = None
 
 
-def _start_ray(attempts: int = 4) -> None:
+def _start_ray(runtime_env: dict[str, str], attempts: int = 4) -> None:
     """Start a Ray of one's own. Ray gives its processes 30 seconds to start, which a very busy machine can exceed."""
     for attempt in range(1, attempts + 1):
         try:
-            ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
+            ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, runtime_env=runtime_env)
             return
         except Exception as error:  # Ray's own has no narrower class
             if attempt == attempts or "timed out during startup" not in str(error):
