@@ -12,10 +12,8 @@ from verl_ext.lab.simulate import World, simulate
 
 def sampled(recipe: str) -> tuple[Method, np.ndarray]:
     method = Method.parse(recipe, 8)
-    totals = []
-    world = World("1:1:1", prompts=4000, steps=12, test_freq=12)
-    simulate(method, world, 0, lambda _, data: totals.append(data.get("rollouts/sampled_total", 0.0)))
-    return method, np.diff(totals)
+    run = simulate(method, World("1:1:1", prompts=4000, steps=12), 0)
+    return method, run.series("rollouts/sampled")[1]
 
 
 VARYING = (
