@@ -85,6 +85,11 @@ WITH_TOOL = {
     "prefix_sampling": "prefix_sampling",
     "without_prefixes": "prefix_sampling use_prefixes=false actor_rollout_ref.rollout.n={n}",
 }
+UNIFORM = {  # GRPO with the losses of VIP and of Knapsack-RL
+    "uniform_rloo": "grpo n={n} algorithm.adv_estimator=rloo",
+    "uniform_token_mean": "grpo n={n} actor_rollout_ref.actor.loss_agg_mode=token-mean "
+    "rollout_driver.advantage_clip=5.0 prompt_weight=rollouts",
+}
 QUICKSTARTS_PILOT_COMMIT = "pilot_commit n_pilot=4 n_commit=60 s=6 max_rounds=20 p_lower=0.25 p_upper=0.75"
 ON_STACK_64 = {
     "grpo": "grpo",
@@ -92,7 +97,7 @@ ON_STACK_64 = {
     "pilot_commit": QUICKSTARTS_PILOT_COMMIT,
 }
 QUESTIONS = {
-    "n32": Question([(32, 8)], 20_000, PLAIN),
+    "n32": Question([(32, 8)], 20_000, PLAIN | UNIFORM),
     "n64": Question([(64, 8)], 40_000, PLAIN | {"pilot_commit_quickstart": QUICKSTARTS_PILOT_COMMIT}),
     "step256": Question([(n, 256 // n) for n in NS], 20_000, PLAIN),
     "confirm256": Question([(4, 64), (8, 32)], 20_000, CONFIRMED, LRS[2:5]),
