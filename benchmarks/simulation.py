@@ -24,7 +24,7 @@ import numpy as np
 import typer
 from rich.progress import track
 
-from verl_ext.lab.comparison import LabRun, compare, spread
+from verl_ext.lab.comparison import LabRun, MethodCost, spread
 from verl_ext.lab.simulate import Method, World, simulate
 from verl_ext.lab.simulate.engine_speed import EngineSpeed, LengthModel
 from verl_ext.lab.table import Table, open_console
@@ -98,9 +98,8 @@ def table3(seeds: Seeds = 3) -> None:
     runs = run(list(names), DEEPMATH, seeds)
     header = ("method", "rollouts/step x 8", "steps with a second round", "evicted", "paper", "second round")
     rows = []
-    _, found = compare(runs)
-    for cost, members, paper in zip(found, runs.values(), names.values(), strict=True):
-        steps = [[record for step, record in member.records.items() if step] for member in members]
+    for (name, members), paper in zip(runs.items(), names.values(), strict=True):
+        cost, steps = MethodCost(name, members), [list(member.records.values()) for member in members]
         again = [second_rounds(member) for member in members]
         evicted = [seed[-1]["data/evicted_total"] / DEEPMATH.prompts for seed in steps]
         cells = (spread(cost.average("rollouts/sampled"), ",.0f", 8), spread(again, ".1f", 100, " %"))
@@ -127,7 +126,7 @@ def concentration(values: list[float], seeds: Seeds = 3, mean: float = 0.45) -> 
             [pilot_commit(32, 96, p_solve="null")], replace(DEEPMATH, population=population), seeds
         ).values()
         shares = spread([second_rounds(member) for member in members], ".1f", 100, " %")
-        survivors = [[r["pilot_commit/pass_rate"] for step, r in m.records.items() if step] for m in members]
+        survivors = [[record["pilot_commit/pass_rate"] for record in member.records.values()] for member in members]
         rows.append(
             (f"{value:g}", population, shares, spread([float(np.mean(m)) for m in survivors], ".1f", 100, " %"))
         )
@@ -145,7 +144,7 @@ def hora(seeds: Seeds = 3) -> None:
     for count, paper in ((0, ("15 %", "58 %")), (8, ("51 %", "12 %"))):
         shares = [
             [
-                float(np.mean([r[f"hora/share_of_{kind}_c{count}"] for step, r in m.records.items() if step]))
+                float(np.mean([record[f"hora/share_of_{kind}_c{count}"] for record in m.records.values()]))
                 for m in members
             ]
             for kind in ("prompts", "rollouts")

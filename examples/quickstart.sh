@@ -51,7 +51,8 @@ case $MODEL in
 esac
 [[ $BUDGET =~ ^[1-9][0-9]*$ ]] || refuse "BUDGET=$BUDGET is not valid: use a number of rollouts"
 SEEDS=${SEEDS:-1}
-[[ $SEEDS =~ ^[0-9]+( [0-9]+)*$ ]] || refuse "SEEDS=$SEEDS is not valid: use numbers such as '1 2 3'"
+[[ $SEEDS =~ ^[1-9][0-9]*( [1-9][0-9]*)*$ && -z $(tr ' ' '\n' <<<"$SEEDS" | sort | uniq -d) ]] ||
+  refuse "SEEDS=$SEEDS is not valid: use different numbers from 1 on, such as '1 2 3'"
 
 bash examples/install_cpu.sh
 source .venv/bin/activate

@@ -24,10 +24,11 @@ def start_queue() -> None:
     """
     global _forks
     if _forks is None:
-        _forks = Driver("serve with Ray")
-        _start_ray({"py_executable": _forks.python})
+        forks = Driver("serve with Ray")
+        _start_ray({"py_executable": forks.python})
         size = f"transfer_queue.backend.SimpleStorage.total_storage_size={CAPACITY}"
         tq.init(changed(compose("grpo"), size).transfer_queue)
+        _forks = forks
 
 
 def end_queue() -> None:

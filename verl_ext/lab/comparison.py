@@ -33,7 +33,8 @@ Methods = Annotated[
 
 @dataclass(frozen=True)
 class LabRun(Run):
-    """A run of the lab; its metrics have their names in training, and step 0 is the validation before training.
+    """A run of the lab; its metrics have their names in training. In a run that learns, step 0 is the validation before
+    training; a simulated run that ends in its first step has no records.
 
     Attributes:
         duration: seconds that the run took.
@@ -168,13 +169,18 @@ def cost_table(target: float, costs: Sequence[MethodCost]) -> Table:
 def step_table(costs: Sequence[MethodCost]) -> Table:
     """Cost of a training step, on average over whole runs; the first method is the reference for "times longer"."""
     reference = mean(costs[0].average(SECONDS))
+
+    def times_longer(cost: MethodCost) -> float | None:
+        seconds = mean(cost.average(SECONDS))
+        return seconds / reference if seconds and reference else None
+
     rows = [
         (
             cost.name,
             spread(cost.average("rollouts/sampled")),
             spread(cost.average("tokens/sampled"), ".2f", 1e-6),
             spread(cost.average(SECONDS), ".0f"),
-            number(times_fewer(mean(cost.average(SECONDS)), reference)),
+            number(times_longer(cost)),
             spread(cost.average("timing_s/gen"), ".0f"),
             spread(cost.with_gradient(), ".1f", 100, " %"),
         )
