@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -142,6 +143,37 @@ def test_nodes_that_do_not_join_in_time_are_an_error(slurm, tmp_path):
     slurm.wait(lambda: slurm.job(job)["JobState"] in ENDED, "end of the job", 120)
     assert slurm.job(job)["JobState"] == "FAILED"
     assert "error: not all 2 nodes (node[1-2]) joined Ray within RAY_TIMEOUT=1 s" in output(tmp_path, job)
+
+
+BUSY_RAY = """
+joins = iter([OSError("reset"), [], TimeoutError("busy"), ["node1"], ["node1", "node2"]])
+started = False
+
+def init(**_):
+    global started
+    if not started:
+        started = True
+        raise AssertionError("no such session")
+
+def is_initialized():
+    return started
+
+def nodes():
+    if isinstance(answer := next(joins), Exception):
+        raise answer
+    return [{"NodeName": name, "Alive": True} for name in answer]
+"""
+
+
+def test_no_error_of_a_ray_that_is_starting_ends_the_wait_for_nodes(tmp_path):
+    """A module stands in for Ray, whose errors on a busy machine cannot be called up."""
+    (tmp_path / "ray.py").write_text(BUSY_RAY)
+    (code,) = re.findall(r"nodes_have_joined\(\) \{\n.*? -c '(.*?)'\n", SBATCH.read_text(), re.DOTALL)
+    environment = {"PYTHONPATH": str(tmp_path), "SLURM_JOB_NUM_NODES": "2"}
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "Ray on 1 of 2 nodes: node1\nRay on 2 of 2 nodes: node1 node2\n"
+    assert result.stderr == "AssertionError: no such session\nOSError: reset\nTimeoutError: busy\n"
 
 
 def test_outside_of_a_job_it_says_what_to_do():
