@@ -43,9 +43,9 @@ HOW_TO_INSTALL = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # pytest-xdist hands out whole modules in this order, so that each fixture is made once. Modules that wait, for
-    # Slurm or for two nodes, and other modules of the stack come first: fast modules run beside them, and no worker is
-    # left with a long module at the end. Tests with a queue come last, and share it.
+    # Tests that wait, for Slurm or for two nodes, and other tests of the stack come first: fast tests run beside them,
+    # and no worker of pytest-xdist is left with a long test at the end. Tests with a queue come last,
+    # and share it.
     items.sort(
         key=lambda item: (
             not item.get_closest_marker("stack"),
