@@ -70,5 +70,5 @@ def test_runs_that_cannot_be_compared(tmp_path):
         "grpo ends at an accuracy of 60.0% after 1,000 rollouts; no other method is here to compare."
     )
     missed = sentence(tmp_path, 0.9, grpo=([0.5, 0.6], 100), hora=([0.5, 0.95], 100))
-    assert missed == "Nothing compares with grpo: a run never reaches 90.0%, or counts no rollouts."
+    assert missed == "Nothing compares with grpo: a run never reaches 90.0%, begins there, or counts no rollouts."
     assert sentence(tmp_path, a=([None, None], 1), b=([None, None], 1)).startswith("No run has a validation accuracy")

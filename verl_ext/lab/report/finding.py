@@ -52,7 +52,8 @@ def finding(summary: Mapping[str, Any]) -> str:
         spent = "" if rollouts is None else f" after {rollouts:,.0f} rollouts"
         return f"{reference['name']} ends at an accuracy of {final:.1%}{spent}; no other method is here to compare."
     if not rated:
-        return f"Nothing compares with {reference['name']}: a run never reaches {target:.1%}, or counts no rollouts."
+        why = f"a run never reaches {target:.1%}, begins there, or counts no rollouts"
+        return f"Nothing compares with {reference['name']}: {why}."
     best = max(rated, key=lambda method: method["times_fewer_rollouts"])
     costs, others_costs = (_costs(summary["runs"], method["runs"]) for method in (reference, best))
     several = costs.keys() == others_costs.keys() and len(costs) > 1 and all([*costs.values(), *others_costs.values()])
