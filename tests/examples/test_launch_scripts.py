@@ -1,7 +1,8 @@
 """Every launch script composes with every choice in its paper, is valid, and fits its own GPUs.
 
-The scripts run with a stand-in for Python that prints its arguments, which are composed and validated here: a dry run
-of each would cost seconds. A real dry run shows that both ways give the same configuration.
+A stand-in for Python prints the arguments that a script gives to Python. The tests compose and validate these
+arguments, because a dry run of each script would cost seconds. A real dry run shows that both ways give the same
+configuration.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from support.forks import Driver
 from verl_ext.driver.agent_loop import cancelled_key
 
 CAPACITY = 200  # rows
-_forks: Driver | None = None  # starts the workers of this process's queue, if it has one
+_forks: Driver | None = None  # the process whose forks are the queue's workers; None without a queue
 
 
 def start_queue() -> None:
@@ -32,7 +32,7 @@ def start_queue() -> None:
 
 
 def end_queue() -> None:
-    """End the queue of :func:`start_queue`, if there is one, and its Ray."""
+    """End the queue and the Ray of :func:`start_queue`. Without a queue, nothing happens."""
     global _forks
     if _forks is not None:
         tq.close()

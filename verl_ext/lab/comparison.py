@@ -13,11 +13,18 @@ from rich.console import Console
 from rich.text import Text
 
 from verl_ext.lab.report.runs import Run
-from verl_ext.lab.report.summary import ROLLOUTS, SECONDS, accuracy_against, common_target, destinations, first_at
+from verl_ext.lab.report.summary import (
+    ROLLOUTS,
+    SECONDS,
+    accuracy_against,
+    common_target,
+    destinations,
+    first_at,
+    with_gradient,
+)
 from verl_ext.lab.table import NOTHING, Table, number, times_fewer
 
 Values = list[float | None]
-TRAINED, EFFECTIVE = "rollouts/trained", "rollouts/effective_ratio"
 
 # The argument of a command that compares methods.
 Methods = Annotated[
@@ -33,8 +40,10 @@ Methods = Annotated[
 
 @dataclass(frozen=True)
 class LabRun(Run):
-    """A run of the lab; its metrics have their names in training. In a run that learns, step 0 is the validation before
-    training; a simulated run that ends in its first step has no records.
+    """A run of the lab; its metrics have their names in training.
+
+    Step 0 of a run that learns is the validation before training. A simulated run has no records if its first step
+    cannot be completed.
 
     Attributes:
         duration: seconds that the run took.
@@ -52,7 +61,7 @@ class LabRun(Run):
 
 @dataclass(frozen=True)
 class MethodCost:
-    """One method's runs, one per seed. Lists have an entry per seed, None if the run lacks the number.
+    """The runs of a method with different seeds. Lists have an entry for each run, None if the run lacks the number.
 
     Attributes:
         name: of the method.
@@ -74,17 +83,13 @@ class MethodCost:
         return [float(accuracy_against(run, "step")[1].max()) for run in self.runs]
 
     def average(self, metric: str) -> Values:
-        """Mean of a metric over the steps that log it."""
+        """Mean of a metric; steps without the metric do not count."""
         values = (run.series(metric)[1] for run in self.runs)
         return [float(each.mean()) if each.size else None for each in values]
 
     def with_gradient(self) -> Values:
         """Share of all sampled rollouts that were trained on in a group with different rewards."""
-        useful = [
-            sum(record[TRAINED] * record[EFFECTIVE] for record in run.records.values() if EFFECTIVE in record)
-            for run in self.runs
-        ]
-        return [count / run.rollouts if run.rollouts else None for count, run in zip(useful, self.runs, strict=True)]
+        return [with_gradient(run) / run.rollouts if run.rollouts else None for run in self.runs]
 
     def waste(self) -> dict[str, Values]:
         """By reason, share of all sampled rollouts not trained on; rollouts left in buffers are included."""

@@ -1,4 +1,4 @@
-"""The result of a comparison in one sentence, with its uncertainty."""
+"""Says in one sentence which method needed the fewest rollouts, and how certain this is."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from verl_ext.lab.report.runs import Run, as_series, by_method
 from verl_ext.lab.table import times_fewer
 
 ROLLOUTS, TOKENS, SECONDS = "rollouts/sampled_total", "tokens/sampled_total", "timing_s/step"
+TRAINED, SIGNAL = "rollouts/trained", "rollouts/effective_ratio"
 DECIDING = "allocation/seconds"
 ACCURACY = re.compile(r"val-core/.+/acc/mean@\d+")
 DISCARDED = re.compile(r"rollouts/discarded_(.+)_total")
@@ -92,6 +93,11 @@ def destinations(run: Run) -> dict[str, np.ndarray]:
     parts |= {f"discarded: {reason}": f"rollouts/discarded_{reason}_total" for reason in reasons}
     parts |= {"failed": "rollouts/failed_total", "buffered": "rollouts/buffered"}
     return {part: run.level(name) for part, name in parts.items() if name in logged}
+
+
+def with_gradient(run: Run) -> float:
+    """Rollouts of the whole run that were trained on in a group with different rewards."""
+    return sum(record[SIGNAL] * record[TRAINED] for record in run.records.values() if {SIGNAL, TRAINED} <= set(record))
 
 
 def deciding_share(run: Run) -> Series:

@@ -15,7 +15,7 @@ from verl_ext.policy import Group, Rollout
 from verl_ext.trajectory import Trajectory
 
 # Simulated trajectories hold 100 identical tokens: 1 for a correct response, 0 for a wrong one. A prefix therefore
-# encodes only its length and whether its trajectory was correct.
+# holds its length, and whether its trajectory was correct, and nothing else.
 TRAJECTORY = 100
 TINY = 1e-6  # seconds; a response that began less than this long ago counts as not begun
 TRAJECTORIES = tuple(Trajectory(np.full(TRAJECTORY, end), np.ones(TRAJECTORY, dtype=bool)) for end in (0, 1))

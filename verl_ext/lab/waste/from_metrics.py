@@ -14,10 +14,11 @@ import numpy as np
 from verl_ext.lab.page import Page
 from verl_ext.lab.plot import Curve, Plot, lines
 from verl_ext.lab.report.runs import Run
+from verl_ext.lab.report.summary import SIGNAL, TRAINED, with_gradient
 from verl_ext.lab.table import Table, count, number, percent
 
 TITLE = "What the metrics say of the rollouts"
-SIGNAL, TRAINED, SAMPLED = "rollouts/effective_ratio", "rollouts/trained", "rollouts/sampled"
+SAMPLED = "rollouts/sampled"
 DISCARDED, TOTAL = "rollouts/discarded_", "_total"
 MEANS = ("critic/score/mean", "critic/rewards/mean")
 ADVANTAGES = ("critic/advantages/min", "critic/advantages/max")
@@ -67,7 +68,7 @@ def _exact(run: Run) -> Page:
     def total(name: str) -> float:
         return sum(record.get(name, 0.0) for record in records)
 
-    trained, gained = total(TRAINED), round(sum(record[SIGNAL] * record[TRAINED] for record in records))
+    trained, gained = total(TRAINED), round(with_gradient(run))
     reasons = sorted(
         {name for record in records for name in record if name.startswith(DISCARDED) and not name.endswith(TOTAL)}
     )
