@@ -6,7 +6,7 @@ import asyncio
 import os
 import random
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -290,25 +290,42 @@ def test_an_answer_of_many_small_writes_is_whole(tmp_path):
 # ---- time-outs ----
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "echo output; sleep 600; x=2",
-        "f() { while :; do :; done; x=2; }; f; x=2",
-        "timeout 600 sleep 600; x=2",  # in a process group of its own
-        "for i in 1 2 3; do (sleep 600; x=2) | cat; x=2; done",
-        "bash -c 'trap \"exit 0\" INT; while :; do sleep 0.1; done'; x=2",  # catches the interrupt
-        "bash -c 'trap \"\" INT; while :; do sleep 0.1; done'; x=2",  # ignores it
-    ],
-)
-def test_a_command_is_interrupted_and_the_shell_keeps_its_state(tmp_path, command):
-    _, stopped, after = answers(tmp_path, "x=1; sleep 600 & sleep 0.1", command, "echo $x; jobs", timeout=2)
-    assert stopped.state == "stopped"
-    assert after == Answer(b"1\n[1]+  Running                 sleep 600 &\n", b"", 0, "done", 0)
+def at_once(folder: Path, test: Callable[[Bash, str], Awaitable[None]], commands: list[str]) -> None:
+    """``test`` for each command, in shells of their own that wait side by side."""
+
+    async def one(number: int, command: str) -> None:
+        (folder / f"{number}").mkdir()
+        async with shell(folder / f"{number}") as own:
+            try:
+                await test(own, command)
+            except BaseException as error:
+                error.add_note(f"command: {command}")
+                raise
+
+    async def main() -> None:
+        await asyncio.gather(*(one(number, command) for number, command in enumerate(commands)))
+
+    run(main())
 
 
-def test_a_long_silent_command_is_awaited(tmp_path):
-    assert outputs(tmp_path, "sleep 17; echo done") == ["done\n"]
+INTERRUPTED = [
+    "echo output; sleep 600; x=2",
+    "f() { while :; do :; done; x=2; }; f; x=2",
+    "timeout 600 sleep 600; x=2",  # in a process group of its own
+    "for i in 1 2 3; do (sleep 600; x=2) | cat; x=2; done",
+    "bash -c 'trap \"exit 0\" INT; while :; do sleep 0.1; done'; x=2",  # catches the interrupt
+    "bash -c 'trap \"\" INT; while :; do sleep 0.1; done'; x=2",  # ignores it
+]
+
+
+def test_a_command_is_interrupted_and_the_shell_keeps_its_state(tmp_path):
+    async def test(own: Bash, command: str) -> None:
+        await own.run(b"x=1; sleep 600 & sleep 0.1", LONG)
+        assert (await own.run(command.encode(), 2)).state == "stopped"
+        after = await own.run(b"echo $x; jobs", LONG)
+        assert after == Answer(b"1\n[1]+  Running                 sleep 600 &\n", b"", 0, "done", 0)
+
+    at_once(tmp_path, test, INTERRUPTED)
 
 
 @pytest.fixture(params=[signal.default_int_handler, signal.SIG_IGN], ids=["in the foreground", "in the background"])
@@ -385,31 +402,34 @@ def test_a_command_that_the_shell_survives(tmp_path, command, said, code):
     assert after == Answer(b"next\n", b"", 0, "done", 0)
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "for i in {3..249}; do exec {i}>&-; done; echo a",
-        'for i in /proc/$$/fd/*; do builtin eval "exec ${i##*/}>&-"; done',
-        "ulimit -n 100",
-        "ulimit -n 3",
-        "builtin() { :; }",
-        "builtin() { return 1; }; command() { builtin; }",
-        "enable -n printf",
-        "enable -n source",
-        "kill -STOP $$",
-        "kill -9 $PPID",
-        "echo 'done 1 0' > /proc/$PPID/fd/0",
-        "sleep 0.2 && kill -9 $$ &",
-    ],
-)
-def test_a_command_that_breaks_the_shell_leaves_no_wrong_answer(tmp_path, command):
-    async def main():
-        async with shell(tmp_path) as own:
-            with pytest.raises(ShellEnded):
-                for turn in range(3):
-                    answer = await own.run(f"{command}\n".encode() if not turn else b"sleep 0.4; echo $((1 + 1))", 2)
-                    right = Answer(b"2\n", b"", 0, "done", 0) if turn else None
-                    assert answer.state != "done" or answer == right or not turn
-                raise ShellEnded("the shell works")
+BREAKS = [
+    "for i in {3..249}; do exec {i}>&-; done; echo a",
+    'for i in /proc/$$/fd/*; do builtin eval "exec ${i##*/}>&-"; done',
+    "ulimit -n 100",
+    "ulimit -n 3",
+    "builtin() { :; }",
+    "builtin() { return 1; }; command() { builtin; }",
+    "enable -n printf",
+    "enable -n source",
+    "kill -STOP $$",
+    "kill -9 $PPID",
+    "echo 'done 1 0' > /proc/$PPID/fd/0",
+    "sleep 0.2 && kill -9 $$ &",
+]
 
-    run(main())
+
+def test_a_command_that_breaks_the_shell_or_is_silent_leaves_no_wrong_answer(tmp_path):
+    """The silence is longer than the time-outs of the supervisor."""
+
+    async def test(own: Bash, command: str) -> None:
+        if command.startswith("sleep 7"):
+            assert await own.run(command.encode(), LONG) == Answer(b"done\n", b"", 0, "done", 0)
+            return
+        with pytest.raises(ShellEnded):
+            for turn in range(3):
+                answer = await own.run(f"{command}\n".encode() if not turn else b"sleep 0.4; echo $((1 + 1))", 2)
+                right = Answer(b"2\n", b"", 0, "done", 0) if turn else None
+                assert answer.state != "done" or answer == right or not turn
+            raise ShellEnded("the shell works")
+
+    at_once(tmp_path, test, ["sleep 7; echo done", *BREAKS])
