@@ -18,12 +18,12 @@ from verl_ext.data.reasoning_gym import compute_score
 from verl_ext.prompts import prompt_id
 
 pytestmark = pytest.mark.stack
-SAVE_CHECKPOINT = Path(__file__).parents[1] / "support/save_checkpoint.py"
+SAVE_CHECKPOINT, SAMPLE = (Path(__file__).parents[1] / f"support/{name}.py" for name in ("save_checkpoint", "sample"))
 
 
 def evaluate(task, checkpoint, model, out):
     command = [sys.executable, "-m", "verl_ext.evaluation", "run", "--data", task.folder / "data/validation.parquet"]
-    command += ["--out", out, "--n", "4", *([] if checkpoint is None else ["--checkpoint", checkpoint])]
+    command += ["--out", out, "--n", "4", "--checkpoint", checkpoint]
     command += ["hardware=cpu", f"actor_rollout_ref.model.path={model}", "data.max_prompt_length=96"]
     command += ["data.max_response_length=24", "actor_rollout_ref.rollout.max_model_len=128"]
     command += ["reward.custom_reward_function.path=pkg://verl_ext.data.reasoning_gym"]
@@ -62,14 +62,21 @@ def surprise(folder, lines):
     return sum(losses) / len(losses)
 
 
-def test_a_checkpoint_in_shards_is_sampled_and_scored(task, tmp_path):
-    """The shards hold the warm-started model, and actor_rollout_ref.model.path is untrained."""
-    run, out = tmp_path / "run", tmp_path / "out"
+@pytest.fixture(scope="module")
+def checkpoint(task, tmp_path_factory) -> Path:
+    """The warm-started model, saved by verl as step 3."""
+    run = tmp_path_factory.mktemp("run")
     ranks = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "1", SAVE_CHECKPOINT]
     subprocess.run([*ranks, task.folder / "model", run, "3"], check=True, timeout=300)
+    return run / "global_step_3"
+
+
+def test_a_checkpoint_in_shards_is_sampled_and_scored(task, checkpoint, tmp_path):
+    """The shards hold the warm-started model, and actor_rollout_ref.model.path is untrained."""
+    out = tmp_path / "out"
     model = make_untrained(task.folder / "model", tmp_path / "untrained")
 
-    result = evaluate(task, run / "global_step_3", model, out)
+    result = evaluate(task, checkpoint, model, out)
     assert result.returncode == 0, result.stderr
     (file,) = out.glob("*.jsonl")
     assert file.name == "000000_4.jsonl"
@@ -95,21 +102,19 @@ def test_a_checkpoint_in_shards_is_sampled_and_scored(task, tmp_path):
 
     # The samples are complete, so verl is not started.
     written = file.stat().st_mtime_ns
-    again = evaluate(task, run / "global_step_3", model, out)
+    again = evaluate(task, checkpoint, model, out)
     assert again.returncode == 0 and file.stat().st_mtime_ns == written
     assert "verl" not in again.stderr and len(list(out.glob("*.jsonl"))) == 1
 
 
-def test_vllm_samples_an_exported_model(task, tmp_path):
-    """The export of a checkpoint of the warm-started model is sampled as a model, without a checkpoint."""
-    run, out = tmp_path / "run", tmp_path / "out"
-    ranks = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "1", SAVE_CHECKPOINT]
-    subprocess.run([*ranks, task.folder / "model", run, "3"], check=True, timeout=300)
-    export = [sys.executable, "-m", "verl_ext", "export", run / "global_step_3", "--out", tmp_path / "exported"]
+def test_vllm_serves_an_exported_model(task, checkpoint, tmp_path):
+    """vLLM reads the files of the export itself; an evaluation gives vLLM the weights that FSDP has read."""
+    exported, lines = tmp_path / "exported", tmp_path / "lines.jsonl"
+    export = [sys.executable, "-m", "verl_ext", "export", checkpoint, "--out", exported]
     subprocess.run(export, check=True, timeout=300)
-    result = evaluate(task, None, tmp_path / "exported", out)
-    assert result.returncode == 0, result.stderr
-    lines = [json.loads(line) for file in out.glob("*.jsonl") for line in file.read_text().splitlines()]
-    assert len(lines) == 4 * 8
+    sample = [sys.executable, SAMPLE, exported, task.folder / "data/validation.parquet", lines]
+    subprocess.run(sample, check=True, timeout=300)
+    sampled = [json.loads(line) for line in lines.read_text().splitlines()]
+    assert len(sampled) == 4 * 8
     untrained = make_untrained(task.folder / "model", tmp_path / "untrained")
-    assert surprise(task.folder / "model", lines) < surprise(untrained, lines) - 1
+    assert surprise(task.folder / "model", sampled) < surprise(untrained, sampled) - 1

@@ -1,4 +1,4 @@
-"""A launch script on two nodes of a real Slurm: pre-empted, requeued, resumed, trained to the end."""
+"""A launch script on two nodes of a real Slurm: pre-empted, requeued, resumed; one node dies."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ pytestmark = [
     pytest.mark.skipif(bool(missing()), reason=f"Slurm is not installed: {', '.join(missing())}"),
 ]
 ROOT = Path(__file__).parents[2]
-STEPS = 5
+SAVED = 3  # steps from one checkpoint to the next
 
 
-def test_a_pre_empted_training_saves_and_resumes(task, tmp_path):
+def test_a_pre_empted_training_saves_and_resumes_and_a_node_dies(task, tmp_path):
     """In `separate_async`: one node trains, one generates, and weights go over gloo."""
     data, model = task.folder / "data", task.folder / "model"
     environment = {
@@ -41,7 +41,8 @@ def test_a_pre_empted_training_saves_and_resumes(task, tmp_path):
     overrides += ["rollout_policy.p_lower=0.15", "rollout_policy.p_upper=0.85", "trainer.test_freq=2"]
     overrides += ["actor_rollout_ref.rollout.val_kwargs.n=1", "trainer.nnodes=1", "actor_rollout_ref.rollout.nnodes=1"]
     overrides += ["trainer.v1.trainer_mode=separate_async", "actor_rollout_ref.hybrid_engine=false"]
-    overrides += ["actor_rollout_ref.rollout.checkpoint_engine.backend=gloo", f"trainer.total_training_steps={STEPS}"]
+    overrides += ["actor_rollout_ref.rollout.checkpoint_engine.backend=gloo", f"trainer.save_freq={SAVED}"]
+    overrides += ["trainer.total_training_steps=1000"]
     with tempfile.TemporaryDirectory(prefix="slurm_") as folder, Slurm(Path(folder)) as slurm:
         job = slurm.submit(
             *["--nodes=2", "--gpus-per-node=1", str(ROOT / "examples/slurm/train.sbatch")],
@@ -57,27 +58,33 @@ def test_a_pre_empted_training_saves_and_resumes(task, tmp_path):
         assert slurm.job(job)["JobState"] == "PENDING", log.read_text()[-6000:]
         assert not Path(f"/tmp/ray_{job}").exists()
 
-        # save_freq is 20, so the only checkpoint belongs to the step in which the job was pre-empted.
         (checkpoints,) = (tmp_path / "checkpoints").iterdir()
         latest = int((checkpoints / "latest_checkpointed_iteration.txt").read_text())
         before = metrics_of(first)
-        assert [path.name for path in checkpoints.glob("global_step_*")] == [f"global_step_{latest}"]
-        assert list(before) == list(range(1, latest + 1)) and latest < STEPS
+        saved = {int(path.name.rpartition("_")[2]) for path in checkpoints.glob("global_step_*")}
+        assert saved == {latest, *range(SAVED, latest, SAVED)} and list(before) == list(range(1, latest + 1))
         assert f"stopped after step {latest}, as asked" in log.read_text()
         assert not any(name.startswith("val-core") for name in before[latest])  # no time to validate
 
         slurm.start_now(job)
-        slurm.wait(lambda: slurm.job(job)["JobState"] in ENDED, "end of the job", 600)
-        assert slurm.job(job)["JobState"] == "COMPLETED", log.read_text()[-6000:]
-        assert "start 1] saved; back into the queue" in log.read_text() and "start 2] starting" in log.read_text()
-    after = metrics_of(tmp_path / "metrics_1.jsonl")
-    assert max(after) == STEPS
+        second, last = tmp_path / "metrics_1.jsonl", (latest // SAVED + 1) * SAVED
+        running = lambda: slurm.job(job)["JobState"] not in ENDED  # noqa: E731
+        slurm.wait(lambda: last + 1 in metrics_of(second) or not running(), "second checkpoint", 600)
+        assert running() and "start 2] starting" in log.read_text(), log.read_text()[-6000:]
+        slurm.kill(job, "node2")
+        slurm.wait(lambda: not running(), "end of the job", 300)
+    assert "start 1] saved; back into the queue" in log.read_text()
+    assert "\nerror: the run has lost 1 of its 2 nodes: node2 (" in log.read_text(), log.read_text()[-20000:]
+    assert "error: the run ended with status 1" in log.read_text()
+    assert (checkpoints / "latest_checkpointed_iteration.txt").read_text() == str(last)
+    after = metrics_of(second)
     assert_nothing_lost(before, after)
     steps = before | after
     assert all(metrics["off_policy/delay_max"] <= 4 for metrics in steps.values())
     # The step after a restart begins with buffered groups or fresh pilots; later steps with rollouts in flight.
     assert any(metrics["off_policy/delay_max"] >= 1 for metrics in steps.values())
     assert any(name.startswith("val-core/") for metrics in after.values() for name in metrics)
-    assert optimizer_steps(checkpoints, STEPS) == STEPS * 2  # train_batch_size 4 / ppo_mini_batch_size 2
-    saved = load_state(checkpoints / f"global_step_{STEPS}")
-    assert saved["step"] == STEPS and saved["ledger"]["buffered"] == steps[STEPS]["rollouts/buffered"]
+    assert optimizer_steps(checkpoints, last) == last * 2  # train_batch_size 4 / ppo_mini_batch_size 2
+    state = load_state(checkpoints / f"global_step_{last}")
+    assert state["step"] == last and state["ledger"]["buffered"] == steps[last]["rollouts/buffered"]
+    assert len(state["policy"]["state"]["buffer"]["groups"]) == steps[last]["pilot_commit/buffer"]

@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
+
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"}  # states of a job
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue")
 PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])  # daemons; not on every user's path
@@ -152,6 +154,14 @@ class Slurm:
         """Start a requeued job in some seconds; Slurm waits two minutes. At once, its nodes would still refuse the job,
         whose credential they have just revoked."""
         self.run("scontrol", "update", f"jobid={identifier}", "starttime=now+5")
+
+    def kill(self, job: str, node: str) -> None:
+        """SIGKILL for every process of the job on the node, as when the machine is switched off."""
+        own = {"SLURM_JOB_ID": job, "SLURMD_NODENAME": node}.items()
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if own <= process.environ().items():
+                    process.kill()
 
     def wait(self, condition: Callable[[], bool], what: str, timeout: float) -> None:
         self._wait(condition, what, timeout)

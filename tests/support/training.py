@@ -52,7 +52,11 @@ def make_task(folder: Path) -> Task:
     data = [sys.executable, "-m", "verl_ext.data.reasoning_gym", "--out", f"{folder}/data"]
     subprocess.run([*data, "--train", "96", "--validation", "8"], check=True, timeout=120)
     warm_start = [sys.executable, ROOT / "examples/quickstart/warm_start.py", "--data", f"{folder}/data"]
-    subprocess.run([*warm_start, "--out", f"{folder}/model", "--steps", "150"], check=True, timeout=300)
+    subprocess.run(
+        [*warm_start, "--out", f"{folder}/model", "--steps", "150", "--batch", "64", "--lr", "2e-3"],
+        check=True,
+        timeout=300,
+    )
     return Task(folder)
 
 
