@@ -27,7 +27,7 @@ settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.register_profile("random", deadline=None)
 settings.load_profile("repeatable")
 
-WAIT = ("slurm", "multi_node")  # ends of the names of modules whose tests take the longest, most of it waiting
+WAIT = "slurm"  # end of the names of modules whose tests take the longest, most of it waiting
 QUEUE = "queue"  # fixture of tests/driver
 STACK_TIMEOUT = 1800  # seconds of a test that trains; `timeout` in pyproject.toml holds for all others
 # Tests that may be skipped, and where.
@@ -43,19 +43,20 @@ HOW_TO_INSTALL = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # Tests that wait, for Slurm or for two nodes, and other tests of the stack come first: fast tests run beside them,
-    # and no worker of pytest-xdist is left with a long test at the end. Tests with a queue come last,
-    # and share it.
+    # Tests that wait for Slurm, and other tests that train, come first: fast tests run beside them, and no worker of
+    # pytest-xdist is left with a long test at the end. Tests with a queue come last, and share it.
     items.sort(
         key=lambda item: (
+            QUEUE in item.fixturenames,
             not item.get_closest_marker("stack"),
             not item.path.stem.endswith(WAIT),
-            QUEUE in item.fixturenames,
         )
     )
     for item in items:
         if item.get_closest_marker("stack") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(STACK_TIMEOUT))
+        if QUEUE in item.fixturenames:
+            item.add_marker(pytest.mark.stack)
         if item.get_closest_marker("container"):
             MAY_BE_SKIPPED[item.nodeid] = NO_CONTAINER
 

@@ -24,6 +24,8 @@ from verl_ext.driver.liveness import (
 )
 from verl_ext.errors import EveryRolloutFailed
 
+pytestmark = pytest.mark.stack
+
 
 @pytest.fixture(scope="module")
 def all_nodes():

@@ -12,6 +12,8 @@ import ray
 from verl_ext.driver.cluster import await_queue
 from verl_ext.errors import RunError
 
+pytestmark = pytest.mark.stack
+
 RUN = """
 import sys, time
 import ray, transfer_queue as tq

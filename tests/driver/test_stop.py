@@ -7,6 +7,10 @@ import subprocess
 import sys
 import time
 
+import pytest
+
+pytestmark = pytest.mark.stack
+
 DRIVER = """
 import os, signal, sys, time
 import ray
