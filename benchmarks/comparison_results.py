@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from verl_ext.lab.plot import styles
@@ -20,6 +21,8 @@ METHODS = (
     *(REFERENCE, "dynamic_sampling", "pilot_commit", "hora", "vip", "knapsack", "prefix_sampling"),
     *("greso", "mopps", "speed_rl", "pods", "reinforce_ada", "recall"),
 )
+EVERY_WORLD = "n32"  # the question that all methods answer in several worlds
+XLABEL = "times fewer rollouts than GRPO, with 95 % interval (right of the line: the method needs less)"
 SHARES = (0.5, 0.8, 0.95)  # of the way from the warm start to the best accuracy of the reference
 CHOICE = 0.8  # the share by which settings are chosen
 PLACE = SHARES.index(CHOICE)  # of ``CHOICE`` among the shares
@@ -241,6 +244,43 @@ def table(found: Sequence[Result]) -> list[str]:
     return lines
 
 
+def in_every_world(found: Mapping[str, Sequence[Result]]) -> list[str]:
+    """Lines of a table in Markdown: each method's ratio in each world; in bold if its interval does not contain 1."""
+    ratios = {
+        world: {result.method: result.rollouts[PLACE] for result in each if result.method != REFERENCE}
+        for world, each in found.items()
+    }
+    lines = ["| method | " + " | ".join(f"`{world}`" for world in ratios) + " |", "|---" * (1 + len(ratios)) + "|"]
+    for method in _in_order(found):
+        shown = [_shown(own.get(method), False) for own in ratios.values()]
+        certain = [method in own and not own[method].low <= 1 <= own[method].high for own in ratios.values()]
+        cells = [f"**{text}**" if bold else text for text, bold in zip(shown, certain, strict=True)]
+        lines.append(f"| `{method}` | " + " | ".join(cells) + " |")
+    return lines
+
+
+def _in_order(found: Mapping[str, Sequence[Result]]) -> list[str]:
+    """The methods without the reference: recipes, then other methods."""
+    names = dict.fromkeys(result.method for each in found.values() for result in each)
+    return sorted(names.keys() - {REFERENCE}, key=lambda name: (name not in METHODS, [*METHODS, *names].index(name)))
+
+
+def picture_of_worlds(found: Mapping[str, Sequence[Result]]) -> Figure:
+    """A panel for each world, and in each a line for each method, in the same order."""
+    methods = _in_order(found)[::-1]
+    figure = Figure(figsize=(1.4 + 1.9 * len(found), 0.6 + 0.25 * len(methods)), layout="constrained")
+    panels = figure.subplots(1, len(found), squeeze=False, sharex=True, sharey=True)[0]
+    style = styles(methods)
+    for panel, (world, each) in zip(panels, found.items(), strict=True):
+        for result in each:
+            if result.method != REFERENCE:
+                _draw(panel, methods.index(result.method), result.rollouts[PLACE], style[result.method].color)
+        _frame(panel, methods)
+        panel.set_title(world, fontsize=10)
+    figure.supxlabel(XLABEL, fontsize=10)
+    return figure
+
+
 def picture(found: Mapping[tuple[str, str], Sequence[Result]]) -> Figure:
     """A panel for each question; each method's ratio with its interval in each world, and a line at 1."""
     worlds: dict[str, list[str]] = {}
@@ -265,31 +305,41 @@ def picture(found: Mapping[tuple[str, str], Sequence[Result]]) -> Figure:
     style = styles(result.method for each in found.values() for result in each)
     for panel, (question, each) in zip(panels.flat, lines.items(), strict=False):
         for height, (_, ratio, method) in enumerate(each):
-            error = [[ratio.mean - ratio.low], [ratio.high - ratio.mean]]
-            panel.errorbar(ratio.mean, height, xerr=error, fmt="o", color=style[method].color, capsize=3)
-        panel.axvline(1, color="0.6", linewidth=1)
-        panel.set_yticks(range(len(each)), [label for label, *_ in each])
-        panel.set_ylim(-0.6, len(each) - 0.4)
-        panel.set_xscale("log")
-        panel.set_xticks([0.25, 0.5, 1, 2, 4], ["0.25", "0.5", "1", "2", "4"])
-        panel.minorticks_off()
+            _draw(panel, height, ratio, style[method].color)
+        _frame(panel, [label for label, *_ in each])
         where = f"{worlds[question][0]}: " if len(worlds[question]) == 1 else ""
         panel.set_title(f"{where}{TITLES[question]}", fontsize=10)
     for panel in panels.flat[len(lines) :]:
         panel.set_axis_off()
-    figure.supxlabel("times fewer rollouts than GRPO, with 95 % interval\n(right of the line: the method needs less)")
+    figure.supxlabel(XLABEL)
     return figure
 
 
+def _draw(panel: Axes, height: int, ratio: Ratio, color: str) -> None:
+    """The marker is filled if the interval does not contain 1."""
+    face = "white" if ratio.low <= 1 <= ratio.high else color
+    error = [[ratio.mean - ratio.low], [ratio.high - ratio.mean]]
+    panel.errorbar(ratio.mean, height, xerr=error, fmt="o", color=color, markerfacecolor=face, capsize=3)
+
+
+def _frame(panel: Axes, labels: Sequence[str]) -> None:
+    panel.axvline(1, color="0.6", linewidth=1, zorder=0)
+    panel.set_yticks(range(len(labels)), labels)
+    panel.set_ylim(-0.6, len(labels) - 0.4)
+    panel.set_xscale("log")
+    panel.set_xticks([0.25, 0.5, 1, 2, 4], ["¼", "½", "1", "2", "4"])
+    panel.minorticks_off()
+
+
 def write_page(page: Path, kept: Mapping[tuple[str, str], Kept]) -> dict[tuple[str, str], list[Result]]:
-    """Write the page and its picture; returns the results by world and question."""
+    """Write the page and its pictures; returns the results by world and question."""
     found = {
         (world, question): list(results(kept[world, question], TUNING[question], FRESH[question]))
         for world, question in sorted(kept, key=lambda key: list(TITLES).index(key[1]))
     }
     found = {key: each for key, each in found.items() if len(each) > 1}
-    drawing = page.with_suffix(".png")
-    picture(found).savefig(drawing, dpi=110, metadata={"Software": None})
+    worlds = {world: each for (world, question), each in found.items() if question == EVERY_WORLD}
+    others = {key: each for key, each in found.items() if key[1] != EVERY_WORLD}
     lines = [
         "# The comparison: results",
         "",
@@ -298,9 +348,15 @@ def write_page(page: Path, kept: Mapping[tuple[str, str], Kept]) -> dict[tuple[s
         "method's, over fresh seeds, with its 95 % interval: above 1, the method needs less. Percentages",
         "are of the way from the warm start to GRPO's best accuracy; `rollouts`, `tokens ×` and `waves ×` are at 80 %.",
         "`missed` counts the fresh seeds that never reach the three targets. Accuracies: mean ± standard deviation.",
-        "",
-        f"![Ratios with intervals]({drawing.name})",
+        "Markers are filled, and ratios in bold letters, where the interval does not contain 1.",
     ]
+    for ending, part, draw in (("_worlds", worlds, picture_of_worlds), ("", others, picture)):
+        if part:
+            drawing = page.with_name(f"{page.stem}{ending}.png")
+            draw(part).savefig(drawing, dpi=110, metadata={"Software": None})
+            lines += ["", f"![Ratios with intervals]({drawing.name})"]
+    if worlds:
+        lines += ["", f"## {TITLES[EVERY_WORLD]}: × at {CHOICE:.0%} in every world", "", *in_every_world(worlds)]
     for (world, question), each in found.items():
         runs = len(kept[world, question].runs)
         counts = f"{runs:,} runs, tuning included; {len(FRESH[question])} fresh seeds."

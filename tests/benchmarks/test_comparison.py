@@ -144,7 +144,7 @@ def test_real_runs_are_kept_chosen_compared_and_not_repeated(tmp_path, monkeypat
     assert list(results(again.kept, TUNING, FRESH)) == [reference, hora]
     page = (tmp_path / "page.md").read_text()
     assert f"| {hora.rollouts[1].mean:.2f} [{hora.rollouts[1].low:.2f}, {hora.rollouts[1].high:.2f}] |" in page
-    assert (tmp_path / "page.png").stat().st_size > 5000 and "14 runs, tuning included; 3 fresh seeds." in page
+    assert (tmp_path / "page_worlds.png").stat().st_size > 5000 and "14 runs, tuning included; 3 fresh seeds." in page
 
 
 def test_one_method_brings_the_reference_that_sets_its_targets(tmp_path, monkeypatch):
