@@ -68,7 +68,10 @@ def test_a_pre_empted_training_saves_and_resumes_and_a_node_dies(task, tmp_path)
 
         slurm.start_now(job)
         second, last = tmp_path / "metrics_1.jsonl", (latest // SAVED + 1) * SAVED
-        running = lambda: slurm.job(job)["JobState"] not in ENDED  # noqa: E731
+
+        def running() -> bool:
+            return slurm.job(job)["JobState"] not in ENDED
+
         slurm.wait(lambda: last + 1 in metrics_of(second) or not running(), "second checkpoint", 600)
         assert running() and "start 2] starting" in log.read_text(), log.read_text()[-6000:]
         slurm.kill(job, "node2")
@@ -76,7 +79,7 @@ def test_a_pre_empted_training_saves_and_resumes_and_a_node_dies(task, tmp_path)
     assert "start 1] saved; back into the queue" in log.read_text()
     assert "\nerror: the run has lost 1 of its 2 nodes: node2 (" in log.read_text(), log.read_text()[-20000:]
     assert "error: the run ended with status 1" in log.read_text()
-    assert (checkpoints / "latest_checkpointed_iteration.txt").read_text() == str(last)
+    assert int((checkpoints / "latest_checkpointed_iteration.txt").read_text()) >= last
     after = metrics_of(second)
     assert_nothing_lost(before, after)
     steps = before | after
