@@ -28,7 +28,7 @@ ABLATIONS = [
 
 def commands(recipe: str, code: str) -> list[str]:
     """The recipe and the overrides of each run that bash would start, one line each."""
-    variables = [line for line in re.findall(r"`([A-Z]+=[^`]+)`", TEXTS[recipe]) if line.startswith(("M=", "VAL="))]
+    variables = [line for line in re.findall(r"`([A-Z]+=[^`]+)`", TEXTS[recipe]) if line.startswith(("M=", "TRAIN="))]
     script = "\n".join(["export PYTHON=echo DATA_DIR=/data", *variables, code])
     output = subprocess.run(["bash", "-euc", script], capture_output=True, text=True, cwd=ROOT.parent)
     assert not output.stderr and not output.returncode, output.stderr
