@@ -207,7 +207,7 @@ class Recall(RolloutPolicy):
 
     def _judge(self, group: Group) -> list[Action]:
         """Request the second wave of a new prompt whose pilots differ, while the batch has room for it."""
-        if group.usable:
+        if len(group.usable) == self.n_pilot:  # the prior's formula is for rates of n_pilot rollouts
             self.pilots = [*self.pilots[1 - RECENT :], group.success_rate]
         if not has_spread(group.rewards):
             return self._finish(group)

@@ -19,6 +19,12 @@ pytestmark = pytest.mark.usefixtures("queue")  # for its Ray
 def service():
     """An actor whose calls wait until they are let go."""
 
+    class Refused(Exception):
+        """Like errors of clients of language models: it can be pickled, and not be read again."""
+
+        def __init__(self, message, *, status):
+            super().__init__(message)
+
     @ray.remote
     class Service:
         def __init__(self):
@@ -43,8 +49,10 @@ def service():
         async def take(self, settings):
             return settings.pop("tokens")
 
-        async def lock(self):
-            return threading.Lock()
+        async def answer(self, kind):
+            if kind == "refusal":
+                raise Refused("no credit is left", status=402)
+            return threading.Lock() if kind == "lock" else kind
 
         async def cancel(self):
             raise asyncio.CancelledError
@@ -131,12 +139,15 @@ def test_an_actor_that_dies_fails_every_call_that_waits(service):
     assert len(errors) == 4 and all(isinstance(error, RayActorError) for error in errors)
 
 
-def test_an_answer_that_cannot_be_sent_is_an_error(service):
+def test_an_answer_that_cannot_be_sent_or_read_fails_alone(service):
     async def main():
-        return await asyncio.wait_for(settled(GatheredActor(service).lock.remote()), 60)
+        actor = GatheredActor(service, 0.05)
+        return await asyncio.wait_for(settled(*map(actor.answer.remote, ("lock", "refusal", "word"))), 60)
 
-    (error,) = asyncio.run(main())
-    assert isinstance(error, Exception) and "lock" in str(error)
+    lock, refused, word = asyncio.run(main())
+    assert isinstance(lock, Exception) and "lock" in str(lock)
+    assert isinstance(refused, RuntimeError) and "Refused: no credit is left" in str(refused)
+    assert word == "word"
 
 
 def test_a_call_cancelled_in_the_actor_is_an_error_and_cancels_no_rollout(service):

@@ -54,6 +54,25 @@ def put(rows: Rows, number: int):
     return rows.async_kv_batch_put(keys=[f"k_{number}_0"], fields=[row(number)], tags=[tag], partition_id="train")
 
 
+def test_rows_are_written_before_the_ends_of_prompts(monkeypatch):
+    """The driver takes a session whose prompt has ended and whose row is missing for failed."""
+    written, store = [], tq.async_kv_batch_put
+
+    async def noted(keys, **further):
+        written.extend(keys)
+        return await store(keys=keys, **further)
+
+    monkeypatch.setattr(tq, "async_kv_batch_put", noted)
+
+    async def main():
+        rows = Rows("SimpleStorage")
+        ends = [rows.async_kv_put(key=key, partition_id="train", tag={"status": "finished"}) for key in "ab"]
+        await asyncio.gather(ends[0], put(rows, 1), ends[1], put(rows, 2))
+
+    asyncio.run(main())
+    assert sorted(written[:2]) == ["k_1_0", "k_2_0"] and sorted(written[2:]) == ["a", "b"]
+
+
 def test_rows_of_one_moment_are_written_together(written):
     async def main():
         rows = Rows("SimpleStorage")

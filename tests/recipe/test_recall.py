@@ -51,6 +51,19 @@ def test_pilots_that_are_all_equal_give_a_finite_prior(pilots):
     assert 0 < a < 50 and 0 < b < 50
 
 
+def test_pilots_with_a_failed_rollout_are_no_part_of_the_fit():
+    """The variance of rates of fewer rollouts is larger."""
+    policy = Recall(train_batch_size=4)
+    policy._step = 1
+    (prompt,) = prompts(1)
+    whole, half = group(prompt, 1, 2), group(prompt, 1, 1)
+    half.rollouts.append(Rollout(float("nan"), None, 0, 0, failed=True))
+    policy._judge(half)
+    assert policy.pilots == []
+    policy._judge(whole)
+    assert policy.pilots == [0.5]
+
+
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8), st.integers(1, 9)), max_size=12), st.integers(1, 6))
 @settings(max_examples=60)
 def test_the_recalled_prompts_are_worth_more_than_a_new_prompt_and_than_the_others(counts, size):

@@ -21,7 +21,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayTaskError
 
-Answer = tuple[int, Any, RayTaskError | None]  # number of the call, result, error
+Answer = tuple[int, bytes]  # number of the call, and its result and error, packed by themselves
 
 
 class Wave:
@@ -101,9 +101,13 @@ class _Method:
         lost: Exception = RuntimeError(f"{self._name}: the actor ended a call without an answer")
         try:
             async for answers in self._answers([call for call, _ in calls]):
-                for number, result, error in answers:
+                for number, answer in answers:
+                    try:
+                        result, error = pickle.loads(answer)
+                    except Exception as unreadable:
+                        result, error = None, unreadable
                     self._settle(waiting[number], result, error)
-        except Exception as error:  # Ray's: the actor has died, or an answer cannot be sent
+        except Exception as error:  # Ray's: the actor has died
             lost = error
         finally:  # also if this task is cancelled, because the event loop ends
             for answer in waiting.values():
@@ -151,7 +155,7 @@ async def _answers(actor: object, name: str, calls: Sequence[bytes]) -> AsyncIte
     is_ready = asyncio.Event()
 
     def note(number: int, task: asyncio.Task) -> None:
-        ready.append((number, *task.result()))
+        ready.append((number, task.result()))
         is_ready.set()
 
     tasks = [asyncio.ensure_future(_answer(actor, name, call)) for call in calls]
@@ -166,14 +170,14 @@ async def _answers(actor: object, name: str, calls: Sequence[bytes]) -> AsyncIte
         yield answers
 
 
-async def _answer(actor: object, name: str, call: bytes) -> tuple[Any, RayTaskError | None]:
+async def _answer(actor: object, name: str, call: bytes) -> bytes:
     try:
         args, kwargs = pickle.loads(call)
-        return await attrgetter(name)(actor)(*args, **kwargs), None
+        return _packed((await attrgetter(name)(actor)(*args, **kwargs), None))
     except asyncio.CancelledError:  # as an answer it would cancel the rollout
-        return None, RayTaskError(name, traceback.format_exc(), RuntimeError(f"{name} was cancelled"))
+        return _packed_error(name, RuntimeError(f"{name} was cancelled"))
     except Exception as error:
-        return None, RayTaskError(name, traceback.format_exc(), error)
+        return _packed_error(name, error)
 
 
 def _answers_in_order(actor: object, name: str, calls: Sequence[bytes]) -> list[Answer]:
@@ -181,7 +185,18 @@ def _answers_in_order(actor: object, name: str, calls: Sequence[bytes]) -> list[
     for number, call in enumerate(calls):
         try:
             args, kwargs = pickle.loads(call)
-            answers.append((number, getattr(actor, name)(*args, **kwargs), None))
+            answers.append((number, _packed((getattr(actor, name)(*args, **kwargs), None))))
         except Exception as error:
-            answers.append((number, None, RayTaskError(name, traceback.format_exc(), error)))
+            answers.append((number, _packed_error(name, error)))
     return answers
+
+
+def _packed_error(name: str, error: Exception) -> bytes:
+    """An error that is being handled. Another stands for an error that cannot be packed, or not be read again."""
+    text = traceback.format_exc()
+    try:
+        packed = _packed((None, RayTaskError(name, text, error)))
+        pickle.loads(packed)
+        return packed
+    except Exception:
+        return _packed((None, RayTaskError(name, text, RuntimeError(f"{type(error).__name__}: {error}"))))

@@ -91,7 +91,8 @@ class Rows:
         """Write until nothing waits. Rows that arrive during a write go into the next write."""
         while self._waiting:
             writes, self._waiting = self._waiting, []
-            for kind in dict.fromkeys(write.kind for write in writes):
+            # Rows go first: the driver takes a session for failed if the prompt's end is there and its row is not.
+            for kind in sorted(dict.fromkeys(write.kind for write in writes), key=lambda kind: kind[1] is None):
                 for some in _parts(write for write in writes if write.kind == kind):
                     await self._store(some)
 

@@ -125,6 +125,8 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, WeightTurns):
             self._fit_until_used_up(agent_loop_manager)
         except Exception as error:
             check_workers()  # a lost worker is the cause of any other error, so report the loss instead
+            if not isinstance(error, ray.exceptions.RayActorError):
+                forget_workers()  # verl stops them now, and the watch must not report that as the cause
             check_queue_full(error, self.config)
             raise
         forget_workers()

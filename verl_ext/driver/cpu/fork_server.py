@@ -180,7 +180,8 @@ class _Server:
             _child(lambda: self._become(request, files, client))
         for file in files:
             os.close(file)
-        client.sendall(struct.pack(fork_client.NUMBER, pid))
+        with contextlib.suppress(OSError):  # the client has ended: the selector reports its end, and the fork is killed
+            client.sendall(struct.pack(fork_client.NUMBER, pid))
         self.clients[pid] = client
         self.selector.register(client, selectors.EVENT_READ, pid)
 
