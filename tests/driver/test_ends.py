@@ -137,6 +137,7 @@ def used_up(folder, step, monkeypatch, *overrides, loads=None, saved=None):
 
     def fit(self, manager):
         self.global_steps = step
+        self.controller.ledger.step["rollouts/sampled"] = 1200
         raise CannotFillBatch(f"step {step}: no prompt survived")
 
     monkeypatch.setattr(PPOTrainer, "fit", fit)
@@ -162,7 +163,8 @@ def test_used_up_data_saves_validates_and_says_so(tmp_path, monkeypatch, without
     assert load_state(tmp_path / "checkpoints" / "global_step_7")["step"] == 0
     assert type(made.used_up) is DataUsedUp
     assert str(made.used_up) == (
-        "the data is used up: step 7 is the last of this run, since step 8: no prompt survived"
+        "the data is used up: step 7 is the last of this run, since step 8: no prompt survived; its "
+        "1,200 rollouts are in the metrics of no step"
     )
 
 

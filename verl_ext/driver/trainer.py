@@ -139,7 +139,8 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, WeightTurns):
             check_workers()
             if self.global_steps <= 1:  # nothing was learned, so the settings are at fault
                 raise
-            self.end_used_up(error)
+            spent = self.controller.ledger.step["rollouts/sampled"]
+            self.end_used_up(CannotFillBatch(f"{error}; its {spent:,} rollouts are in the metrics of no step"))
 
     # ---- methods called by the controller ----
 
