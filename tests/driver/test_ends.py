@@ -12,7 +12,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from verl_ext.driver import runner
-from verl_ext.driver.checkpoint import load_state
+from verl_ext.driver.checkpoint import TRACKER, load_state
 from verl_ext.driver.modes import TRAINER_MODES, PolicyTrainerSync
 from verl_ext.driver.stop import Stopped
 from verl_ext.errors import EXIT_STOPPED, CannotFillBatch, DataUsedUp
@@ -126,6 +126,24 @@ def test_a_run_resumes_from_the_named_checkpoint_and_saves_in_its_own_folder(tmp
     sample(made, 3, 30)
     made._save_checkpoint()
     assert load_state(tmp_path / "checkpoints/global_step_3")["ledger"]["total"]["rollouts/sampled"] == 100
+
+
+def test_a_checkpoint_that_is_written_anew_is_no_longer_the_latest(tmp_path, monkeypatch, without_models):
+    """As after a resume from step 2 by name: verl names step 3 again once its own part is written."""
+    made, tracker = trainer(tmp_path), tmp_path / "checkpoints" / TRACKER
+    named = []
+    monkeypatch.setattr(PPOTrainer, "_save_checkpoint", lambda self: named.append(tracker.read_text()))
+    for step in (2, 3):
+        sample(made, step, 10)
+        tracker.parent.mkdir(exist_ok=True)
+        tracker.write_text("3")
+        made._save_checkpoint()
+    assert named == ["3", "2"]
+    made._saved_step = None  # the run has begun anew
+    tracker.write_text("3")
+    monkeypatch.setattr(PPOTrainer, "_save_checkpoint", lambda self: named.append(tracker.exists()))
+    made._save_checkpoint()
+    assert named[-1] is False
 
 
 def used_up(folder, step, monkeypatch, *overrides, loads=None, saved=None):

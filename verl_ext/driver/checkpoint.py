@@ -28,6 +28,17 @@ class BadCheckpoint(RunError):
     """A checkpoint cannot be read or written. The message names the path and a remedy."""
 
 
+def rewind_tracker(folder: Path, before: int | None) -> None:
+    """If verl's tracker names the checkpoint in ``folder``, which will be written anew, let it name step ``before``.
+
+    A run that has resumed from an earlier checkpoint by name writes the later ones anew. While one is half written, the
+    tracker must not call it complete. With None no checkpoint is named.
+    """
+    tracker = folder.parent / TRACKER
+    if tracker.is_file() and f"{STEP_FOLDER}{tracker.read_text().strip()}" == folder.name:
+        tracker.unlink() if before is None else tracker.write_text(str(before))
+
+
 def save_state(folder: str | Path, state: dict) -> Path:
     """Write ``state`` (JSON-able) whole or not at all.
 

@@ -23,7 +23,7 @@ from verl_ext.controller import RolloutController
 from verl_ext.driver.agent_loop import PREFIX, ROLLOUTS, SAMPLING, SESSION_OFFSET, WaveManager
 from verl_ext.driver.allocation_table import AllocationTables
 from verl_ext.driver.baseline import advantages_over_all
-from verl_ext.driver.checkpoint import BadCheckpoint, load_state, prune_queues, save_state, unwritten
+from verl_ext.driver.checkpoint import BadCheckpoint, load_state, prune_queues, rewind_tracker, save_state, unwritten
 from verl_ext.driver.cluster import check_queue_full
 from verl_ext.driver.liveness import check_workers, forget_workers, note_nodes, note_workers
 from verl_ext.driver.prompt_data import PromptDataset, PromptTexts, endless_rows, fetch, prompt_loader
@@ -296,6 +296,7 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, WeightTurns):
         folder = self._checkpoint_folder()
         if self.global_steps == self._budget_step:
             self.budget_spent = self.config.rollout_driver.rollout_budget
+        rewind_tracker(folder, self._saved_step)
         save_state(folder, self.controller.state_dict() | {"budget_spent": self.budget_spent})
         with set_aside(self._trained):
             try:
