@@ -56,7 +56,7 @@ class Setting(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """Spent up to a target accuracy; a run that misses the target counts with its whole length."""
+    """What a run spent until it reached a target accuracy; if it never did, what the whole run spent."""
 
     amount: float
     reached: bool
@@ -253,7 +253,7 @@ def in_every_world(found: Mapping[str, Sequence[Result]]) -> list[str]:
     lines = ["| method | " + " | ".join(f"`{world}`" for world in ratios) + " |", "|---" * (1 + len(ratios)) + "|"]
     for method in _in_order(found):
         shown = [_shown(own.get(method), False) for own in ratios.values()]
-        certain = [method in own and not own[method].low <= 1 <= own[method].high for own in ratios.values()]
+        certain = [method in own and _is_certain(own[method]) for own in ratios.values()]
         cells = [f"**{text}**" if bold else text for text, bold in zip(shown, certain, strict=True)]
         lines.append(f"| `{method}` | " + " | ".join(cells) + " |")
     return lines
@@ -261,8 +261,8 @@ def in_every_world(found: Mapping[str, Sequence[Result]]) -> list[str]:
 
 def _in_order(found: Mapping[str, Sequence[Result]]) -> list[str]:
     """The methods without the reference: recipes, then other methods."""
-    names = dict.fromkeys(result.method for each in found.values() for result in each)
-    return sorted(names.keys() - {REFERENCE}, key=lambda name: (name not in METHODS, [*METHODS, *names].index(name)))
+    present = dict.fromkeys(result.method for each in found.values() for result in each)
+    return [name for name in dict.fromkeys([*METHODS, *present]) if name in present and name != REFERENCE]
 
 
 def picture_of_worlds(found: Mapping[str, Sequence[Result]]) -> Figure:
@@ -315,9 +315,14 @@ def picture(found: Mapping[tuple[str, str], Sequence[Result]]) -> Figure:
     return figure
 
 
+def _is_certain(ratio: Ratio) -> bool:
+    """Whether the interval does not contain 1."""
+    return not ratio.low <= 1 <= ratio.high
+
+
 def _draw(panel: Axes, height: int, ratio: Ratio, color: str) -> None:
     """The marker is filled if the interval does not contain 1."""
-    face = "white" if ratio.low <= 1 <= ratio.high else color
+    face = color if _is_certain(ratio) else "white"
     error = [[ratio.mean - ratio.low], [ratio.high - ratio.mean]]
     panel.errorbar(ratio.mean, height, xerr=error, fmt="o", color=color, markerfacecolor=face, capsize=3)
 

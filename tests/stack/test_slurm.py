@@ -23,7 +23,7 @@ SAVED = 3  # steps from one checkpoint to the next
 
 
 def test_a_pre_empted_training_saves_and_resumes_and_a_node_dies(task, tmp_path):
-    """In `separate_async`: one node trains, one generates, and weights go over gloo."""
+    """In `separate_async`: one node trains, and the other generates. The weights are sent by gloo."""
     data, model = task.folder / "data", task.folder / "model"
     environment = {
         "PYTHON": sys.executable,

@@ -128,7 +128,7 @@ class TrainingRun(Training):
         return Counter(title.partition(".")[0] for title, _ in self._titled(children))
 
     def forks(self) -> set[str]:
-        """Titles of the processes that started as forks of one that has imported verl and vLLM."""
+        """Titles of the forks of the fork server, which has imported verl and vLLM."""
         driver = psutil.Process(self.process.pid)
         (server,) = (process for process in driver.children() if process.cmdline() == driver.cmdline())
         return {title.partition(".")[0] for title, _ in self._titled(server.children())}

@@ -31,8 +31,8 @@ class BadCheckpoint(RunError):
 def rewind_tracker(folder: Path, before: int | None) -> None:
     """If verl's tracker names the checkpoint in ``folder``, which will be written anew, let it name step ``before``.
 
-    A run that has resumed from an earlier checkpoint by name writes the later ones anew. While one is half written, the
-    tracker must not call it complete. With None no checkpoint is named.
+    A run that has resumed from an earlier checkpoint by name writes the later checkpoints anew. The tracker must not
+    name a checkpoint that is half written. With ``before=None`` the tracker is removed.
     """
     tracker = folder.parent / TRACKER
     if tracker.is_file() and f"{STEP_FOLDER}{tracker.read_text().strip()}" == folder.name:

@@ -123,7 +123,7 @@ class _Method:
             yield await answers
 
     def _settle(self, answer: asyncio.Future, result: Any, error: Exception | None) -> None:
-        if answer.done():  # has its answer, or is cancelled with its rollout
+        if answer.done():  # the call has its answer, or was cancelled with its rollout
             return
         try:
             if error is not None:

@@ -18,7 +18,7 @@ from verl_ext.driver.preflight.validate import BadConfig, validate
 from verl_ext.errors import CannotFillBatch, EveryRolloutFailed
 from verl_ext.testing.engine import FastEngine, epochs, prompts, run_step
 
-EXAMPLES = 10  # of each recipe
+EXAMPLES = 20  # of each recipe
 ROWS = 40
 # Other choices would load a text model, or need the fields returned by a reward function, known only in a run.
 LEFT_ALONE = {

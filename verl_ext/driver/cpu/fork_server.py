@@ -51,7 +51,7 @@ MODULES = (  # what workers and engine import
 )
 GO = b"g"  # from the driver: serve
 GRACE = 30.0  # seconds that forks have to end after the driver
-PATIENCE = 60.0  # seconds that a client has to send its request
+PATIENCE = 60.0  # seconds within which a client must send its request
 HIGH = 1000  # descriptors of received files, until they get their own numbers
 _started: tuple[Path, socket.socket] | None = None  # the executable, and the driver's end of the lifeline
 
@@ -256,7 +256,7 @@ def _replace_environment(environment: dict[str, str]) -> None:
 
 
 def _renew() -> None:
-    """Renew what the server's imports took from its environment, and give the fork random numbers of its own."""
+    """Read the environment again for modules that read it at import, and seed the fork's random numbers anew."""
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()  # Python's `random` sees to this itself
     if (raylet := sys.modules.get("ray._raylet")) is not None:
