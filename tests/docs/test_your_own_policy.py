@@ -23,6 +23,7 @@ from verl_ext.driver import runner
 from verl_ext.driver.preflight.validate import validate
 from verl_ext.lab.learn import __main__ as learn
 from verl_ext.policy import has_spread
+from verl_ext.testing import BrokenPromise, contract
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "your_own_policy.md").read_text()
@@ -41,6 +42,14 @@ def module(monkeypatch):
 
 def test_it_is_40_lines():
     assert len(SOURCE.strip().splitlines()) <= 40
+
+
+def test_the_checks_notice_a_policy_that_forgets_that_rollouts_can_fail(module):
+    forgetful = SOURCE.replace("if not group.usable:", "if False:")
+    assert forgetful != SOURCE
+    exec(forgetful, module.__dict__)
+    with pytest.raises(BrokenPromise, match="which is not complete"):
+        contract.check_orders(lambda: module.Disagreement(train_batch_size=4, n=8))
 
 
 def test_it_spends_its_budget_exactly_where_it_says(module):

@@ -39,6 +39,11 @@ Make = Callable[[], RolloutPolicy]
 LARGEST_BATCH = 16  # prompts, so that 64 prompts are several batches
 HOPELESS = Conditions(steps=12, rates=(0.0, 0.1))
 LONG = Conditions(steps=40, rates=(0.0, 1.0), failure_rate=0.05)
+FAILURES = {
+    "no rollout fails": Conditions(),
+    "30% of the rollouts and 5% of the waves fail": Conditions(failure_rate=0.3, lost_waves=0.05),
+    "the rewards of most groups are equal and 30% of the waves fail": Conditions(rates=(0.8, 1.0), lost_waves=0.3),
+}
 ORDERS = (0, 1, 2)  # seeds
 
 
@@ -110,11 +115,9 @@ def check_orders(make: Make, modes: tuple[str, ...] = MODES) -> None:
     """Every step ends in each trainer mode, when waves finish in random order and some rollouts or waves fail."""
     for mode in accepted(make, modes):
         for order in ORDERS:
-            conditions = Conditions(order=order, mode=mode)
-            for each in (conditions, replace(conditions, failure_rate=0.3, lost_waves=0.05)):
-                run = Run(make, each)
-                failing = "30% of the rollouts and 5% of the waves fail" if each.failure_rate else "no rollout fails"
-                with Promised(run.policy, ENDS, Exception, where=f"with {mode}, where {failing}: "):
+            for where, conditions in FAILURES.items():
+                run = Run(make, replace(conditions, order=order, mode=mode))
+                with Promised(run.policy, ENDS, Exception, where=f"with {mode}, where {where}: "):
                     for _ in _all(run):
                         pass
 
