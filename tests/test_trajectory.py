@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -16,7 +17,17 @@ trajectories = st.lists(st.integers(1, 6), min_size=1, max_size=9).map(
         np.repeat(np.arange(len(lengths)) % 2 == 0, lengths),
     )
 )
-ratios = st.floats(0.01, 0.99)
+
+
+def moved(moves: int) -> tuple[float, Fraction]:
+    """A ratio of 0.3 after steps of 0.02 up or down, as the controller adds them, and the exact ratio."""
+    ratio = 0.3
+    for _ in range(abs(moves)):
+        ratio += 0.02 if moves > 0 else -0.02
+    return ratio, Fraction(30 + 2 * moves, 100)
+
+
+ratios = st.integers(-12, 32).map(moved)
 
 
 @given(trajectories)
@@ -29,6 +40,7 @@ def test_spans_alternate_and_cover_everything(trajectory):
 
 @given(trajectories, ratios)
 def test_a_prefix_is_the_first_part_and_ends_where_the_paper_says(trajectory, ratio):
+    ratio, exact = ratio
     prefix = trajectory.prefix(ratio)
     interactions = sum(not span.generated for span in trajectory.spans)
     if prefix is None:
@@ -40,10 +52,10 @@ def test_a_prefix_is_the_first_part_and_ends_where_the_paper_says(trajectory, ra
     assert prefix.generated.tolist() == trajectory.generated[:stop].tolist()
     if interactions:
         kept = sum(not span.generated for span in prefix.spans)
-        assert kept == max(1, int(ratio * interactions)) and not prefix.generated[-1]
+        assert kept == max(1, exact * interactions // 1) and not prefix.generated[-1]
         assert trajectory.generated[stop]  # the policy's turn follows
     else:
-        assert stop == max(1, int(ratio * len(trajectory)))
+        assert stop == max(1, exact * len(trajectory) // 1)
 
 
 @given(trajectories)
@@ -52,6 +64,12 @@ def test_a_state_survives_json(trajectory):
     assert back.tokens.tolist() == trajectory.tokens.tolist()
     assert back.generated.tolist() == trajectory.generated.tolist()
     assert back.bytes == 5 * len(trajectory)
+
+
+def test_a_ratio_that_was_moved_down_cuts_where_the_exact_ratio_does():
+    trajectory = Trajectory(np.arange(100), np.arange(100) % 2 == 0)  # 50 interactions of 2 tokens
+    ratio, exact = moved(-1)
+    assert ratio < exact == Fraction(28, 100) and len(trajectory.prefix(ratio)) == 2 * 14
 
 
 def test_one_token_has_no_prefix():

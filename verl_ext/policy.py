@@ -336,7 +336,7 @@ class RolloutPolicy:
 
     @classmethod
     def settings_for(cls, train_batch_size: int, n: int, seed: int) -> dict[str, Any] | None:
-        """Keys of ``rollout_policy`` for an average of ``n`` rollouts per prompt, divided as in the paper.
+        """Keys of ``rollout_policy`` for an average of ``n`` rollouts per prompt.
 
         The lab uses these settings to compare methods at equal cost on logged rollouts. None: logged rollouts are not
         enough to run the method.
@@ -344,7 +344,7 @@ class RolloutPolicy:
         return None
 
     def step_cost(self) -> StepCost | None:
-        """What a step costs. None: unknown; then nothing is said of it, and no ``rollout.n`` is refused."""
+        """What a step costs. None: unknown; the run says so at its start, and accepts any ``rollout.n``."""
         return None
 
     def check_trainer_mode(self, trainer_mode: str) -> None:

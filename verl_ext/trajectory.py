@@ -70,7 +70,7 @@ class Trajectory:
         An interaction is a turn with the observation that answers it. A trajectory with K interactions is cut after
         max(1, ⌊ratio·K⌋) of them, a trajectory without interactions after max(1, ⌊ratio·T⌋) tokens.
 
-        Source: *Rollout Pass-Rate Control*, §2.2.
+        Source: *Rollout Pass-Rate Control*, §2.2; the formula is missing in the text of the paper that we have.
 
         Raises:
             ValueError: ``ratio`` is not between 0 and 1, both excluded.
@@ -79,9 +79,9 @@ class Trajectory:
             raise ValueError(f"ratio must be between 0 and 1, got {ratio}")
         ends = [span.stop for span in self.spans if not span.generated]
         if ends:
-            stop = ends[max(1, int(ratio * len(ends))) - 1]
+            stop = ends[max(1, _floor(ratio * len(ends))) - 1]
         else:
-            stop = max(1, int(ratio * len(self)))
+            stop = max(1, _floor(ratio * len(self)))
         return None if stop >= len(self) else Trajectory(self.tokens[:stop], self.generated[:stop])
 
     def state_dict(self) -> dict:
@@ -92,3 +92,8 @@ class Trajectory:
     def from_state_dict(cls, state: Mapping) -> Trajectory:
         turns = np.arange(len(state["spans"])) % 2 == 0
         return cls(np.array(state["tokens"], dtype=np.int32), np.repeat(turns, state["spans"]))
+
+
+def _floor(product: float) -> int:
+    """⌊product⌋, where ratios are sums of steps: 0.3 - 0.02 is a little less than 0.28."""
+    return int(product + 1e-9)

@@ -18,8 +18,9 @@ class Knapsack(OneWave):
     """Exploration budgets as a knapsack: rollouts are the weight of a prompt, P(non-zero gradient)·InfoGain its value.
 
     A prompt's success rate is the mean of its last 16 rollouts in earlier epochs. Prompts with fewer than 8 recorded
-    rollouts get ``n``, so the first epoch is uniform; in later epochs they also share, with the unsolved prompts, the
-    rollouts that the fallback divides. Both rules are those of the authors' release.
+    rollouts get ``n``, so the first epoch is uniform (with ``n`` < 8 also the next, until a prompt has 8). In later
+    epochs they also share, with the unsolved prompts, the rollouts that the fallback divides. Both rules are those of
+    the authors' release.
 
     Source: *Knapsack RL: Unlocking Exploration of LLMs via Optimizing Budget Allocation*, §4 and Appendices C to G.
 
@@ -124,7 +125,7 @@ class Knapsack(OneWave):
 
 
 def status(success_rate: float) -> int:
-    """Index into :data:`STATUSES`: 0 | (0, 0.2] | (0.2, 0.8) | [0.8, 1) | 1 (Knapsack-RL §5.3)."""
+    """Index into :data:`STATUSES`: 0 | (0, 0.2] | (0.2, 0.8) | [0.8, 1) | 1 (Knapsack-RL §5.2)."""
     if success_rate in (0.0, 1.0):
         return 4 * int(success_rate)
     return 1 if success_rate <= 0.2 else 3 if success_rate >= 0.8 else 2

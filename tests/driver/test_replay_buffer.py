@@ -48,6 +48,28 @@ def test_a_batch_holds_the_rows_of_the_groups_that_were_taken(make):
     assert metrics["tokens/sampled"] == 3 * sum(2 + session for session in range(4))
 
 
+def test_mini_batches_hold_whole_groups_in_a_random_order_that_does_not_depend_on_when_rollouts_finish(make):
+    def keys_of_two_steps(last_first):
+        writer = QueueWriter(outputs=2, silent=True)
+        buffer = make(Uniform(train_batch_size=6, n=3), writer)
+        for step in (1, 2):
+            begin(buffer, step)
+            for session in sorted(range(3), reverse=last_first):
+                for group in sorted(buffer.controller.live, reverse=last_first):
+                    writer.write(group, [session])
+            yield buffer.sample(step, "train", 6)[0].keys
+            clear("train")
+
+    first, second = keys_of_two_steps(last_first=False)
+    assert [first, second] == list(keys_of_two_steps(last_first=True))
+    for keys in (first, second):
+        groups = [key.split("_")[0] for key in keys[::6]]
+        assert keys == [f"{g}_{session}_{output}" for g in groups for session in range(3) for output in range(2)]
+        assert len(set(groups)) == 6 and groups not in (sorted(groups), sorted(groups, reverse=True))
+    drawn = [sorted(keys[::6]).index(key) for keys in (first, second) for key in keys[::6]]
+    assert drawn[:6] != drawn[6:]
+
+
 class TrainsSome(Uniform):
     """Trains on the rollouts 1 and 3 of every group."""
 

@@ -84,13 +84,25 @@ class GroupReplayBuffer(ReplayBuffer):
             groups = groups or self.controller.take_batch()
             if groups and not (drain and self.controller.outstanding):
                 self._drop_untrained(groups)
-                return self._materialize_batch(
-                    PARTITION, [group.id for group in groups], self.partitions[PARTITION]
-                ), {}
+                ids = [group.id for group in groups]
+                return self._materialize_batch(PARTITION, ids, self._in_random_order(ids)), {}
             if not groups:
                 self.controller.check_progress()
             self.poll_interval = max(self._shortest_interval, POLL_SHARE * (time.perf_counter() - started))
             last_debug = self._wait_for_next_poll(PARTITION, last_debug)
+
+    def _in_random_order(self, groups: list[str]) -> dict[str, dict]:
+        """The rows of these groups with their tags, groups in a random order that depends on the step alone.
+
+        verl takes rows in the order in which their rollouts finished: the first mini-batches of a step would hold the
+        short responses, or the pilots. The rows of a group stay together, so mini-batches hold whole prompts where
+        groups have one size.
+        """
+        shuffled = np.random.default_rng(self._step).permutation(sorted(groups)).tolist()
+        place = {group: position for position, group in enumerate(shuffled)}
+        rows = ((RowKey.parse(key), key, tag) for key, tag in self.partitions[PARTITION].items())
+        ordered = sorted((place[row.group], *row[1:], key, tag) for row, key, tag in rows if row.group in place)
+        return {key: tag for *_, key, tag in ordered}
 
     def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
         """Check the stall clock. Every loop waiting for rollouts, here and in verl, calls this method."""
