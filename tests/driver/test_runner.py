@@ -28,9 +28,9 @@ def test_metrics_are_beside_the_checkpoints_and_a_restart_keeps_them(tmp_path, m
     assert first == str(tmp_path / "checkpoints" / "mine.jsonl")
     Path(first).write_text("{}\n")  # verl's logger would open this file for writing from its beginning
     second = chosen(tmp_path, monkeypatch, "file")
-    assert second == str(tmp_path / "checkpoints" / "mine_restart_1.jsonl")
+    assert second == str(tmp_path / "checkpoints" / "mine-restart-1.jsonl")
     Path(second).touch()
-    assert chosen(tmp_path, monkeypatch).endswith("mine_restart_2.jsonl")
+    assert chosen(tmp_path, monkeypatch).endswith("mine-restart-2.jsonl")
 
 
 def test_a_file_that_the_user_chose_is_left_alone(tmp_path, monkeypatch):

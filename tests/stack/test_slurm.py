@@ -67,7 +67,7 @@ def test_a_pre_empted_training_saves_and_resumes_and_a_node_dies(task, tmp_path)
         assert not any(name.startswith("val-core") for name in before[latest])  # no time to validate
 
         slurm.start_now(job)
-        second, last = tmp_path / "metrics_1.jsonl", (latest // SAVED + 1) * SAVED
+        second, last = tmp_path / "metrics-restart-1.jsonl", (latest // SAVED + 1) * SAVED
 
         def running() -> bool:
             return slurm.job(job)["JobState"] not in ENDED

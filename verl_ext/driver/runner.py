@@ -76,13 +76,14 @@ def train(config: DictConfig) -> None:
 def _choose_metrics_file(config: DictConfig) -> None:
     """Let verl's file logger write ``<default_local_dir>/<experiment_name>.jsonl``, unless the user chose another file.
 
-    verl's logger overwrites a file, so the k-th restart of a run writes ``<experiment_name>_restart_<k>.jsonl``.
+    verl's logger overwrites a file, so the k-th restart of a run writes ``<experiment_name>-restart-<k>.jsonl``, which
+    ``verl-ext report`` joins to it.
     """
     logger_names = [config.trainer.logger] if isinstance(config.trainer.logger, str) else config.trainer.logger
     if "file" not in logger_names or {"VERL_FILE_LOGGER_PATH", "VERL_FILE_LOGGER_ROOT"} & set(os.environ):
         return
     folder, name = Path(config.trainer.default_local_dir).expanduser(), config.trainer.experiment_name
-    names = (f"{name}.jsonl", *(f"{name}_restart_{k}.jsonl" for k in range(1, 10_000)))
+    names = (f"{name}.jsonl", *(f"{name}-restart-{k}.jsonl" for k in range(1, 10_000)))
     file = next(folder / name for name in names if not (folder / name).exists())
     file.parent.mkdir(parents=True, exist_ok=True)
     os.environ["VERL_FILE_LOGGER_PATH"] = str(file)

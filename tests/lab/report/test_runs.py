@@ -92,6 +92,18 @@ def test_files_folders_and_parts(tmp_path):
     ]  # fmt: skip
 
 
+def test_files_of_restarts_join_their_run_in_order(tmp_path):
+    """As the driver and examples/slurm/train.sbatch name them."""
+    files = ["pilot.jsonl", "pilot-restart-2.jsonl", "pilot-restart-10.jsonl"]
+    for first, name in enumerate([*files, "pilot_1.jsonl", "lost-restart-1.jsonl"]):
+        write_run(tmp_path / name, [0.1 * first], 10, first=3 * first)
+    found = find_runs([str(tmp_path)])
+    assert [[path.name for path in parts] for parts in found] == [["lost-restart-1.jsonl"], files, ["pilot_1.jsonl"]]
+    assert find_runs([str(tmp_path / "pilot.jsonl")]) == [found[1]]
+    assert read_run(found[1]).steps == (0, 3, 6) and read_run(found[1]).name == "pilot"
+    assert [group.name for group in by_method([read_run(parts) for parts in found])] == ["lost-restart-1", "pilot"]
+
+
 def test_a_plus_in_a_name_is_a_plus(tmp_path):
     path = write_run(tmp_path / "a+b.jsonl", [0.1], 10)
     assert find_runs([str(path)]) == [(path,)]

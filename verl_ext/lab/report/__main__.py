@@ -28,8 +28,9 @@ def main(
         typer.Argument(
             metavar="RUN...",
             help="JSONL files of verl's file logger, event files of its tensorboard logger, or folders of them. Each "
-            ".jsonl file is a run, and so is each folder with event files, even if it was resumed. Write a run that "
-            "was resumed into another file as a.jsonl+b.jsonl, the older file first. Runs whose names differ only by "
+            ".jsonl file is a run, and so is each folder with event files, even if it was resumed. The files "
+            "<name>-restart-<k>.jsonl of a run's restarts join <name>.jsonl. Write a run that was resumed into a file "
+            "of another name as a.jsonl+b.jsonl, the older file first. Runs whose names differ only by "
             "a trailing _<seed> are seeds of one method.",
         ),
     ],

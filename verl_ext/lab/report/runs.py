@@ -17,6 +17,7 @@ from verl_ext.lab.plot import Series
 from verl_ext.lab.report.events import PATTERN, event_files, read_events
 
 SEED = re.compile(r"(?P<method>.+)_(?P<seed>\d+)")
+RESTART = re.compile(r"(?P<run>.+)-restart-(?P<number>\d+)")  # name of the file of a run's restart, without .jsonl
 
 
 @dataclass(frozen=True)
@@ -103,8 +104,9 @@ def by_method(runs: Sequence[Run]) -> list[RunGroup]:
 def find_runs(arguments: Iterable[str]) -> list[tuple[Path, ...]]:
     """The parts of each run; a part is a file, or a folder of event files.
 
-    A folder stands for each ``*.jsonl`` file in it, and for each folder with event files: itself, or at any depth below
-    it. A file stands for itself, and ``a+b`` for a run resumed into another file.
+    A folder stands for each run whose ``*.jsonl`` file is in it, and for each folder with event files: itself, or at
+    any depth below it. A file stands for its run: the files of the run's restarts, ``<name>-restart-<k>.jsonl``, join
+    it. ``a+b`` stands for a run that was resumed into a file of any name.
 
     Raises:
         ValueError: a file does not exist or is named twice, or a folder holds no log.
@@ -117,9 +119,9 @@ def find_runs(arguments: Iterable[str]) -> list[tuple[Path, ...]]:
             found += sorted({file.parent for file in path.rglob(PATTERN) if file.is_file()})
             if not found:
                 raise ValueError(f"{path}: the folder holds no .jsonl file and no event file ({PATTERN}).")
-            runs += [(part,) for part in found]
+            runs += [(part, *_restarts(part)) for part in found if not _is_restart(part)]
         elif path.exists():
-            runs.append((path,))
+            runs.append((path, *_restarts(path)))
         elif all(names := argument.split("+")):
             runs.append(tuple(Path(name) for name in names))
         else:
@@ -135,6 +137,21 @@ def find_runs(arguments: Iterable[str]) -> list[tuple[Path, ...]]:
                 raise ValueError(f"{file}: named twice.")
             seen.add(file.resolve())
     return runs
+
+
+def _restarts(file: Path) -> list[Path]:
+    """The files of the restarts of the run that ``file`` begins, in the order of the restarts."""
+    numbers = {
+        part: int(match["number"])
+        for part in (file.parent.glob("*.jsonl") if file.suffix == ".jsonl" else ())
+        if (match := RESTART.fullmatch(part.stem)) and match["run"] == file.stem
+    }
+    return sorted(numbers, key=lambda part: numbers[part])
+
+
+def _is_restart(file: Path) -> bool:
+    match = RESTART.fullmatch(file.stem)
+    return match is not None and file.with_name(f"{match['run']}.jsonl").exists()
 
 
 def home(part: Path) -> Path:
