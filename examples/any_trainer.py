@@ -37,8 +37,8 @@ class Engine:
         self.requested: list[tuple[Group, int]] = []
         self.answers: dict[str, list[Answer]] = {}  # by group, an answer for each of its rollouts
 
-    def submit(self, wave: list[tuple[Group, int]]) -> None:
-        self.requested += wave
+    def submit(self, requests: list[tuple[Group, int]]) -> None:
+        self.requested += requests
 
     def release(self, groups: list[Group]) -> None:
         for group in groups:

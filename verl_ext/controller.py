@@ -37,14 +37,14 @@ Decided = TypeVar("Decided")
 class Engine(Protocol):
     """Generates rollouts."""
 
-    def submit(self, wave: list[tuple[Group, int]]) -> None:
+    def submit(self, requests: list[tuple[Group, int]]) -> None:
         """Start generating this many more rollouts for each group, in this order of priority."""
 
     def release(self, groups: list[Group]) -> None:
         """Drop these groups; none of their rollouts will be trained on."""
 
     def cancel(self, groups: list[Group]) -> None:
-        """End the outstanding rollouts of these groups, as soon as possible; the engine may have to end them later.
+        """End the outstanding rollouts of these groups. An engine that cannot interrupt a rollout may finish it first.
 
         Their waves are handed in as always: with the rollouts that have finished, and ``cancelled`` ones. After a
         restart the engine may not know the waves; then all outstanding rollouts are cancelled.
@@ -209,12 +209,12 @@ class RolloutController:
         Returns the number of rollouts requested.
         """
         unfinished = [group for group in self.live.values() if group.outstanding]
-        wave = [(group, group.outstanding) for group in unfinished if group.id not in self.cancelled]
+        requests = [(group, group.outstanding) for group in unfinished if group.id not in self.cancelled]
         if self.cancelled:
             self.engine.cancel([group for group in unfinished if group.id in self.cancelled])
-        if wave:
-            self.engine.submit(wave)
-        return sum(count for _, count in wave)
+        if requests:
+            self.engine.submit(requests)
+        return sum(count for _, count in requests)
 
     def _execute(self, actions: list[Action]) -> None:
         self._apply(actions)

@@ -314,9 +314,11 @@ class StepCost(NamedTuple):
 class RolloutPolicy:
     """Decides which prompts get how many rollouts, and which groups are trained on.
 
-    In each training step the driver calls :meth:`start_step` once, and :meth:`on_group` whenever all requested rollouts
-    of a group have finished. After each of these calls the driver calls :meth:`take_batch`, until that returns a batch.
-    A group that the policy neither takes nor discards stays buffered, across steps and restarts, without an action.
+    In each training step the driver calls :meth:`start_step` once, and :meth:`on_group` for each group of which all
+    requested rollouts have finished. Several groups can finish at once: after :meth:`start_step`, and after the calls
+    of :meth:`on_group` for all groups that finished at once, the driver calls :meth:`take_batch`, until that returns a
+    batch. :meth:`on_group` may be called after that, too, for groups that finish later. A group that the policy neither
+    takes nor discards stays buffered, across steps and restarts, without an action.
 
     Attributes:
         prompt_weight: weight of a prompt in the loss. ``"equal"``: 1/B, whatever its number of rollouts;

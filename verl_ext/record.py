@@ -113,9 +113,9 @@ class _WatchedEngine:
     def __init__(self, engine: Engine, controller: RecordingController):
         self.engine, self.controller = engine, controller
 
-    def submit(self, wave: list[tuple[Group, int]]) -> None:
-        self.controller.submitted += [request_state(group, count) for group, count in wave]
-        self.engine.submit(wave)
+    def submit(self, requests: list[tuple[Group, int]]) -> None:
+        self.controller.submitted += [request_state(group, count) for group, count in requests]
+        self.engine.submit(requests)
 
     def release(self, groups: list[Group]) -> None:
         self.controller.released += [group.id for group in groups]

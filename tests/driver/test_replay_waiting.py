@@ -107,9 +107,9 @@ class LateWriter(QueueWriter):
         super().__init__(silent=True)
         self.late = []
 
-    def submit(self, wave):
-        super().submit(wave)
-        self.late += [(group.id, range(count)) for group, count in wave]
+    def submit(self, requests):
+        super().submit(requests)
+        self.late += [(group.id, range(count)) for group, count in requests]
         self.write(*self.late.pop(0))
 
     def attend(self, buffer):

@@ -68,8 +68,8 @@ class Engine:
     def __init__(self):
         self.wave = []
 
-    def submit(self, wave):
-        self.wave += wave
+    def submit(self, requests):
+        self.wave += requests
 
     def release(self, groups):
         pass

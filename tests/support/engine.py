@@ -21,9 +21,9 @@ class BernoulliEngine(FastEngine):
         self.submitted: list[list[tuple[str, int]]] = []
         self.released: list[str] = []
 
-    def submit(self, wave: list[tuple[Group, int]]) -> None:
-        super().submit(wave)
-        self.submitted.append([(group.prompt.id, count) for group, count in wave])
+    def submit(self, requests: list[tuple[Group, int]]) -> None:
+        super().submit(requests)
+        self.submitted.append([(group.prompt.id, count) for group, count in requests])
 
     def release(self, groups: list[Group]) -> None:
         self.released.extend(group.id for group in groups)

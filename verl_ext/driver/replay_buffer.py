@@ -25,7 +25,7 @@ from verl_ext.trajectory import Trajectory
 logger = logging.getLogger(__name__)
 
 PARTITION = "train"
-POLL_SHARE = 4  # shortest sleep, in multiples of the time to read the queue: reading stays cheap
+POLL_SHARE = 4  # shortest sleep between two reads of the queue, in multiples of the time of a read
 # Fields of a row for the update alone. verl makes the step's metrics and rollout logs of the other fields.
 UPDATE_ONLY = {
     *("input_ids", "attention_mask", "position_ids", "loss_mask", "multi_modal_inputs", "log_probs", "entropy"),
@@ -67,10 +67,11 @@ class GroupReplayBuffer(ReplayBuffer):
         super().__init__(poll_interval=poll_interval, **kwargs)
         self.stall_timeout, self.drain, self.drop_diverged = stall_timeout, drain, drop_diverged
         self._shortest_interval = poll_interval
-        self._step, self._ended, self._last_progress = 0, (0, 0), 0.0  # of the current call of sample
+        self._step, self._last_progress = 0, 0.0  # of the current call of sample
+        self._seen = 0, 0  # stored rows and ended prompts at the last look
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict]:
-        self._step, self._ended, self._last_progress = global_steps, (0, 0), time.monotonic()
+        self._step, self._seen, self._last_progress = global_steps, (0, 0), time.monotonic()
         if partition_id != PARTITION:
             return self._stored(*super().sample(global_steps, partition_id, batch_size))
         # Rollouts still in generation after the last step would never be counted.
@@ -105,11 +106,12 @@ class GroupReplayBuffer(ReplayBuffer):
         return {key: tag for *_, key, tag in ordered}
 
     def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
-        """Check the stall clock. Every loop waiting for rollouts, here and in verl, calls this method."""
+        """Raise RunError if no rollout has finished for ``stall_timeout`` seconds. Every loop that waits for rollouts,
+        here and in verl, calls this method."""
         terminal = len(self.finished_keys[partition_id]) + len(self.failure_keys[partition_id])
-        ended = len(self.partitions[partition_id]), terminal  # a failed rollout leaves no row
-        if ended != self._ended:
-            self._ended, self._last_progress = ended, time.monotonic()
+        seen = len(self.partitions[partition_id]), terminal  # a failed rollout leaves no row
+        if seen != self._seen:
+            self._seen, self._last_progress = seen, time.monotonic()
         elif time.monotonic() - self._last_progress > self.stall_timeout:
             prompts = len(self.pending_keys[partition_id]) + len(self.running_keys[partition_id])
             training = partition_id == PARTITION

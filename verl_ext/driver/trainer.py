@@ -120,13 +120,13 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, WeightTurns):
 
     def fit(self, agent_loop_manager: WaveManager) -> None:
         note_workers()
-        gc.freeze()  # a step makes so many objects that Python searches for garbage, here only among the step's own
+        gc.freeze()  # each step makes Python search for garbage; objects that exist already are left out from here on
         try:
             self._fit_until_used_up(agent_loop_manager)
         except Exception as error:
             check_workers()  # a lost worker is the cause of any other error, so report the loss instead
             if not isinstance(error, ray.exceptions.RayActorError):
-                forget_workers()  # verl stops them now, and the watch must not report that as the cause
+                forget_workers()  # verl now stops the workers, and the watch would report them as lost
             check_queue_full(error, self.config)
             raise
         forget_workers()
@@ -144,13 +144,13 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, WeightTurns):
 
     # ---- methods called by the controller ----
 
-    def submit(self, wave: list[tuple[Group, int]]) -> None:
-        """Start generating the wave in one submission: each prompt carries its own number of rollouts."""
-        groups = [group for group, _ in wave]
+    def submit(self, requests: list[tuple[Group, int]]) -> None:
+        """Start generating the requests in one submission: each prompt carries its own number of rollouts."""
+        groups = [group for group, _ in requests]
         fields = collate_fn(fetch(self.train_dataset, (group.prompt for group in groups)))
         fields["uid"] = np.array([group.id for group in groups], dtype=object)
         batch = tu.get_tensordict(fields)
-        batch[ROLLOUTS] = torch.tensor([count for _, count in wave])
+        batch[ROLLOUTS] = torch.tensor([count for _, count in requests])
         batch[SESSION_OFFSET] = torch.tensor([len(group.rollouts) for group in groups])
         prefixes = [{} if group.prefix is None else group.prefix.state_dict() for group in groups]
         tu.assign_non_tensor_stack(batch, PREFIX, prefixes)
@@ -216,7 +216,7 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, WeightTurns):
         return self.config.data.train_batch_size // self.config.actor_rollout_ref.actor.ppo_mini_batch_size
 
     def _get_required_batch_multiple(self, dp_size: int) -> int:
-        self._workers = dp_size
+        self._dp_size = dp_size  # verl asks before it computes advantages
         return dp_size * self.updates_per_step
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
@@ -227,24 +227,24 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, WeightTurns):
         ]
         clip = self.config.rollout_driver.advantage_clip
         over_all = self.policy.baseline == "all"
-        whole = advantages_over_all(self._groups, self.config.algorithm) if over_all else {}
+        of_whole_groups = advantages_over_all(self._groups, self.config.algorithm) if over_all else {}
         weights = {group.id: group.weight for group in self._groups}
-        if clip is None and not whole and set(weights.values()) <= {1} and are_of_one_size(groups):
-            return batch
+        if clip is None and not of_whole_groups and set(weights.values()) <= {1} and are_of_one_size(groups):
+            return batch  # verl's advantages would not change
         fields = ["advantages", "response_mask"]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         masks = data["response_mask"].unbind()
         factors = advantage_factors(
             groups,
             np.array([int(mask.sum()) for mask in masks]),
-            mini_batch_of_rows(len(batch), self._workers, self.updates_per_step),
+            mini_batch_of_rows(len(batch), self._dp_size, self.updates_per_step),
             prompt_weight=self.policy.prompt_weight,
             loss_agg_mode=self.config.actor_rollout_ref.actor.loss_agg_mode,
         )
         factors *= [weights.get(group, 1.0) for group in groups]
         advantages = [
-            (mask * whole[row.group, row.session]).to(given.dtype) if (row.group, row.session) in whole else given
-            for row, mask, given in zip(rows, masks, data["advantages"].unbind(), strict=True)
+            (mask * of_whole_groups[row[:2]]).to(verls.dtype) if row[:2] in of_whole_groups else verls
+            for row, mask, verls in zip(rows, masks, data["advantages"].unbind(), strict=True)
         ]
         if clip is not None:
             advantages = [row.clamp(-clip, clip) for row in advantages]
@@ -275,9 +275,10 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, WeightTurns):
         logger.info(step_line(global_steps, self.policy.total_steps, metrics, budget))
 
     def _end_within_budget(self, done: int) -> None:
-        """Make step ``done`` + 1 the last if the rollout count after step ``done`` + 1 is expected to be nearer to
-        rollout_driver.rollout_budget than the count after step ``done`` + 2."""
+        """Make the next step the last if the count of rollouts is expected to be nearer to
+        rollout_driver.rollout_budget after it than after one step more."""
         budget, ledger = self.config.rollout_driver.rollout_budget, self.controller.ledger
+        # Half-way between the two counts, if a step samples as many rollouts as the last step did.
         expected = ledger.total["rollouts/sampled"] + 1.5 * ledger.step["rollouts/sampled"]
         if budget is not None and 0 < done and expected > budget and done + 1 < self.total_training_steps:
             logger.info(

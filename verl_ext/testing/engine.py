@@ -32,9 +32,9 @@ class FastEngine:
         self.version = 0
         self.cancelled: set[str] = set()  # ids of groups whose waves are being cancelled
 
-    def submit(self, wave: list[tuple[Group, int]]) -> None:
+    def submit(self, requests: list[tuple[Group, int]]) -> None:
         """Note the requests."""
-        self.waiting.extend((group, count, self.version) for group, count in wave)
+        self.waiting.extend((group, count, self.version) for group, count in requests)
 
     def release(self, groups: list[Group]) -> None:
         """Nothing is kept of a group."""

@@ -194,9 +194,9 @@ class _Noted(KeyedEngine):
         self.waiting = [(group, count, checkpoint.versions[group.id]) for group, count, _ in self.waiting]
         self.version = checkpoint.state["step"]
 
-    def submit(self, wave: list[tuple[Group, int]]) -> None:
-        super().submit(wave)
-        self.requests += [request_state(group, count) for group, count in wave]
+    def submit(self, requests: list[tuple[Group, int]]) -> None:
+        super().submit(requests)
+        self.requests += [request_state(group, count) for group, count in requests]
 
     def release(self, groups: list[Group]) -> None:
         for group in groups:

@@ -49,9 +49,9 @@ class LearnerEngine:
         self._requested: list[tuple[Group, int]] = []
         self._responses: dict[str, list[Response]] = {}  # by group
 
-    def submit(self, wave: list[tuple[Group, int]]) -> None:
+    def submit(self, requests: list[tuple[Group, int]]) -> None:
         """Note the requests."""
-        self._requested += wave
+        self._requested += requests
 
     def release(self, groups: list[Group]) -> None:
         """Forget the groups' responses."""

@@ -88,16 +88,16 @@ class SimulatedEngine:
         self._waiting: list[tuple[float, int, str, list[Rollout], np.ndarray]] = []
         self._submitted = 0
 
-    def submit(self, wave: list[tuple[Group, int]]) -> None:
-        """Draw all rollouts of the wave and their finishing times. The first groups get the first free slots."""
-        counts = np.array([count for _, count in wave])
-        logits = self.logits[[group.prompt.row for group, _ in wave]]
-        share = np.zeros(len(wave))  # of a response already in the prefix
-        if any(group.prefix is not None for group, _ in wave):
-            logits, share = self._behind_prefixes([group for group, _ in wave], logits)
+    def submit(self, requests: list[tuple[Group, int]]) -> None:
+        """Draw all rollouts of the requests and their finishing times. The first groups get the first free slots."""
+        counts = np.array([count for _, count in requests])
+        logits = self.logits[[group.prompt.row for group, _ in requests]]
+        share = np.zeros(len(requests))  # of a response already in the prefix
+        if any(group.prefix is not None for group, _ in requests):
+            logits, share = self._behind_prefixes([group for group, _ in requests], logits)
         correct = self.rng.random(counts.sum()) < np.repeat(sigmoid(logits), counts)
         whole = self.lengths.draw(correct, self.rng)
-        limits = np.repeat([self._limit(group) for group, _ in wave], counts)
+        limits = np.repeat([self._limit(group) for group, _ in requests], counts)
         correct &= whole <= limits  # a response that is cut off has no answer
         in_prefix = np.repeat(share, counts)
         tokens = np.maximum(1, np.rint(np.minimum(whole, limits) * (1 - in_prefix))).astype(np.int64)
@@ -112,7 +112,7 @@ class SimulatedEngine:
             Rollout(float(right), right, length, self.version, before, truncated=cut, trajectory=trajectories[right])
             for right, length, before, cut in zip(*columns, strict=True)
         ]
-        for (group, count), start, finish in zip(wave, starts.tolist(), finished, strict=True):
+        for (group, count), start, finish in zip(requests, starts.tolist(), finished, strict=True):
             self._submitted += 1
             part = slice(start, start + count)
             entry = (finish, self._submitted, group.id, rollouts[part], ends[part])

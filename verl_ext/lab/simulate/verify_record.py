@@ -69,9 +69,9 @@ class Verification:
         self.cancelled: list[str] = []
         self.steps = self.requests = self.rollouts = self.batches = 0
 
-    def submit(self, wave: list[tuple[Group, int]]) -> None:
+    def submit(self, requests: list[tuple[Group, int]]) -> None:
         """Note the requests, for the comparison with the record."""
-        self.submitted += [request_state(group, count) for group, count in wave]
+        self.submitted += [request_state(group, count) for group, count in requests]
 
     def release(self, groups: list[Group]) -> None:
         """Note the discarded groups, for the comparison with the record."""

@@ -116,8 +116,8 @@ class RecordedEngine:
         self.batch = batch
         self._wrong, self._correct = (Rollout(float(verdict), bool(verdict), 0, batch) for verdict in (0, 1))
 
-    def submit(self, wave: list[tuple[Group, int]]) -> None:
-        self._waiting += wave
+    def submit(self, requests: list[tuple[Group, int]]) -> None:
+        self._waiting += requests
 
     def release(self, groups: list[Group]) -> None:
         """Nothing to do: the engine keeps nothing about finished groups."""
