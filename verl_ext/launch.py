@@ -164,12 +164,12 @@ def collect_rarely() -> None:
     atexit.register(gc.freeze)
 
 
-def prepare_forks() -> None:
+def prepare_forks(job: str = FIRST_JOB) -> None:
     """Let forks of this process be Ray's workers: see ``driver/cpu/fork_server.py``.
 
-    Ray's C++ part reads two environment variables when Ray is imported, and never again. The job is the first of the
-    cluster that the driver starts. A worker ends when the process with the raylet's number has ended; the raylet ends
-    with the driver, so the number is the driver's.
+    Ray's C++ part reads two environment variables when Ray is imported, and never again. ``job`` is the workers' job,
+    the first of the cluster that the driver starts. A worker ends when the process with the raylet's number has ended;
+    the raylet ends with the driver, so the number is the driver's.
 
     Forks must not share Ray's random numbers: a fork's threads identify their calls of actors by such numbers, and an
     actor that runs two calls with the same number is ended by Ray. Ray's C++ part seeds its generator at the first use,
@@ -177,7 +177,7 @@ def prepare_forks() -> None:
     operating system instead.
     """
     if sys.platform == "linux" and "ray" not in sys.modules:
-        os.environ.update({FORKS[0]: FIRST_JOB, FORKS[1]: str(os.getpid())})
+        os.environ.update({FORKS[0]: job, FORKS[1]: str(os.getpid())})
         import ray.actor
 
         class FromSystem(ray.ActorClassID):

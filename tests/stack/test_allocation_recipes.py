@@ -30,6 +30,7 @@ def train(task, recipe: str, folder, steps: int, *overrides: str, batch: int = B
         f"trainer.total_training_steps={steps}",
         f"trainer.save_freq={steps}",
         *overrides,
+        forked=True,
     )
     metrics = run.finish()
     assert list(metrics) == list(range(1, steps + 1))

@@ -21,6 +21,7 @@ def test_prefixes_of_one_step_are_replayed_in_the_next(task, tmp_path):
         f"actor_rollout_ref.rollout.n={ROLLOUTS}",
         f"trainer.total_training_steps={STEPS}",
         f"trainer.save_freq={STEPS}",
+        forked=True,
     )
     steps = run.finish()
     assert list(steps) == list(range(1, STEPS + 1))
@@ -60,6 +61,7 @@ def test_an_agent_replays_its_interactions_and_divergence_is_dropped(agent_task,
         "trainer.v1.trainer_mode=colocate_async",
         "rollout_policy.initial_ratio=0.9",
         "trainer.total_training_steps=8",
+        forked=True,
     ).finish()
     assert list(steps) == list(range(1, 9))
     assert_books_balance(steps)

@@ -60,6 +60,7 @@ def test_each_request_is_sampled_as_it_says_until_it_is_cancelled(task, tmp_path
         f"actor_rollout_ref.rollout.agent.agent_loop_config_path={tmp_path}/loops.yaml",
         "actor_rollout_ref.rollout.agent.default_agent_loop=slow",
         python_path=str(ROOT),  # the policy is in the folder of the run, which Ray searches too
+        forked=True,
     )
     steps = run.finish()
     assert list(steps) == [1, 2, 3]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import tempfile
 from pathlib import Path
 
 import pytest
+from support.forks import Driver
 from support.slurm import ENDED, Slurm, missing
 from support.training import assert_nothing_lost, optimizer_steps
 
@@ -43,7 +45,15 @@ def test_a_pre_empted_training_saves_and_resumes_and_a_node_dies(task, tmp_path)
     overrides += ["trainer.v1.trainer_mode=separate_async", "actor_rollout_ref.hybrid_engine=false"]
     overrides += ["actor_rollout_ref.rollout.checkpoint_engine.backend=gloo", f"trainer.save_freq={SAVED}"]
     overrides += ["trainer.total_training_steps=1000"]
-    with tempfile.TemporaryDirectory(prefix="slurm_") as folder, Slurm(Path(folder)) as slurm:
+    # Ray's workers are forks of a process outside of Slurm, and end with the processes that Ray starts for them.
+    # train.sbatch asks Ray for its nodes first, so the training is Ray's second job.
+    forks = Driver("serve with Ray", job="02000000")
+    overrides += [f"+ray_kwargs.ray_init.runtime_env.py_executable={forks.python}"]
+    with (
+        tempfile.TemporaryDirectory(prefix="slurm_") as folder,
+        Slurm(Path(folder)) as slurm,
+        contextlib.closing(forks),
+    ):
         job = slurm.submit(
             *["--nodes=2", "--gpus-per-node=1", str(ROOT / "examples/slurm/train.sbatch")],
             *[str(ROOT / "examples/run_pilot_commit_qwen3_8b.sh"), *overrides],

@@ -20,6 +20,7 @@ def test_reinforce_ada_trains_some_rollouts_with_the_baseline_of_all(task, tmp_p
         "rollout_policy.N=3",
         "trainer.total_training_steps=4",
         "trainer.save_freq=4",
+        forked=True,
     )
     steps = run.finish()
     assert list(steps) == [1, 2, 3, 4]

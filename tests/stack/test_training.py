@@ -60,6 +60,7 @@ def test_dapo_with_rewards_that_fail(task, tmp_path):
         "rollout_policy.s=2",
         "trainer.total_training_steps=3",
         "trainer.save_freq=3",
+        forked=True,
     )
     steps = run.finish()
     assert list(steps) == [1, 2, 3]
@@ -90,6 +91,7 @@ def test_a_policy_of_ones_own_with_groups_of_different_sizes(task, tmp_path):
         "trainer.total_training_steps=4",
         "trainer.save_freq=4",
         python_path=str(tmp_path),
+        forked=True,
     )
     steps = run.finish()
     assert list(steps) == [1, 2, 3, 4]

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
+
+from verl_ext.driver.cpu import fork_client
 
 ROOT = Path(__file__).parents[2]
 DRIVER = """
@@ -15,8 +18,8 @@ sys.path.insert(0, sys.argv[1])
 from verl_ext import launch
 from verl_ext.driver.cpu import fork_server
 if sys.argv[2] == "serve with Ray":
-    launch.prepare_forks()
-    fork_server.start()
+    launch.prepare_forks(sys.argv[3])
+    fork_server.start(job=sys.argv[3])
 else:
     fork_server.start(shared=["uuid"], modules=["numpy.random", "module_that_is_nowhere", "fractions"])
 if sys.argv[2] != "refuse":
@@ -25,16 +28,32 @@ sys.stdin.read()
 """
 
 
+# python -c RUN_MODULE <folders before the search path> <module> <arguments>: python -m, for a fork.
+RUN_MODULE = """
+import runpy, sys
+sys.path[:0], module = sys.argv[1].split(":"), sys.argv[2]
+del sys.argv[1:3]
+runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
+
+
+@cache
+def with_verl() -> Driver:
+    """The one process of this process of pytest whose forks have imported verl and vLLM. It ends with this process."""
+    return Driver("serve with Ray")
+
+
 class Driver:
     """Starts the process; ``python`` is the executable of its server's forks. ``end`` waits for the process.
 
     Args:
         mode: "serve", "serve with Ray" and all that a run imports, or "refuse".
+        job: Ray's number of the job whose workers are forks.
     """
 
-    def __init__(self, mode: str = "serve"):
+    def __init__(self, mode: str = "serve", job: str = fork_client.FIRST_JOB):
         self.process = subprocess.Popen(
-            [sys.executable, "-c", DRIVER, str(ROOT), mode],
+            [sys.executable, "-c", DRIVER, str(ROOT), mode, job],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -48,7 +67,7 @@ class Driver:
             [self.python, *arguments], capture_output=True, text=True, timeout=60, **({"cwd": "/"} | options)
         )
 
-    def end(self) -> None:
+    def close(self) -> None:
         self.process.stdin.close()
         self.process.wait(timeout=60)
         self.process.stdout.close()

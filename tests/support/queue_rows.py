@@ -10,11 +10,11 @@ import transfer_queue as tq
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from support.configs import changed, compose
-from support.forks import Driver
+from support.forks import with_verl
 from verl_ext.driver.agent_loop import cancelled_key
 
 CAPACITY = 200  # rows
-_forks: Driver | None = None  # the process whose forks are the queue's workers; None without a queue
+_running = False
 
 
 def start_queue() -> None:
@@ -22,23 +22,21 @@ def start_queue() -> None:
 
     Ray's workers are forks, as in a training: each would import torch and verl anew otherwise.
     """
-    global _forks
-    if _forks is None:
-        forks = Driver("serve with Ray")
-        _start_ray({"py_executable": forks.python})
+    global _running
+    if not _running:
+        _start_ray({"py_executable": with_verl().python})
         size = f"transfer_queue.backend.SimpleStorage.total_storage_size={CAPACITY}"
         tq.init(changed(compose("grpo"), size).transfer_queue)
-        _forks = forks
+        _running = True
 
 
 def end_queue() -> None:
     """End the queue and the Ray of :func:`start_queue`. Without a queue, nothing happens."""
-    global _forks
-    if _forks is not None:
+    global _running
+    if _running:
         tq.close()
         ray.shutdown()
-        _forks.end()
-        _forks = None
+        _running = False
 
 
 def _start_ray(runtime_env: dict[str, str], attempts: int = 4) -> None:
@@ -92,8 +90,8 @@ class QueueWriter:
         self.cancelled = []
         self.version, self.versions, self.reported, self.prefix_tokens = 0, {}, {}, {}
 
-    def submit(self, wave):
-        for group, count in wave:
+    def submit(self, requests):
+        for group, count in requests:
             prompt = {"is_prompt": True, "status": "pending", "global_steps": 1}
             tq.kv_batch_put(keys=[group.id], partition_id="train", tags=[prompt])
             if not self.silent:

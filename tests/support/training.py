@@ -16,8 +16,10 @@ import psutil
 import pyarrow.parquet as pq
 
 from support.configs import good_overrides
+from support.forks import RUN_MODULE, with_verl
 from verl_ext.first_run.process import TOTALS, Steps, Training, balances
 from verl_ext.lab.simulate.verify_record import verify
+from verl_ext.launch import FIRST_JOB, FORKS
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT = 900  # seconds; a run takes two or three minutes, and a broken weight sync would block for ever
@@ -52,25 +54,39 @@ def make_task(folder: Path) -> Task:
     data = [sys.executable, "-m", "verl_ext.data.reasoning_gym", "--out", f"{folder}/data"]
     subprocess.run([*data, "--train", "96", "--validation", "8"], check=True, timeout=120)
     warm_start = [sys.executable, ROOT / "examples/quickstart/warm_start.py", "--data", f"{folder}/data"]
-    subprocess.run(
-        [*warm_start, "--out", f"{folder}/model", "--steps", "150", "--batch", "64", "--lr", "2e-3"],
-        check=True,
-        timeout=300,
-    )
+    settings = ["--steps", "300", "--batch", "32", "--decay", "0.5", "--lr", "2e-3", "--silent", "0.65"]
+    subprocess.run([*warm_start, "--out", f"{folder}/model", *settings], check=True, timeout=300)
     return Task(folder)
 
 
 class TrainingRun(Training):
-    """``python -m recipe.<recipe>`` in a folder of its own."""
+    """``python -m recipe.<recipe>`` in a folder of its own.
 
-    def __init__(self, task: Task, recipe: str, folder: Path, *overrides: str, python_path: str = ""):
+    Args:
+        task: model and data.
+        recipe: the recipe's name.
+        folder: the folder.
+        overrides: of the configuration.
+        python_path: a further folder to import modules from.
+        forked: the command is a fork of a process that has imported verl and vLLM, which saves the imports. The test
+            then cannot send it signals other than SIGTERM and SIGINT, and cannot see its processes.
+    """
+
+    def __init__(
+        self, task: Task, recipe: str, folder: Path, *overrides: str, python_path: str = "", forked: bool = False
+    ):
         folder.mkdir(parents=True, exist_ok=True)
         self.checkpoints, self.task, self.record = folder / "checkpoints", task, folder / "record.jsonl"
-        command = [sys.executable, "-m", f"recipe.{recipe}", *task.overrides()]
+        path = os.pathsep.join(filter(None, (str(ROOT), python_path)))
+        command, environment = [sys.executable, "-m", f"recipe.{recipe}"], {"PYTHONPATH": path}
+        if forked:
+            driver = with_verl()
+            command = [driver.python, "-c", RUN_MODULE, path, f"recipe.{recipe}"]
+            environment |= dict(zip(FORKS, (FIRST_JOB, str(driver.process.pid)), strict=True))
+        command += task.overrides()
         command += [f"trainer.default_local_dir={self.checkpoints}", f"rollout_driver.record={self.record}", *overrides]
         metrics = folder / f"metrics_{len(list(folder.glob('metrics_*')))}.jsonl"
-        path = os.pathsep.join(filter(None, (str(ROOT), python_path)))
-        super().__init__(command, folder, folder / "run.log", metrics, {"PYTHONPATH": path})
+        super().__init__(command, folder, folder / "run.log", metrics, environment)
         self.deadline = time.monotonic() + TIMEOUT
 
     @property

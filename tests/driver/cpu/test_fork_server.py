@@ -31,7 +31,7 @@ def forked(python: str) -> bool:
 def driver():
     driver = Driver()
     yield driver
-    driver.end()
+    driver.close()
 
 
 def wait_for(true) -> None:
@@ -173,7 +173,7 @@ def test_the_server_and_its_forks_end_with_the_driver(monkeypatch):
     sleeper = subprocess.Popen([driver.python, "-c", "import time; print(1, flush=True); time.sleep(2)"], stdout=-1)
     sleeper.stdout.readline()
     driver.process.kill()
-    driver.end()
+    driver.close()
     assert sleeper.wait(timeout=60) == 0, "the fork may end itself"
     sleeper.stdout.close()
     wait_for(lambda: not folder.exists())
@@ -182,7 +182,7 @@ def test_the_server_and_its_forks_end_with_the_driver(monkeypatch):
 def test_without_a_server_python_starts_as_ever():
     driver = Driver()
     command = Path(driver.python).read_text().splitlines()[1].replace('"$@"', "-c 'print(1)'").removeprefix("exec ")
-    driver.end()
+    driver.close()
     wait_for(lambda: not Path(driver.python).exists())
     assert subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60).stdout == "1\n"
 
@@ -191,7 +191,7 @@ def test_a_driver_that_is_not_served_leaves_nothing():
     """A refused configuration, or a run that joins another cluster."""
     driver = Driver("refuse")
     (server,) = iter_children(driver)
-    driver.end()
+    driver.close()
     wait_for(lambda: not server.is_running())
 
 
@@ -245,7 +245,7 @@ def test_forks_share_no_random_numbers_of_ray():
     """
     numbers = [number for _ in range(2) for number in driver.run("-c", code).stdout.split()]
     assert len(numbers) == len(set(numbers)) == 4
-    driver.end()
+    driver.close()
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Starts Python as a fork of :mod:`.fork_server`, and lives as long as the fork.
 
 A program of its own, for ``python -I -S``: it imports the smallest part of the standard library, and starts in 20 ms.
-``fork_client.py <python> <socket of the server> <arguments of Python>``
+``fork_client.py <python> <socket of the server> <job of Ray> <arguments of Python>``
 """
 
 import json
@@ -59,11 +59,11 @@ def open_files() -> list[int]:
 
 def main() -> None:
     """Ask the server for a fork, pass on signals, and end as the fork ends."""
-    python, address, *arguments = sys.argv[1:]
+    python, address, job, *arguments = sys.argv[1:]
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     files = open_files()
     try:
-        if parsed(arguments) is None or len(files) > MOST_FILES or os.environ.get(JOB, FIRST_JOB) != FIRST_JOB:
+        if parsed(arguments) is None or len(files) > MOST_FILES or os.environ.get(JOB, job) != job:
             raise ConnectionError
         server.connect(address)
         content = request(arguments, files)

@@ -56,11 +56,14 @@ HIGH = 1000  # descriptors of received files, until they get their own numbers
 _started: tuple[Path, socket.socket] | None = None  # the executable, and the driver's end of the lifeline
 
 
-def start(shared: Iterable[str] = OF_THE_DRIVER, modules: Iterable[str] = MODULES) -> None:
+def start(
+    shared: Iterable[str] = OF_THE_DRIVER, modules: Iterable[str] = MODULES, job: str = fork_client.FIRST_JOB
+) -> None:
     """Import ``shared``, and fork the server off this process. The server ends with this process.
 
     The server imports ``modules`` once :func:`command` is asked for; until then its clients wait. There is no server
-    where programs in temporary folders cannot be started.
+    where programs in temporary folders cannot be started. ``job`` is Ray's number of the job that this process had in
+    its environment when it imported Ray: workers of other jobs are no forks.
     """
     global _started
     for module in shared:
@@ -69,7 +72,7 @@ def start(shared: Iterable[str] = OF_THE_DRIVER, modules: Iterable[str] = MODULE
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(folder / ADDRESS))
     listener.listen(128)
-    client = shlex.join([sys.executable, "-I", "-S", fork_client.__file__, sys.executable, str(folder / ADDRESS)])
+    client = shlex.join([sys.executable, "-I", "-S", fork_client.__file__, sys.executable, str(folder / ADDRESS), job])
     (folder / COMMAND).write_text(f'#!/bin/sh\nexec {client} "$@"\n')
     (folder / COMMAND).chmod(0o700)
     if not os.access(folder / COMMAND, os.X_OK):  # the folder's file system starts no programs
