@@ -5,9 +5,9 @@
     python benchmarks/comparison.py report
 
 ``run`` tunes every method, and then runs the chosen settings on fresh seeds. It can be stopped and started again at any
-time: runs that are kept in ``docs/comparison/`` are not repeated. In the world ``quickstart``, tuning runs are those of
-``verl-ext learn`` with the quickstart's model, and fresh seeds train on the real stack. ``report`` reads the files and
-writes docs/comparison_results.md with its picture.
+time: runs that are kept in ``docs/comparison/`` are not repeated. The world ``quickstart`` is the quickstart's model
+and data. There, tuning runs are those of ``verl-ext learn``, and fresh seeds of ``stack64`` and ``stack256`` train on
+the real stack. ``report`` reads the files and writes docs/comparison_results.md with its picture.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class Question:
             which it can write as ``{n}``.
         lrs: learning rates to choose from.
         task: of :mod:`verl_ext.lab.learn.tasks`.
+        quickstart: whether the world is the quickstart's model and data.
         on_stack: whether fresh seeds train on the real stack.
     """
 
@@ -62,6 +63,7 @@ class Question:
     methods: Mapping[str, str]
     lrs: Sequence[float] = LRS
     task: str = "words"
+    quickstart: bool = False
     on_stack: bool = False
 
     def variant(self, method: str, setting: Setting) -> Method:
@@ -104,8 +106,11 @@ QUESTIONS = {
     "step1024": Question([(n, 1024 // n) for n in NS], 80_000, PLAIN),
     "tool256": Question([(8, 32), (32, 8)], 20_000, WITH_TOOL, task="tool"),
     "free": Question([(n, prompts) for n in NS[:3] for prompts in NS[1:]], 20_000, CONFIRMED, LRS[1:5]),
-    "stack64": Question([(64, 4)], 8_000, ON_STACK_64, STACK_LRS, on_stack=True),
-    "stack256": Question([(n, 256 // n) for n in (4, 8, 16, 64)], 8_000, ON_STACK, STACK_LRS, on_stack=True),
+    "stack64": Question([(64, 4)], 8_000, ON_STACK_64, STACK_LRS, quickstart=True, on_stack=True),
+    "stack256": Question(
+        [(n, 256 // n) for n in (4, 8, 16, 64)], 8_000, ON_STACK, STACK_LRS, quickstart=True, on_stack=True
+    ),
+    "lab256": Question([(4, 64), (8, 32)], 20_000, plain("grpo", "recall"), STACK_LRS[2:5], quickstart=True),
 }
 
 
@@ -218,10 +223,11 @@ def run(
     if unknown or world not in (*WORLDS, QUICKSTART):
         valid = f"a world of {', '.join(WORLDS)}, {QUICKSTART} and questions of {', '.join(QUESTIONS)}"
         raise typer.BadParameter(f"use {valid}")
-    if any(QUESTIONS[name].on_stack != (world == QUICKSTART) for name in questions) or (
+    if any(QUESTIONS[name].quickstart != (world == QUICKSTART) for name in questions) or (
         (task is None) == (world == QUICKSTART)
     ):
-        raise typer.BadParameter(f"the world {QUICKSTART}, --task and the questions stack... belong together")
+        of_quickstart = ", ".join(name for name, question in QUESTIONS.items() if question.quickstart)
+        raise typer.BadParameter(f"the world {QUICKSTART}, --task and the questions {of_quickstart} belong together")
     for name in questions:
         if not set(methods or ()) <= set(QUESTIONS[name].methods):
             raise typer.BadParameter(f"{name} has the methods {', '.join(QUESTIONS[name].methods)}")

@@ -36,8 +36,10 @@ TITLES = {
     "free": "nothing held fixed",
     "stack64": "n = 64, 4 prompts a step, on the stack",
     "stack256": "256 rollouts a step, on the stack",
+    "lab256": "256 rollouts a step, the stack's model and prompts on the small learner",
 }
-TUNING = dict.fromkeys(TITLES, (100, 101, 102)) | {"confirm256": tuple(range(103, 119))}
+TUNING = dict.fromkeys(TITLES, (100, 101, 102))
+TUNING |= {"confirm256": tuple(range(103, 119)), "lab256": tuple(range(103, 111))}
 """Seeds on which the settings of a question are chosen."""
 FRESH = dict.fromkeys(TITLES, tuple(range(12))) | {"confirm256": tuple(range(12, 36))}
 FRESH |= dict.fromkeys(("stack64", "stack256"), tuple(range(5)))
