@@ -16,7 +16,9 @@ lock() {  # lock <set> <file.in>...
     --extra quickstart --overrides requirements/gpu_overrides.txt --constraints <(echo "$shared") --python-version 3.12 \
     --python-platform x86_64-manylinux_2_34 --no-header --no-annotate --output-file "$OUT/$set.txt" >/dev/null
 }
-lock gpu_vllm gpu_vllm.in
-lock gpu_sglang gpu_sglang.in
-lock gpu_vllm_megatron gpu_vllm.in gpu_megatron.in
-lock gpu_sglang_megatron gpu_sglang.in gpu_megatron.in
+# All at once: most of the time is waiting for the index.
+lock gpu_vllm gpu_vllm.in & sets=($!)
+lock gpu_sglang gpu_sglang.in & sets+=($!)
+lock gpu_vllm_megatron gpu_vllm.in gpu_megatron.in & sets+=($!)
+lock gpu_sglang_megatron gpu_sglang.in gpu_megatron.in & sets+=($!)
+for set in "${sets[@]}"; do wait "$set"; done
