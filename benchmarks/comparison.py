@@ -20,7 +20,19 @@ from typing import Annotated
 
 import numpy as np
 import typer
-from comparison_results import FRESH, METHODS, REFERENCE, TUNING, Kept, Setting, choose, ranked, target_of, write_page
+from comparison_results import (
+    BUDGETS,
+    FRESH,
+    METHODS,
+    REFERENCE,
+    TUNING,
+    Kept,
+    Setting,
+    choose,
+    ranked,
+    target_of,
+    write_page,
+)
 from comparison_stack import train
 from rich.console import Console
 
@@ -49,7 +61,6 @@ class Question:
 
     Attributes:
         sizes: pairs of rollouts per prompt and prompts per step to choose from.
-        rollouts: of a run.
         methods: by name, as ``verl-ext learn`` reads them. A text with keys of its own sets the rollouts of a prompt,
             which it can write as ``{n}``.
         lrs: learning rates to choose from.
@@ -59,7 +70,6 @@ class Question:
     """
 
     sizes: Sequence[tuple[int, int]]
-    rollouts: int
     methods: Mapping[str, str]
     lrs: Sequence[float] = LRS
     task: str = "words"
@@ -99,18 +109,16 @@ ON_STACK_64 = {
     "pilot_commit": QUICKSTARTS_PILOT_COMMIT,
 }
 QUESTIONS = {
-    "n32": Question([(32, 8)], 20_000, PLAIN | UNIFORM),
-    "n64": Question([(64, 8)], 40_000, PLAIN | {"pilot_commit_quickstart": QUICKSTARTS_PILOT_COMMIT}),
-    "step256": Question([(n, 256 // n) for n in NS], 20_000, PLAIN),
-    "confirm256": Question([(4, 64), (8, 32)], 20_000, CONFIRMED, LRS[2:5]),
-    "step1024": Question([(n, 1024 // n) for n in NS], 80_000, PLAIN),
-    "tool256": Question([(8, 32), (32, 8)], 20_000, WITH_TOOL, task="tool"),
-    "free": Question([(n, prompts) for n in NS[:3] for prompts in NS[1:]], 20_000, CONFIRMED, LRS[1:5]),
-    "stack64": Question([(64, 4)], 8_000, ON_STACK_64, STACK_LRS, quickstart=True, on_stack=True),
-    "stack256": Question(
-        [(n, 256 // n) for n in (4, 8, 16, 64)], 8_000, ON_STACK, STACK_LRS, quickstart=True, on_stack=True
-    ),
-    "lab256": Question([(4, 64), (8, 32)], 20_000, plain("grpo", "recall"), STACK_LRS[2:5], quickstart=True),
+    "n32": Question([(32, 8)], PLAIN | UNIFORM),
+    "n64": Question([(64, 8)], PLAIN | {"pilot_commit_quickstart": QUICKSTARTS_PILOT_COMMIT}),
+    "step256": Question([(n, 256 // n) for n in NS], PLAIN),
+    "confirm256": Question([(4, 64), (8, 32)], CONFIRMED, LRS[2:5]),
+    "step1024": Question([(n, 1024 // n) for n in NS], PLAIN),
+    "tool256": Question([(8, 32), (32, 8)], WITH_TOOL, task="tool"),
+    "free": Question([(n, prompts) for n in NS[:3] for prompts in NS[1:]], CONFIRMED, LRS[1:5]),
+    "stack64": Question([(64, 4)], ON_STACK_64, STACK_LRS, quickstart=True, on_stack=True),
+    "stack256": Question([(n, 256 // n) for n in (4, 8, 16, 64)], ON_STACK, STACK_LRS, quickstart=True, on_stack=True),
+    "lab256": Question([(4, 64), (8, 32)], plain("grpo", "recall"), STACK_LRS[2:5], quickstart=True),
 }
 
 
@@ -128,7 +136,7 @@ class Experiment:
     def __init__(self, world: str, question: str, source: Source, scratch: Path, processes: int):
         self.name, self.source, self.scratch, self.processes = f"{world}, {question}", source, scratch, processes
         self.question, self.tuning, self.fresh = QUESTIONS[question], TUNING[question], FRESH[question]
-        self.length = Length(self.question.rollouts, TEST_EVERY)
+        self.length = Length(BUDGETS[question], TEST_EVERY)
         self.kept = Kept(KEPT / f"{world}-{question}.jsonl")
 
     def run(self, method: str, settings: Sequence[Setting], seeds: Sequence[int]) -> None:

@@ -44,6 +44,8 @@ TUNING |= {"confirm256": tuple(range(103, 119)), "lab256": tuple(range(103, 111)
 FRESH = dict.fromkeys(TITLES, tuple(range(12))) | {"confirm256": tuple(range(12, 36))}
 FRESH |= dict.fromkeys(("stack64", "stack256"), tuple(range(5)))
 """Seeds that no tuning has seen."""
+BUDGETS = dict.fromkeys(TITLES, 20_000) | {"n64": 40_000, "step1024": 80_000, "stack64": 8_000, "stack256": 8_000}
+"""Rollouts of a run, pilots included. The step that passes this number is the last."""
 
 
 class Setting(NamedTuple):
@@ -58,7 +60,7 @@ class Setting(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What a run spent until it reached a target accuracy; if it never did, what the whole run spent."""
+    """What a run spent until it reached a target accuracy, or what it may spend if it did not reach the target."""
 
     amount: float
     reached: bool
@@ -91,9 +93,11 @@ class Kept:
         tried = dict.fromkeys(setting for name, setting, _ in self.runs if name == method)
         return [setting for setting in tried if all((method, setting, seed) in self for seed in seeds)]
 
-    def costs(self, method: str, setting: Setting, seeds: Sequence[int], target: float, unit: str) -> list[Cost]:
+    def costs(
+        self, method: str, setting: Setting, seeds: Sequence[int], target: float, unit: str, budget: float = math.inf
+    ) -> list[Cost]:
         """Cost of the target for each seed, in ``rollouts``, ``tokens``, ``waves`` or ``steps``."""
-        return [cost_of(self.runs[method, setting, seed], target, unit) for seed in seeds]
+        return [cost_of(self.runs[method, setting, seed], target, unit, budget) for seed in seeds]
 
     def final(self, method: str, setting: Setting, seeds: Sequence[int]) -> list[float]:
         """Best accuracy for each seed."""
@@ -104,17 +108,26 @@ def _key(run: Mapping[str, Any]) -> tuple[str, Setting, int]:
     return run["method"], Setting(run["lr"], run["n"], run["prompts"]), run["seed"]
 
 
-def cost_of(run: Mapping[str, Any], target: float, unit: str) -> Cost:
-    """Spent when the accuracy first reaches the target; between two measurements the accuracy is a straight line."""
-    spent, accuracy = np.array(run[unit], float), np.array(run["accuracy"])
+def cost_of(run: Mapping[str, Any], target: float, unit: str, budget: float = math.inf) -> Cost:
+    """Spent when the accuracy first reaches the target; between two measurements the accuracy is a straight line.
+
+    A run that has not reached the target within ``budget`` rollouts costs what it spent for the budget. If it ended
+    earlier, this is what it would have spent at the same rate. So no run is cheaper because it ended early, or dearer
+    because its last step passed the budget by more. Without a budget, such a run costs what it spent.
+    """
+    rollouts, spent, accuracy = (np.array(run[name], float) for name in ("rollouts", unit, "accuracy"))
     reached = np.flatnonzero(accuracy >= target)
-    if not reached.size:
+    if reached.size:
+        at, share = int(reached[0]), 1.0
+        if at == 0:
+            at = min(1, spent.size - 1)
+        else:
+            share = (target - accuracy[at - 1]) / (accuracy[at] - accuracy[at - 1])
+        if (1 - share) * rollouts[at - 1] + share * rollouts[at] <= budget:
+            return Cost(float((1 - share) * spent[at - 1] + share * spent[at]), True)
+    if budget == math.inf:
         return Cost(float(spent[-1]), False)
-    at = int(reached[0])
-    if at == 0:
-        return Cost(float(spent[min(1, spent.size - 1)]), True)
-    share = (target - accuracy[at - 1]) / (accuracy[at] - accuracy[at - 1])
-    return Cost(float(spent[at - 1] + share * (spent[at] - spent[at - 1])), True)
+    return Cost(float(np.interp(budget, rollouts, spent) * max(budget / rollouts[-1], 1)), False)
 
 
 def target_of(kept: Kept, seeds: Sequence[int], share: float = CHOICE) -> float:
@@ -182,8 +195,15 @@ class Result(NamedTuple):
     accuracy: list[float]
 
 
-def results(kept: Kept, tuning: Sequence[int], fresh: Sequence[int]) -> Iterator[Result]:
-    """The methods whose runs on fresh seeds are complete; the reference comes first, and without it there is none."""
+def results(kept: Kept, tuning: Sequence[int], fresh: Sequence[int], budget: float = math.inf) -> Iterator[Result]:
+    """The methods whose runs on fresh seeds are complete; the reference comes first, and without it there is none.
+
+    Args:
+        kept: the runs of a question in a world.
+        tuning: seeds of tuning.
+        fresh: fresh seeds.
+        budget: rollouts within which a fresh run must reach a target.
+    """
     if not kept.settings(REFERENCE, tuning):
         return
     base = choose(kept, REFERENCE, tuning)
@@ -202,8 +222,8 @@ def results(kept: Kept, tuning: Sequence[int], fresh: Sequence[int]) -> Iterator
             target: float, unit: str, method: str = method, setting: Setting = setting
         ) -> tuple[list[Cost], list[Cost]]:
             return (
-                kept.costs(REFERENCE, base, fresh, target, unit),
-                kept.costs(method, setting, fresh, target, unit),
+                kept.costs(REFERENCE, base, fresh, target, unit, budget),
+                kept.costs(method, setting, fresh, target, unit, budget),
             )
 
         own = costs(chosen_target, "rollouts")[1]
@@ -341,7 +361,7 @@ def _frame(panel: Axes, labels: Sequence[str]) -> None:
 def write_page(page: Path, kept: Mapping[tuple[str, str], Kept]) -> dict[tuple[str, str], list[Result]]:
     """Write the page and its pictures; returns the results by world and question."""
     found = {
-        (world, question): list(results(kept[world, question], TUNING[question], FRESH[question]))
+        (world, question): list(results(kept[world, question], TUNING[question], FRESH[question], BUDGETS[question]))
         for world, question in sorted(kept, key=lambda key: list(TITLES).index(key[1]))
     }
     found = {key: each for key, each in found.items() if len(each) > 1}
@@ -354,7 +374,8 @@ def write_page(page: Path, kept: Mapping[tuple[str, str], Kept]) -> dict[tuple[s
         "[protocol](comparison.md) says how methods are tuned and compared. `×` is the cost of GRPO divided by the",
         "method's, over fresh seeds, with its 95 % interval: above 1, the method needs less. Percentages",
         "are of the way from the warm start to GRPO's best accuracy; `rollouts`, `tokens ×` and `waves ×` are at 80 %.",
-        "`missed` counts the fresh seeds that never reach the three targets. Accuracies: mean ± standard deviation.",
+        "`missed` counts the fresh seeds that do not reach the three targets within the rollouts of a run, and then",
+        "cost all of these. Accuracies: mean ± standard deviation.",
         "Markers are filled, and ratios in bold letters, where the interval does not contain 1.",
     ]
     for ending, part, draw in (("_worlds", worlds, picture_of_worlds), ("", others, picture)):

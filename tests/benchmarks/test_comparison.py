@@ -52,6 +52,22 @@ def test_cost_is_where_the_line_between_measurements_first_crosses_the_target(ta
     assert cost_of(run, target, "tokens").amount == pytest.approx(10 * amount)
 
 
+@pytest.mark.parametrize(
+    ("budget", "target", "rollouts", "tokens", "reached"),
+    [
+        (350, 0.6, 300, 3000, True),
+        (300, 0.6, 300, 3000, True),
+        (250, 0.6, 250, 2500, False),  # reached, but after the budget
+        (350, 0.7, 350, 3500, False),  # the last step has passed the budget
+        (800, 0.7, 800, 8000, False),  # ended early: as much again at the same rate
+    ],
+)
+def test_a_run_that_misses_the_target_costs_the_budget(budget, target, rollouts, tokens, reached):
+    run = run_of("grpo", LOW, 0, [0.3, 0.4, 0.5, 0.6, 0.5])
+    assert cost_of(run, target, "rollouts", budget) == (pytest.approx(rollouts), reached)
+    assert cost_of(run, target, "tokens", budget) == (pytest.approx(tokens), reached)
+
+
 def test_the_target_is_a_share_of_the_way_to_the_best_setting_of_the_reference(tmp_path):
     runs = kept(
         tmp_path,
@@ -125,6 +141,7 @@ def test_real_runs_are_kept_chosen_compared_and_not_repeated(tmp_path, monkeypat
     source = WorldSource("few_prompts")
     experiment = Experiment("few_prompts", "n32", source, tmp_path / "scratch", 1)
     experiment.length, lrs = Length(2048, 512), [1e-9, 1e-3]
+    monkeypatch.setitem(comparison.BUDGETS, "n32", 2048)
     chosen = {method: experiment.tune(method, lrs) for method in ("grpo", "hora")}
     assert {setting.lr for setting in chosen.values()} == {1e-3}
     for method, setting in chosen.items():
@@ -141,7 +158,7 @@ def test_real_runs_are_kept_chosen_compared_and_not_repeated(tmp_path, monkeypat
     found = write_page(tmp_path / "page.md", {("few_prompts", "n32"): again.kept})
     (reference, hora) = found["few_prompts", "n32"]
     assert [ratio.mean for ratio in reference.rollouts] == [1.0] * len(SHARES)
-    assert list(results(again.kept, TUNING, FRESH)) == [reference, hora]
+    assert list(results(again.kept, TUNING, FRESH, 2048)) == [reference, hora]
     page = (tmp_path / "page.md").read_text()
     assert f"| {hora.rollouts[1].mean:.2f} [{hora.rollouts[1].low:.2f}, {hora.rollouts[1].high:.2f}] |" in page
     assert (tmp_path / "page_worlds.png").stat().st_size > 5000 and "14 runs, tuning included; 3 fresh seeds." in page
@@ -152,7 +169,8 @@ def test_one_method_brings_the_reference_that_sets_its_targets(tmp_path, monkeyp
     monkeypatch.setitem(comparison.TUNING, "n32", TUNING[:1])
     monkeypatch.setitem(comparison.FRESH, "n32", FRESH[:1])
     methods = {"grpo": "grpo", "recall": "recall", "hora": "hora"}
-    monkeypatch.setitem(QUESTIONS, "n32", Question([(4, 4)], 32, methods, [1e-4, 1e-3, 1e-2]))
+    monkeypatch.setitem(QUESTIONS, "n32", Question([(4, 4)], methods, [1e-4, 1e-3, 1e-2]))
+    monkeypatch.setitem(comparison.BUDGETS, "n32", 32)
     ran = invoke(comparison.run, "few_prompts", "n32", "--method", "recall", "--scratch", tmp_path)
     assert ran.exit_code == 0, ran.output
     kept = (tmp_path / "kept" / "few_prompts-n32.jsonl").read_text().splitlines()

@@ -85,6 +85,26 @@ def test_commands_have_their_options_and_scripts(page):
             assert (ROOT / words[0]).is_file(), f"{words[0]} does not exist"
 
 
+def test_readmes_first_table_has_the_ratios_of_the_comparisons_page():
+    """Rounded as on the page, and in bold letters where the page's are."""
+    page = (ROOT / "docs/comparison_results.md").read_text().partition("in every world\n\n")[2].partition("\n\n")[0]
+    worlds, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines()]
+    ratios = {name.strip("`"): dict(zip(worlds[1:], map(shortened, cells), strict=True)) for name, *cells in rows}
+    readme = (ROOT / "README.md").read_text().partition("| method | `long_tailed`")
+    order = re.findall(r"`(\w+)`:", readme[1] + readme[2].partition("\n")[0])
+    shown = {
+        name: [cell.strip() for cell in cells.split("|")][:5]
+        for name, cells in re.findall(r"^\| \[`(\w+)`\]\([^)]*\)[^|]*\|(.+)$", readme[2].partition("\n\n")[0], re.M)
+    }
+    assert len(order) == 5 and set(shown) == {*RECIPES} - {"grpo"}
+    assert shown == {name: [ratios[name][f"`{world}`"] for world in order] for name in shown}
+
+
+def shortened(cell: str) -> str:
+    """A ratio without its interval."""
+    return re.sub(r" \[[^]]*\]", "", cell)
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_keys_of_the_configuration_exist(page):
     for span in spans(page):

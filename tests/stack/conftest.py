@@ -42,7 +42,9 @@ def make_agent_task(folder: Path) -> None:
     data = [sys.executable, "-m", "verl_ext.data.sql_tasks", "--out", f"{folder}/data", "--random-share", "0.6"]
     subprocess.run([*data, "--train", "96", "--validation", "8"], check=True, timeout=120)
     warm_start = [sys.executable, ROOT / "examples/quickstart/warm_start_agent.py", "--data", f"{folder}/data"]
-    subprocess.run([*warm_start, "--out", f"{folder}/model", "--steps", "900", "--batch", "16"], check=True, timeout=600)
+    subprocess.run(
+        [*warm_start, "--out", f"{folder}/model", "--steps", "900", "--batch", "16"], check=True, timeout=600
+    )
 
 
 @pytest.fixture(scope="session")
