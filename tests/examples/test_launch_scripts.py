@@ -7,6 +7,7 @@ configuration.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -94,6 +95,9 @@ def test_it_is_valid_and_fits(script, choice, rows, local_tools):
     assert longest <= positions
     if positions != shape.positions:
         assert rollout.engine_kwargs.vllm.hf_overrides == {"max_position_embeddings": positions}
+        assert json.loads(rollout.engine_kwargs.sglang.json_model_override_args) == {
+            "max_position_embeddings": positions
+        }
     assert gpus % chosen.tensor_parallel == gpus % chosen.sequence_parallel == 0
     assert config.data.train_batch_size * rollout.n % gpus == 0
 

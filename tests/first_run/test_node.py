@@ -44,7 +44,7 @@ def command(folder: Path, name: str, text: str, monkeypatch) -> None:
 def test_this_machine_passes(question):
     found = check_node(question)
     assert {name: each.text for name, each in found.items() if not each.passed} == {}
-    assert list(found) == [name for name in node.CHECKS if name not in ("driver", "caches")]
+    assert list(found) == [name for name in node.CHECKS if name not in ("driver", "caches", "C compiler")]
     assert found["devices talk"].text == "2 processes over gloo"
     assert "torch 2." in found["versions"].text and "verl 0.9.1" in found["versions"].text
     assert all(each.seconds >= 0 for each in found.values())
@@ -106,6 +106,19 @@ def test_too_little_shared_memory(question):
     assert re.match(
         r"/dev/shm has [\d.]+ GB, use 1e\+06 or more: docker run --shm-size=10g", refused(node.shared_memory, small)
     )
+
+
+def test_triton_needs_a_compiler_and_pythons_headers(question, tmp_path, monkeypatch):
+    monkeypatch.setattr(node.sysconfig, "get_path", lambda name: str(tmp_path / name))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    assert refused(node.compiler, question).startswith("no C compiler is here (gcc, clang), and Triton needs one")
+    (tmp_path / "mycc").touch(0o755)
+    monkeypatch.setenv("CC", "mycc")
+    assert refused(node.compiler, question).startswith(f"{tmp_path}/include/Python.h is missing, and Triton needs it")
+    (tmp_path / "include").mkdir()
+    (tmp_path / "include" / "Python.h").touch()
+    assert node.compiler(question) == f"{tmp_path}/mycc"
 
 
 def test_too_little_memory(question):

@@ -11,6 +11,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -239,6 +240,18 @@ def caches(question: Question) -> str:
     return str(Path(node_cache(CACHES[0])).parent)
 
 
+def compiler(question: Question) -> str:
+    """Triton compiles the launchers of its kernels with a C compiler and Python's headers."""
+    names = [os.environ.get("CC") or "gcc", "clang"]
+    found = next(filter(None, map(shutil.which, names)), None)
+    if found is None:
+        raise Fault(f"no C compiler is here ({', '.join(names)}), and Triton needs one: install gcc, or set CC")
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    if not header.exists():
+        raise Fault(f"{header} is missing, and Triton needs it: install the headers of Python, such as python3.12-dev")
+    return found
+
+
 def mount_of(folder: Path, partitions: list[Any]) -> tuple[str, str]:
     """Kind and options of the file system that holds ``folder``: the mount point that is nearest above it."""
     above = {str(path) for path in (folder.absolute(), *folder.absolute().parents)}
@@ -311,8 +324,9 @@ CHECKS: dict[str, Callable[[Question], str]] = {
     "limits of processes": limits,
     "disks": disks,
     "caches": caches,
+    "C compiler": compiler,
     "shared folder": shared_folder,
     "versions": versions,
     "tokenizer and chat template": tokenizer,
 }
-ONLY_ON_GPUS = (driver, caches)
+ONLY_ON_GPUS = (driver, caches, compiler)

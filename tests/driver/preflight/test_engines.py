@@ -137,6 +137,14 @@ def test_verls_own_defaults_with_megatron(tmp_path):
             "tensor_model_parallel_size=4 is not valid: it must divide the 6 devices of actor_rollout_ref.rollout.",
         ),
         (
+            ["hardware=h200", f"{TP}=4", "trainer.n_gpus_per_node=6", "trainer.nnodes=2"],
+            "tensor_model_parallel_size=4 is not valid: an engine fills a part of a node or whole nodes",
+        ),
+        (
+            ["hardware=h200", *MEGATRON, "+lr_schedule=cosine"],
+            "optim.lr_scheduler_type=cosine is not valid: Megatron has no such key: choose lr_schedule=linear",
+        ),
+        (
             ["hardware=h200", f"{TP}=4", "trainer.n_gpus_per_node=6"],
             "tensor_model_parallel_size=4 is not valid: it must divide the 6 devices of trainer.nnodes",
         ),

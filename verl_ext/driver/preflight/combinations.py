@@ -153,14 +153,21 @@ def check_devices(faults: Faults) -> None:
     for place in places:
         nodes, of_each = f"{place}.nnodes", f"{place}.n_gpus_per_node"
         devices = faults[nodes] * faults[of_each]
+        size, node = faults[TENSOR_PARALLEL], faults[of_each]
         valid = f"it must divide the {devices} devices of {nodes} and {of_each}"
-        faults.refuse_if(devices % faults[TENSOR_PARALLEL] != 0, TENSOR_PARALLEL, valid)
+        faults.refuse_if(devices % size != 0, TENSOR_PARALLEL, valid)
+        valid = (
+            f"an engine fills a part of a node or whole nodes: it must divide {of_each}={node}, or be a multiple of it"
+        )
+        faults.refuse_if(node % size != 0 and size % node != 0, TENSOR_PARALLEL, valid)
 
 
 def check_megatron(faults: Faults) -> None:
-    """Megatron's parallel sizes share out all devices."""
+    """Megatron's parallel sizes share out all devices, and its optimizer has a schedule of its own."""
     if faults[f"{ACTOR}.strategy"] != "megatron":
         return
+    key = f"{ACTOR}.optim.lr_scheduler_type"
+    faults.refuse_if(key in faults, key, "Megatron has no such key: choose lr_schedule=linear")
     key = f"{ACTOR}.megatron.tensor_model_parallel_size"
     others = {
         name: faults[f"{ACTOR}.megatron.{name}"] for name in ("context_parallel_size", "pipeline_model_parallel_size")
