@@ -84,6 +84,27 @@ def test_what_is_no_run_is_refused_in_one_sentence(tmp_path, two, text, why):
     assert not (tmp_path / "out").exists()
 
 
+def test_runs_without_a_common_data_source_are_refused_in_one_sentence(tmp_path, two):
+    other = write_log(tmp_path / "other.jsonl", {0: {"val-core/math/acc/mean@4": 0.5}})
+    result = invoke(main, *two, other, "--out", tmp_path / "out")
+    assert result.exit_code == 2 and "Traceback" not in result.output
+    assert "The runs have no data source of their validations in common" in flat(result)
+    assert not (tmp_path / "out").exists()
+
+
+def test_plots_show_the_accuracy_on_the_common_data_sources(tmp_path, two, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("verl_ext.lab.report.__main__.plots", lambda methods, target: drawn.extend(methods) or [])
+    steps = training_steps([0.5, 0.7], 100)
+    for data in steps.values():
+        data["val-core/math/acc/mean@4"] = 0.1
+    result = invoke(main, *two, write_log(tmp_path / "more.jsonl", steps), "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "left out of the accuracy" in result.output and "math" in result.output
+    (more,) = drawn[-1].runs
+    assert "val-core/math/acc/mean@4" not in more.metrics()
+
+
 def test_a_file_as_out_is_refused_before_work(tmp_path, two):
     (tmp_path / "file").write_text("kept")
     result = invoke(main, *two, "--out", tmp_path / "file")

@@ -58,6 +58,46 @@ def test_data_sources_weigh_the_same():
     assert accuracy_of({"val-aux/a/acc/mean@1": 0.2}) is None
 
 
+def validated(path, steps, rollouts=100):
+    """A log of runs with these accuracies by data source, a validation per step."""
+    records = {
+        step: {f"val-core/{source}/acc/mean@4": value for source, value in accuracies.items()}
+        | {"rollouts/sampled_total": float(rollouts * step)}
+        for step, accuracies in enumerate(steps)
+    }
+    return write_log(path, records)
+
+
+def test_a_validation_that_lacks_a_data_source_is_skipped(tmp_path):
+    """The easy source alone, at step 1, would reach the target ten times earlier."""
+    steps = [{"easy": 0.6, "hard": 0.2}, {"easy": 0.9, "hard": float("nan")}, *[{"easy": 0.7, "hard": 0.3}] * 9]
+    path = validated(tmp_path / "a.jsonl", [*steps, {"easy": 0.9, "hard": 0.7}])
+    run = read_run([path])
+    assert [point.step for point in points(run)] == [0, *range(2, 12)]
+    assert accuracy_against(run, "step")[1].max() == pytest.approx(0.8)
+    summary = summary_of([path], 0.8)
+    assert summary["runs"][0]["rollouts_to_target"] == 1100
+    assert "Validations skipped because they lack a data source of their run: a 1." in summary["notes"]
+
+
+def test_runs_are_compared_on_the_data_sources_they_have_in_common(tmp_path):
+    both = validated(tmp_path / "a.jsonl", [{"easy": 0.5, "hard": 0.1}, {"easy": 0.7, "hard": 0.2}])
+    easy = validated(tmp_path / "b.jsonl", [{"easy": 0.5}, {"easy": 0.7}])
+    blind = write_run(tmp_path / "blind.jsonl", [None, None], 10)
+    summary = summary_of([both, easy, blind])
+    assert summary["target_accuracy"] == 0.7
+    assert [run["best_accuracy"] for run in summary["runs"]] == [0.7, 0.7, None]
+    note = "Data sources left out of the accuracy, since not every run was validated on them: hard."
+    assert note in summary["notes"]
+    assert not any("left out" in note for note in summary_of([both])["notes"])
+
+
+def test_runs_without_a_common_data_source_are_refused(tmp_path):
+    paths = [validated(tmp_path / f"{name}.jsonl", [{f"of_{name}": 0.5}]) for name in "ab"]
+    with pytest.raises(ValueError, match=r"in common \(a: of_a; b: of_b\)"):
+        summary_of(paths)
+
+
 def test_seeds_give_mean_and_range(tmp_path):
     paths = [write_run(tmp_path / f"grpo_{seed}.jsonl", values, 100)
              for seed, values in ((1, [0.5, 0.6, 0.8]), (2, [0.4, 0.8, 0.9]))]  # fmt: skip
@@ -98,7 +138,7 @@ def test_a_run_of_plain_verl_is_compared_by_steps_and_time(tmp_path):
 
 
 def test_what_a_missing_first_part_has_spent_is_not_known(tmp_path):
-    steps = {10: {"val-core/x/acc/mean@1": 0.4}} | training_steps([0.5], 7, first=11)
+    steps = {10: {"val-core/reasoning_gym/spell_backward/acc/mean@4": 0.4}} | training_steps([0.5], 7, first=11)
     found = points(read_run([write_log(tmp_path / "a.jsonl", steps)]))
     assert [(point.step, point.rollouts) for point in found] == [(10, None), (11, 77)]
 

@@ -17,7 +17,7 @@ from verl_ext.lab.page import Page
 from verl_ext.lab.report.finding import finding
 from verl_ext.lab.report.plots import plots
 from verl_ext.lab.report.runs import by_method, find_runs, names, read_run
-from verl_ext.lab.report.summary import summarize
+from verl_ext.lab.report.summary import on_common_sources, summarize
 from verl_ext.lab.report.tables import tables
 from verl_ext.lab.table import open_console
 
@@ -48,10 +48,10 @@ def main(
         files = find_runs(runs)
         labels = names([parts[0] for parts in files])
         found = [read_run(parts, name) for parts, name in zip(files, labels, strict=True)]
+        summary = summarize(found, target)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    summary = summarize(found, target)
-    drawn = list(plots(by_method(found), summary["target_accuracy"]))
+    drawn = list(plots(by_method(on_common_sources(found)), summary["target_accuracy"]))
     page = Page(
         "Runs compared", f"{finding(summary)} {summary['rule']}", tables(summary), summary["notes"], drawn, summary
     )

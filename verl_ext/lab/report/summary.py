@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from verl_ext.lab.table import times_fewer
 ROLLOUTS, TOKENS, SECONDS = "rollouts/sampled_total", "tokens/sampled_total", "timing_s/step"
 TRAINED, SIGNAL = "rollouts/trained", "rollouts/effective_ratio"
 DECIDING = "allocation/seconds"
-ACCURACY = re.compile(r"val-core/.+/acc/mean@\d+")
+ACCURACY = re.compile(r"val-core/(?P<source>.+)/acc/mean@\d+")
 DISCARDED = re.compile(r"rollouts/discarded_(.+)_total")
 RULE = "Costs to the target are those up to the first validation at or above it."
 COMMON = "The target is the best accuracy that every run reached."
@@ -40,14 +40,53 @@ class Point:
     accuracy: float
 
 
+def source_of(metric: str) -> str | None:
+    """The data source of which a metric is the validation accuracy; None for all other metrics."""
+    match = ACCURACY.fullmatch(metric) if metric.startswith("val-core/") else None
+    return match["source"] if match else None
+
+
 def accuracy_of(data: Mapping[str, float]) -> float | None:
     """Validation accuracy: mean over data sources with equal weights; None for a step without validation."""
-    values = [value for key, value in data.items() if key.startswith("val-core/") and ACCURACY.fullmatch(key)]
+    values = [value for key, value in data.items() if source_of(key) is not None]
     return sum(values) / len(values) if values else None
 
 
+def sources_of(metrics: Iterable[str]) -> set[str]:
+    """The data sources with a validation accuracy among the metrics."""
+    return {source for source in map(source_of, metrics) if source is not None}
+
+
+def on_common_sources(runs: Sequence[Run]) -> list[Run]:
+    """The runs with the accuracies of only those data sources on which every run with a validation was validated.
+
+    Raises:
+        ValueError: there is no such data source.
+    """
+    sources = {run.name: found for run in runs if (found := sources_of(run.metrics()))}
+    common = set.intersection(*sources.values()) if sources else set()
+    if sources and not common:
+        each = "; ".join(f"{name}: {', '.join(sorted(found))}" for name, found in sources.items())
+        raise ValueError(f"The runs have no data source of their validations in common ({each}).")
+
+    def kept(data: Mapping[str, float]) -> dict[str, float]:
+        return {name: value for name, value in data.items() if source_of(name) in {None, *common}}
+
+    return [replace(run, records={step: kept(data) for step, data in run.records.items()}) for run in runs]
+
+
+def is_partial(data: Mapping[str, float], sources: set[str]) -> bool:
+    """Whether a step is a validation that lacks one of the run's data sources."""
+    found = sources_of(data)
+    return bool(found) and found != sources
+
+
 def points(run: Run) -> list[Point]:
-    """The run's validations in the order of steps."""
+    """The run's validations in the order of steps, without those that lack a data source of the run.
+
+    The mean over other data sources would be another accuracy.
+    """
+    sources = sources_of(run.metrics())
     # Costs are 0 at step 0. A file from a later step on lacks the start of its run, so the costs are unknown.
     only_start = run.steps[-1] == 0
     rollouts, tokens, seconds = (
@@ -60,7 +99,7 @@ def points(run: Run) -> list[Point]:
         if SECONDS in data:
             seconds = (seconds or 0.0) + data[SECONDS]
         accuracy = accuracy_of(data)
-        if accuracy is not None:
+        if accuracy is not None and not is_partial(data, sources):
             found.append(Point(step, rollouts, tokens, seconds, accuracy))
     return found
 
@@ -112,7 +151,13 @@ def summarize(runs: Sequence[Run], target: float | None = None) -> dict[str, Any
     Args:
         runs: at least one; the first run, and its method, is the reference of all ratios.
         target: accuracy in [0, 1]; None: the best accuracy that every run reached.
+
+    Raises:
+        ValueError: the runs were validated, and on no common data source.
     """
+    left_out = sources_of(name for run in runs for name in run.metrics())
+    runs = on_common_sources(runs)
+    left_out -= sources_of(name for run in runs for name in run.metrics())
     rule = RULE if target is not None else f"{COMMON} {RULE}"
     target = common_target(runs) if target is None else target
     rows = {run.name: _of_run(run, target) for run in runs}
@@ -127,7 +172,7 @@ def summarize(runs: Sequence[Run], target: float | None = None) -> dict[str, Any
         "rule": rule,
         "runs": list(rows.values()),
         "methods": methods,
-        "notes": _notes(runs),
+        "notes": _notes(runs, left_out),
     }
 
 
@@ -177,13 +222,21 @@ def _add_ratios(rows: list[dict[str, Any]]) -> None:
         row["times_fewer_rollouts"] = times_fewer(rows[0]["rollouts_to_target"], row["rollouts_to_target"])
 
 
-def _notes(runs: Sequence[Run]) -> list[str]:
-    """Sentences on how the runs were read."""
+def _notes(runs: Sequence[Run], left_out: set[str]) -> list[str]:
+    """Sentences on how the runs were read.
+
+    Args:
+        left_out: data sources on which only some of the runs were validated.
+    """
     ends = {method.name: [run.steps[-1] for run in method.runs] for method in by_method(runs)}
     notes = {
         "Lines skipped because they are not those of verl's file logger": _counts(runs, "skipped_lines"),
         "Bytes of event files not read, from the first unfinished or damaged record on": _counts(runs, "unread_bytes"),
         "Values skipped because they are not finite": _counts(runs, "skipped_values"),
+        "Data sources left out of the accuracy, since not every run was validated on them": sorted(left_out),
+        "Validations skipped because they lack a data source of their run": [
+            f"{run.name} {count}" for run in runs if (count := _partial_validations(run))
+        ],
         "No validation accuracy (trainer.test_freq and data.val_files give one)": [
             run.name for run in runs if not points(run)
         ],
@@ -195,6 +248,11 @@ def _notes(runs: Sequence[Run]) -> list[str]:
         ],
     }
     return [f"{note}: {'; '.join(names)}." for note, names in notes.items() if names]
+
+
+def _partial_validations(run: Run) -> int:
+    sources = sources_of(run.metrics())
+    return sum(is_partial(data, sources) for data in run.records.values())
 
 
 def _counts(runs: Sequence[Run], field: str) -> list[str]:
