@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from verl_ext.lab.table import Table, count, number, open_console, percent, times_fewer
+from verl_ext.lab.table import Table, count, mean_times_fewer, number, open_console, percent, times_fewer
 
 NAME = "pilot_commit-n_pilot=8,n_commit=24-p_solve=null"
 TABLE = Table(
@@ -91,3 +91,12 @@ def test_benchmarks_show_their_numbers_in_tables_of_the_lab():
     """rich's own tables cut names and numbers on a narrow terminal."""
     texts = {path.name: path.read_text() for path in (Path(__file__).parents[2] / "benchmarks").glob("*.py")}
     assert len(texts) > 10 and not [name for name, text in texts.items() if "rich.table" in text]
+
+
+def test_over_seeds_ratios_are_averaged_geometrically():
+    """With means of 550 and 501, the ratio of arithmetic means would say that the method is cheaper."""
+    assert mean_times_fewer([100, 1000], [500, 502]) == pytest.approx((100 / 500 * 1000 / 502) ** 0.5)
+    assert mean_times_fewer([100, 1000], [500, 502]) < 1
+    assert (
+        mean_times_fewer([100, None], [50, 50]) is mean_times_fewer([0, 1], [1, 1]) is mean_times_fewer([], []) is None
+    )

@@ -22,7 +22,7 @@ from verl_ext.lab.report.summary import (
     first_at,
     with_gradient,
 )
-from verl_ext.lab.table import NOTHING, Table, number, times_fewer
+from verl_ext.lab.table import NOTHING, Table, mean_times_fewer, number
 
 Values = list[float | None]
 
@@ -152,13 +152,16 @@ def spread(values: Values, form: str = ",.0f", scale: float = 1.0, unit: str = "
 
 
 def cost_table(target: float, costs: Sequence[MethodCost]) -> Table:
-    """Cost of reaching the target accuracy; the first method is the reference for "times fewer"."""
-    reference = mean(costs[0].to_target("rollouts"))
+    """Cost of reaching the target accuracy; the first method is the reference for "times fewer".
+
+    All methods have run with the same seeds, in the same order.
+    """
+    reference = costs[0].to_target("rollouts")
     rows = [
         (
             cost.name,
             spread(cost.to_target("rollouts")),
-            number(times_fewer(reference, mean(cost.to_target("rollouts")))),
+            number(mean_times_fewer(reference, cost.to_target("rollouts"))),
             spread(cost.to_target("tokens"), ".1f", 1e-6),
             spread(cost.to_target("seconds"), ".2f", 1 / 3600),
             spread(cost.to_target("step")),
@@ -168,7 +171,8 @@ def cost_table(target: float, costs: Sequence[MethodCost]) -> Table:
     ]
     title = f"To a held-out accuracy of {target:.1%}; mean ± standard deviation of {len(costs[0].runs)} seeds"
     header = ("method", "rollouts", "times fewer", "tokens, M", "hours", "steps", "best accuracy")
-    return Table(title, header, rows, expendable=("steps", "hours", "tokens, M"))
+    caption = "Times fewer: the first method's rollouts divided by the row's; geometric mean over the seeds' ratios."
+    return Table(title, header, rows, caption, expendable=("steps", "hours", "tokens, M"))
 
 
 def step_table(costs: Sequence[MethodCost]) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
@@ -123,6 +124,23 @@ def times_fewer(reference: float | None, own: float | None) -> float | None:
     The whole lab compares costs in this direction: 2 means half the rollouts.
     """
     return reference / own if reference and own else None
+
+
+def mean_times_fewer(reference: Sequence[float | None], own: Sequence[float | None]) -> float | None:
+    """How many times fewer rollouts a method needs over seeds: the geometric mean of the seeds' ratios.
+
+    The whole lab averages ratios in this way. A ratio of arithmetic means would let the most expensive seed decide,
+    and can lie on the other side of 1.
+
+    Args:
+        reference, own: (S,) costs of the same S seeds; None: unknown.
+
+    Returns:
+        None unless there is a seed, and all costs are above 0.
+    """
+    ratios = [times_fewer(*costs) for costs in zip(reference, own, strict=True)]
+    known = [ratio for ratio in ratios if ratio is not None]
+    return math.exp(math.fsum(map(math.log, known)) / len(known)) if known and len(known) == len(ratios) else None
 
 
 def count(value: float | None) -> str:

@@ -33,15 +33,62 @@ def test_several_seeds_give_an_interval(tmp_path):
     runs = {f"grpo_{seed}": ([0.5, 0.7], grpo) for seed, (grpo, _) in costs.items()}
     runs |= {f"hora_{seed}": ([0.5, 0.7], hora) for seed, (_, hora) in reversed(costs.items())}
     runs |= {f"vip_{seed}": ([0.5, 0.7], 440) for seed in costs}
+    wide = paired(*zip(*costs.values(), strict=True), chosen_among=2)
+    assert sentence(tmp_path, **runs) == (
+        f"To reach an accuracy of 70.0%, hora, the best of 2 methods, needed {wide.mean:.2f} times fewer rollouts than "
+        f"grpo (3 seeds; 95 % interval {wide.low:.2f} to {wide.high:.2f} times fewer, widened for the choice among 2)."
+    )
+    runs = {name: run for name, run in runs.items() if not name.startswith("vip")}
     ratio = paired(*zip(*costs.values(), strict=True))
+    assert wide.low < ratio.low < ratio.high < wide.high
     assert sentence(tmp_path, **runs) == (
         f"To reach an accuracy of 70.0%, hora needed {ratio.mean:.2f} times fewer rollouts than grpo "
         f"(3 seeds; 95 % interval {ratio.low:.2f} to {ratio.high:.2f} times fewer)."
     )
-    del runs["vip_3"], runs["hora_1"], runs["hora_2"], runs["hora_3"]  # other seeds than the reference
-    assert "vip needed 1.02 times fewer rollouts than grpo; with fewer than two seeds in common" in sentence(
+
+
+def test_methods_with_other_seeds_are_paired_over_the_seeds_in_common(tmp_path):
+    runs = {f"grpo_{seed}": ([0.5, 0.7], rollouts) for seed, rollouts in ((0, 400), (1, 500), (2, 450), (3, 9000))}
+    runs |= {f"vip_{seed}": ([0.5, 0.7], rollouts) for seed, rollouts in ((1, 440), (2, 430), (0, 460), (4, 1))}
+    ratio = paired([400, 500, 450], [460, 440, 430])
+    said = sentence(tmp_path, **runs)
+    assert f"vip needed {ratio.mean:.2f} times fewer rollouts than grpo (3 seeds; 95 % interval {ratio.low:.2f}" in said
+    summary = summarize([read_run([path]) for path in sorted(tmp_path.glob("*.jsonl"))])
+    assert summary["methods"][1]["times_fewer_rollouts"] == pytest.approx(ratio.mean)
+    missed = sentence(tmp_path, 0.7, **runs, vip_6=([0.5, 0.6], 100))
+    assert missed.startswith("Nothing compares with grpo: a run never reaches 70.0%")
+    del runs["vip_0"], runs["vip_1"]
+    assert "vip needed 1.05 times fewer rollouts than grpo; with fewer than two seeds in common" in sentence(
         tmp_path, **runs
     )
+    del runs["vip_2"]
+    runs["vip_5"] = ([0.5, 0.7], 440)
+    assert sentence(tmp_path, **runs) == "Nothing compares with grpo: no other method has a seed in common with it."
+
+
+def test_the_interval_of_the_best_of_several_methods_has_bonferronis_quantile():
+    ours, theirs = np.random.default_rng(0).uniform(100, 1000, (2, 12))
+    ratio = paired(ours, theirs, chosen_among=5)
+    expected = stats.ttest_rel(np.log(ours), np.log(theirs)).confidence_interval(1 - 0.05 / 5)
+    assert (ratio.low, ratio.high) == (pytest.approx(math.exp(expected.low)), pytest.approx(math.exp(expected.high)))
+
+
+def test_lead_table_and_choice_have_one_ratio(tmp_path):
+    """Each seed has its cost; arithmetic means would choose vip, and would say that it needs fewer rollouts."""
+    costs = {"grpo": (100, 1000), "vip": (500, 502), "hora": (100, 1200)}
+    runs = {f"{name}_{seed}": ([0.5, 0.7], each[seed]) for name, each in costs.items() for seed in (0, 1)}
+    said = sentence(tmp_path, **runs)
+    assert "hora, the best of 2 methods, needed 1.10 times as many rollouts as grpo" in said
+    summary = summarize([read_run([tmp_path / f"{name}.jsonl"]) for name in runs])
+    ratios = [method["times_fewer_rollouts"] for method in summary["methods"]]
+    assert ratios == pytest.approx([1, (1 / 5 * 1000 / 502) ** 0.5, (1000 / 1200) ** 0.5])
+
+
+def test_a_seed_that_begins_at_the_target_leaves_no_ratio(tmp_path):
+    runs = {"grpo_1": ([0.5, 0.7], 100), "grpo_2": ([0.5, 0.7], 200)}
+    runs |= {"vip_1": ([0.7, 0.7], 100), "vip_2": ([0.5, 0.7], 100)}
+    said = sentence(tmp_path, **runs)
+    assert said == "Nothing compares with grpo: a run never reaches 70.0%, begins there, or counts no rollouts."
 
 
 def test_an_interval_around_1_is_said_to_be_chance(tmp_path):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from verl_ext.lab.report.runs import seed_of
+from verl_ext.lab.report.summary import paired_costs
 
 
 class Ratio(NamedTuple):
@@ -19,25 +19,27 @@ class Ratio(NamedTuple):
     high: float
 
 
-def paired(reference: Sequence[float], method: Sequence[float]) -> Ratio:
+def paired(reference: Sequence[float], method: Sequence[float], chosen_among: int = 1) -> Ratio:
     """How many times less a method needs; Student's t over the logarithms of the ratios of seeds.
 
     Args:
         reference: (S,) costs above 0, one per seed; at least two.
         method: (S,) costs of the method with the same seeds.
+        chosen_among: number of methods of which this one was chosen by its ratio. The interval is widened by
+            Bonferroni's correction: with 95 % certainty, the intervals of all these methods hold.
     """
     from scipy import stats  # takes a second, and a report of single runs needs none
 
     logs = np.log(np.divide(reference, method))
     middle, error = float(logs.mean()), float(logs.std(ddof=1)) / math.sqrt(logs.size)
-    width = float(stats.t.ppf(0.975, logs.size - 1)) * error
+    width = float(stats.t.ppf(1 - 0.025 / chosen_among, logs.size - 1)) * error
     return Ratio(math.exp(middle), math.exp(middle - width), math.exp(middle + width))
 
 
 def finding(summary: Mapping[str, Any]) -> str:
     """The best method against the first one, from :func:`~verl_ext.lab.report.summary.summarize`.
 
-    The sentence has an interval if both methods have the same seeds, two or more. A method that misses the target with
+    The sentence has an interval if both methods have two seeds or more in common. A method that misses the target with
     a seed has no ratio.
     """
     reference, *others = summary["methods"]
@@ -52,21 +54,20 @@ def finding(summary: Mapping[str, Any]) -> str:
         spent = "" if rollouts is None else f" after {rollouts:,.0f} rollouts"
         return f"{reference['name']} ends at an accuracy of {final:.1%}{spent}; no other method is here to compare."
     if not rated:
+        reached = all(run["rollouts_to_target"] for run in summary["runs"])
         why = f"a run never reaches {target:.1%}, begins there, or counts no rollouts"
+        why = "no other method has a seed in common with it" if reached else why
         return f"Nothing compares with {reference['name']}: {why}."
     best = max(rated, key=lambda method: method["times_fewer_rollouts"])
-    costs, others_costs = (_costs(summary["runs"], method["runs"]) for method in (reference, best))
-    several = costs.keys() == others_costs.keys() and len(costs) > 1 and all([*costs.values(), *others_costs.values()])
-    ratio = paired(list(costs.values()), [others_costs[seed] for seed in costs]) if several else None
-    times = best["times_fewer_rollouts"] if ratio is None else ratio.mean
+    times, choice = best["times_fewer_rollouts"], len(others)
     compared = f"{times:.2f} times fewer rollouts than" if times >= 1 else f"{1 / times:.2f} times as many rollouts as"
-    said = f"To reach an accuracy of {target:.1%}, {best['name']} needed {compared} {reference['name']}"
-    if ratio is None:
+    named = best["name"] if choice == 1 else f"{best['name']}, the best of {choice} methods,"
+    said = f"To reach an accuracy of {target:.1%}, {named} needed {compared} {reference['name']}"
+    rows = {run["name"]: run for run in summary["runs"]}
+    costs = paired_costs(rows, reference["runs"], best["runs"])
+    if costs is None or len(costs[0]) < 2:
         return f"{said}; with fewer than two seeds in common, nobody can tell this from chance."
-    interval = f"{len(costs)} seeds; 95 % interval {ratio.low:.2f} to {ratio.high:.2f} times fewer"
+    ratio = paired(*costs, chosen_among=choice)
+    widened = "" if choice == 1 else f", widened for the choice among {choice}"
+    interval = f"{len(costs[0])} seeds; 95 % interval {ratio.low:.2f} to {ratio.high:.2f} times fewer{widened}"
     return f"{said} ({interval}){'; chance alone can explain this' if ratio.low <= 1 <= ratio.high else ''}."
-
-
-def _costs(runs: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[int | None, float]:
-    """Rollouts to the target of each seed of a method."""
-    return {seed_of(run["name"]): run["rollouts_to_target"] for run in runs if run["name"] in names}

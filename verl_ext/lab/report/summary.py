@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from verl_ext.lab.plot import Series
-from verl_ext.lab.report.runs import Run, as_series, by_method
-from verl_ext.lab.table import times_fewer
+from verl_ext.lab.report.runs import Run, as_series, by_method, seed_of
+from verl_ext.lab.table import mean_times_fewer, times_fewer
 
 ROLLOUTS, TOKENS, SECONDS = "rollouts/sampled_total", "tokens/sampled_total", "timing_s/step"
 TRAINED, SIGNAL = "rollouts/trained", "rollouts/effective_ratio"
@@ -161,12 +161,16 @@ def summarize(runs: Sequence[Run], target: float | None = None) -> dict[str, Any
     rule = RULE if target is not None else f"{COMMON} {RULE}"
     target = common_target(runs) if target is None else target
     rows = {run.name: _of_run(run, target) for run in runs}
-    _add_ratios(list(rows.values()))
+    first = rows[runs[0].name]
+    for row in rows.values():
+        row["times_fewer_rollouts"] = times_fewer(first["rollouts_to_target"], row["rollouts_to_target"])
     methods = [
         _of_method(method.name, [rows[run.name] for run in method.runs])
         for method in by_method(runs)
     ]  # fmt: skip
-    _add_ratios(methods)
+    for method in methods:
+        costs = paired_costs(rows, methods[0]["runs"], method["runs"])
+        method["times_fewer_rollouts"] = mean_times_fewer(*costs) if costs else None
     return {
         "target_accuracy": target,
         "rule": rule,
@@ -217,9 +221,29 @@ def _of_method(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
     return method
 
 
-def _add_ratios(rows: list[dict[str, Any]]) -> None:
-    for row in rows:
-        row["times_fewer_rollouts"] = times_fewer(rows[0]["rollouts_to_target"], row["rollouts_to_target"])
+def paired_costs(
+    rows: Mapping[str, Mapping[str, Any]], reference: Sequence[str], method: Sequence[str]
+) -> tuple[list[float], list[float]] | None:
+    """Rollouts to the target of two methods, for the seeds that both have, in the same order.
+
+    Args:
+        rows: each run's numbers by the run's name.
+        reference, method: names of the methods' runs.
+
+    Returns:
+        None if a run of either method has no cost, as it never reaches the target or counts no rollouts: the other
+        seeds would flatter the method. Two single runs of different seeds are one pair; methods of several seeds
+        without a common one are not paired.
+    """
+    ours, theirs = (
+        {seed_of(name): rows[name]["rollouts_to_target"] for name in names} for names in (reference, method)
+    )
+    if None in [*ours.values(), *theirs.values()]:
+        return None
+    if len(ours) == len(theirs) == 1:
+        return [*ours.values()], [*theirs.values()]
+    common = [seed for seed in ours if seed in theirs]
+    return ([ours[seed] for seed in common], [theirs[seed] for seed in common]) if common else None
 
 
 def _notes(runs: Sequence[Run], left_out: set[str]) -> list[str]:

@@ -46,7 +46,7 @@ def _of_methods(summary: dict[str, Any]) -> Table | None:
         for method in summary["methods"]
     ]
     header = ("method", "seeds", "reached", *_target_columns(summary), "start", "final", "best")
-    caption = _explanation(summary, "methods")
+    caption = f"{_explanation(summary, 'methods')} Over seeds: geometric mean of the ratios of the seeds in common."
     return Table("Over seeds: mean (least to largest)", header, rows, caption, expendable=("start", "final"))
 
 
