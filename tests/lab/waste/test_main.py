@@ -128,6 +128,47 @@ def test_the_budget_of_the_metrics(small_log, tmp_path):
     assert (budget["rollouts"], budget["tokens"], budget["discarded"]) == (9000, 15, {"too_hard": 2856})
 
 
+def numbers_of(tmp_path, rows, *options):
+    """Of the counterfactual, and the text that is shown."""
+    result = invoke(main, write_lines(tmp_path / "1.jsonl", rows), "--out", tmp_path / "out", "--repeats", 1, *options)
+    assert result.exit_code == 0, result.output
+    return json.loads((tmp_path / "out" / "waste.json").read_text())["counterfactual"], flat(result)
+
+
+def groups_with(correct):
+    """A step with a group of 8 of each prompt, with these numbers of correct rollouts."""
+    return [
+        line(str(prompt), float(place < count)) for prompt, count in enumerate(correct) for place in range(8)
+    ]  # fmt: skip
+
+
+def test_a_log_of_chosen_groups_promises_nothing_about_other_methods(tmp_path):
+    """18 of 40 sampled groups have a gradient; a method that discards the others logs 18, twice here."""
+    sampled, chosen = [0] * 12 + [8] * 10 + [4] * 18, [4] * 36
+    other, shown = numbers_of(tmp_path, groups_with(chosen))
+    assert shown.strip().startswith(
+        "Caution: the log seems to hold only some of the sampled groups, since every one of the 36"
+    )
+    assert {each["times_fewer_rollouts"] for name, each in other["methods"].items() if name != "the log"} == {None}
+    assert other["methods"]["the log"]["times_fewer_rollouts"] == 1
+    for honest in (sampled, [4] * 20):  # 20 groups with a gradient can be chance
+        other, shown = numbers_of(tmp_path, groups_with(honest))
+        assert "Caution" not in shown and other["methods"]["grpo"]["times_fewer_rollouts"] > 0
+
+
+def test_metrics_with_discarded_rollouts_are_a_sign_of_chosen_groups(tmp_path):
+    """Groups of which every rollout failed are discarded by every method, whatever the rewards."""
+    rows = groups_with([0, 8, 4, 4, 4])
+    counts = {"rollouts/sampled_total": 64.0, "rollouts/discarded_empty_total": 8.0}
+    metrics = write_metrics(tmp_path / "metrics.jsonl", {1: counts})
+    other, shown = numbers_of(tmp_path, rows, "--metrics", metrics)
+    assert "Caution" not in shown and other["methods"]["grpo"]["times_fewer_rollouts"] > 0
+    write_metrics(metrics, {1: counts | {"rollouts/discarded_no_spread_total": 16.0}})
+    other, shown = numbers_of(tmp_path, rows, "--metrics", metrics)
+    assert "since 16 sampled rollouts were discarded (no_spread)" in shown
+    assert other["methods"]["grpo"]["times_fewer_rollouts"] is None
+
+
 def test_malformed_lines_are_shown_and_not_fatal(tmp_path):
     path = write_lines(
         tmp_path / "[bold]<b>.jsonl", [line(score=1.0), line(score=0.0), '{"inp', line(score=float("nan"))]

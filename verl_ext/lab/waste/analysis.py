@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,9 @@ KINDS = (WITH, CORRECT, WRONG, EQUAL)
 VISIT_RANGES = 12  # most rows of the table by epoch
 ENOUGH = 300_000  # rollouts per method, over all repeats, after which chance hardly matters
 MOST_REPEATS = 5
+ENOUGH_GROUPS = 30
+"""If 90 % of the sampled groups have a gradient, so many groups all have one by chance in 4 % of logs."""
+WITHOUT_SCORES = "empty"  # reason for discarding a group of which all rollouts failed: its rewards do not matter
 
 
 @dataclass(frozen=True)
@@ -98,16 +101,18 @@ def analyse(
     predictions = {name: prediction.predict(log, name, done) for name in names}
     statuses, moves = prediction.transitions(log)
     methods = {name: _mean(each) for name, each in spendings.items()}
-    for each in methods.values():
-        each["times_fewer_rollouts"] = times_fewer(
-            each["gradient_groups_per_1000"], methods[LOG]["gradient_groups_per_1000"]
-        )
+    selection = _selection(log, budget["discarded"])
+    own = methods[LOG]["gradient_groups_per_1000"]
+    for name, each in methods.items():
+        known = selection is None or name == LOG
+        each["times_fewer_rollouts"] = times_fewer(each["gradient_groups_per_1000"], own) if known else None
     summary = {
         "log": _facts(log),
         "budget": budget,
         "spent": spent(log, prior),
         "counterfactual": {
             "assumption": ASSUMPTION,
+            "selection": selection,
             "prior": list(prior),
             "train_batch_size": train_batch_size,
             "n": n,
@@ -208,6 +213,20 @@ def _budget(log: RolloutLog, run: Run | None) -> dict[str, Any]:
         "from_metrics": bool(sampled),
         "discarded": {match[1]: spent(match[0]) or 0 for match in discarded},
     }
+
+
+def _selection(log: RolloutLog, discarded: Mapping[str, int]) -> str | None:
+    """The sign that the method chose the logged groups among more sampled groups; None: no sign.
+
+    Success rates of chosen groups are not those of the prompts: a method that discards groups without a gradient logs
+    prompts that are neither too easy nor too hard.
+    """
+    reasons = {reason: count for reason, count in discarded.items() if count and reason != WITHOUT_SCORES}
+    if reasons:
+        return f"{sum(reasons.values()):,} sampled rollouts were discarded ({', '.join(reasons)})"
+    if len(log.prompt) >= ENOUGH_GROUPS and log.has_spread.all():
+        return f"every one of the {len(log.prompt):,} logged groups has a gradient"
+    return None
 
 
 def _mean(spendings: Sequence[Spending]) -> dict[str, Any]:

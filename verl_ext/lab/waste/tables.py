@@ -68,10 +68,16 @@ def notes(summary: dict[str, Any]) -> list[str]:
 
 
 def lead(summary: dict[str, Any]) -> str:
-    """The answer in a sentence."""
-    log, total = summary["log"], summary["spent"]["total"]
+    """The answer in a sentence, after a caution if the log holds only chosen groups."""
+    log, total, selection = summary["log"], summary["spent"]["total"], summary["counterfactual"]["selection"]
     without = log["rollouts"] - total["rollouts"][WITH]
+    caution = (
+        f"Caution: the log seems to hold only some of the sampled groups, since {selection}. Success rates, "
+        "difficulties and the numbers of other methods are estimated from the logged groups, so they do not hold for "
+        "the data, and no other method has a number of times fewer rollouts. "
+    )
     return (
+        f"{caution if selection else ''}"
         f"{log['rollouts']:,} rollouts in {log['groups']:,} groups of {log['prompts']:,} prompts, {log['steps']:,} "
         f"steps; {without:,} of them ({without / log['rollouts']:.1%}) were in groups without a gradient."
     )
