@@ -133,6 +133,61 @@ def test_exact_shares_of_a_run_of_this_project(tmp_path, policy):
         assert f"({1 - gained / total['rollouts/sampled']:.1%}) were not trained on with a gradient" in flat(result)
 
 
+WHOLE = [
+    {"sampled": 5000, "trained": 1280, "failed": 20, "discarded_no_spread": 3600, "buffered": 100},
+    {"sampled": 5000, "trained": 1280, "failed": 0, "discarded_no_spread": 3650, "buffered": 170},
+]
+"""Counts of two steps, of 10,000 rollouts in all."""
+
+
+def export_of(path, steps, without=()):
+    """A file with the counts, each under rollouts/, and a share of one half."""
+    rows = {
+        step: {f"rollouts/{name}": float(count) for name, count in counts.items() if name not in without}
+        | {"rollouts/effective_ratio": 0.5}
+        for step, counts in steps.items()
+    }
+    return write_log(path, rows)
+
+
+@pytest.mark.parametrize("without", [["sampled"], ["failed"], ["sampled", "failed", "discarded_no_spread", "buffered"]])
+def test_an_export_without_a_column_that_the_sum_needs_is_refused(tmp_path, without):
+    path = export_of(tmp_path / "a.jsonl", dict(enumerate(WHOLE, 1)), without)
+    result = invoke(main, path, "--out", tmp_path / "out")
+    missing = ", ".join(f"rollouts/{name}" for name in without if name in ("sampled", "failed"))
+    assert result.exit_code == 2 and f"but no step that also has {missing}; export all" in flat(result)
+
+
+@pytest.mark.parametrize(
+    ("first", "without", "where"),
+    [
+        (1, [], {"in the buffer at the end, less those at the start": 170}),
+        (7, [], {"in the buffer at the end, less those at the start": 170}),
+        (1, ["buffered"], {"not in the export": 170}),
+        (1, ["discarded_no_spread"], {"not in the export": 7420}),
+        (7, ["discarded_no_spread"], {"not in the export": 7420}),
+    ],
+)
+def test_rollouts_are_in_the_buffer_only_if_the_export_says_so(tmp_path, first, without, where):
+    path = export_of(tmp_path / "a.jsonl", dict(enumerate(WHOLE, first)), without)
+    result = invoke(main, path, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    numbers = json.loads((tmp_path / "out" / "waste.json").read_text())
+    assert numbers["sampled"] == 10_000 == sum(numbers["rollouts"].values())
+    rest = {name: count for name, count in numbers["rollouts"].items() if name in ("not in the export", *where)}
+    assert rest == where
+    ((place, count),) = where.items()
+    assert place in flat(result)
+    assert (f"why {count:,} rollouts were not trained on" in flat(result)) == (place == "not in the export")
+
+
+def test_a_single_late_step_cannot_add_more_to_the_buffer_than_the_buffer_holds(tmp_path):
+    path = export_of(tmp_path / "a.jsonl", {7: WHOLE[0]}, ["discarded_no_spread"])
+    result = invoke(main, path, "--out", tmp_path / "out")
+    numbers = json.loads((tmp_path / "out" / "waste.json").read_text())
+    assert result.exit_code == 0 and numbers["rollouts"]["not in the export"] == 3700
+
+
 @pytest.mark.parametrize(
     ("name", "text", "options", "why"),
     [

@@ -9,6 +9,8 @@ group. If r·n·P is a multiple of n, all groups may be without a gradient.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 
 from verl_ext.lab.page import Page
@@ -18,7 +20,10 @@ from verl_ext.lab.report.summary import SIGNAL, TRAINED, with_gradient
 from verl_ext.lab.table import Table, count, number, percent
 
 TITLE = "What the metrics say of the rollouts"
-SAMPLED = "rollouts/sampled"
+SAMPLED, FAILED, BUFFERED = "rollouts/sampled", "rollouts/failed", "rollouts/buffered"
+NEEDED = (SIGNAL, TRAINED, SAMPLED, FAILED)
+"""Metrics without which nothing exact can be said; a run of this project logs them in every step."""
+IN_BUFFER, UNKNOWN = "in the buffer at the end, less those at the start", "not in the export"
 DISCARDED, TOTAL = "rollouts/discarded_", "_total"
 MEANS = ("critic/score/mean", "critic/rewards/mean")
 ADVANTAGES = ("critic/advantages/min", "critic/advantages/max")
@@ -60,9 +65,13 @@ def most_with_gradient(share: np.ndarray, n: int) -> np.ndarray:
 
 
 def _exact(run: Run) -> Page:
-    steps = {step: record for step, record in run.records.items() if SIGNAL in record and TRAINED in record}
+    steps = {step: record for step, record in run.records.items() if set(NEEDED) <= set(record)}
     if not steps:
-        raise ValueError(f"{run.name}: has {SIGNAL} and not {TRAINED}; export all metrics under rollouts/.")
+        missing = [name for name in NEEDED if name not in run.metrics()] or NEEDED
+        raise ValueError(
+            f"{run.name}: has {SIGNAL}, but no step that also has {', '.join(missing)}; "
+            "export all metrics under rollouts/."
+        )
     records = list(steps.values())
 
     def total(name: str) -> float:
@@ -76,10 +85,10 @@ def _exact(run: Run) -> Page:
         "trained, with a gradient": gained,
         "trained, all rewards equal": trained - gained,
         **{f"discarded: {name.removeprefix(DISCARDED).replace('_', ' ')}": total(name) for name in reasons},
-        "failed": total("rollouts/failed"),
+        "failed": total(FAILED),
     }
-    sampled = total(SAMPLED) or sum(parts.values())
-    parts["in the buffer at the end, less those at the start"] = sampled - sum(parts.values())
+    sampled = total(SAMPLED)
+    parts[IN_BUFFER if _is_buffered(steps, reasons) else UNKNOWN] = sampled - sum(parts.values())
     rows = [(name, count(value), percent(value / sampled)) for name, value in parts.items() if value]
     shares = np.array([record[SIGNAL] for record in records])
     lead = (
@@ -87,10 +96,33 @@ def _exact(run: Run) -> Page:
         f"({1 - gained / sampled:.1%}) were not trained on with a gradient."
     )
     notes = [f"Counted from {SIGNAL} and the counts under rollouts/, which runs of this project log.", EXACT_FIGURES]
+    if parts.get(UNKNOWN):
+        notes.insert(
+            1,
+            f"No exported column says why {parts[UNKNOWN]:,.0f} rollouts were not trained on: a column "
+            f"{DISCARDED}... or {BUFFERED} is missing, or the steps are not all there.",
+        )
     numbers = {"run": run.name, "steps": len(steps), "exact": True, "rollouts": parts, "sampled": sampled}
     tables = [Table("Where the rollouts went", ("rollouts", "number", "% of all"), rows)]
     tables.append(_over_training(list(steps), shares, "trained rollouts with a gradient"))
     return Page(TITLE, lead, tables, notes, [_plot(list(steps), shares, "share of trained rollouts")], numbers)
+
+
+def _is_buffered(steps: Mapping[int, Mapping[str, float]], reasons: Sequence[str]) -> bool:
+    """Whether the rollouts that were neither trained nor discarded nor failed are those that the buffer has gained.
+
+    Otherwise the export lacks a column, such as a reason for which rollouts were discarded.
+    """
+    buffered = 0.0 if min(steps) == 1 else None  # before the first step; unknown if the export begins later
+    for record in steps.values():
+        if BUFFERED not in record:
+            return False
+        rest = record[SAMPLED] - sum(record.get(name, 0.0) for name in (TRAINED, FAILED, *reasons))
+        before = record[BUFFERED] - rest
+        if before < 0 or (buffered is not None and before != buffered):
+            return False
+        buffered = record[BUFFERED]
+    return True
 
 
 def _bounded(run: Run, n: int) -> Page:
