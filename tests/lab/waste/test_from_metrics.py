@@ -188,6 +188,44 @@ def test_a_single_late_step_cannot_add_more_to_the_buffer_than_the_buffer_holds(
     assert result.exit_code == 0 and numbers["rollouts"]["not in the export"] == 3700
 
 
+def most_of(result, tmp_path):
+    assert result.exit_code == 0, result.output
+    return json.loads((tmp_path / "out" / "waste.json").read_text())["most_with_gradient"]
+
+
+def test_logs_of_two_runs_are_refused_and_a_resumed_run_is_one(tmp_path):
+    """The first file's step 2 is repeated; its step 3 was lost."""
+    first = write_log(tmp_path / "a.jsonl", {step: {"critic/score/mean": 1.0} for step in (1, 2, 3)})
+    second = write_log(tmp_path / "b.jsonl", {2: {"critic/score/mean": 79 / 80}})
+    result = invoke(main, first, second, "--n", 8, "--out", tmp_path / "out")
+    assert result.exit_code == 2 and "b.jsonl: are 2 runs; give one" in flat(result)
+    assert not (tmp_path / "out").exists()
+    result = invoke(main, f"{first}+{second}", "--n", 8, "--out", tmp_path / "out")
+    assert most_of(result, tmp_path) == pytest.approx((0 + 0.1) / 2)
+
+
+def test_a_runs_restarts_are_read_in_their_order(tmp_path):
+    """A shell lists a-restart-10 before a-restart-2, and both before a."""
+    write_log(tmp_path / "a.jsonl", {step: {"critic/score/mean": 1.0} for step in (1, 2)})
+    write_log(tmp_path / "a-restart-2.jsonl", {2: {"critic/score/mean": 1.0}, 3: {"critic/score/mean": 1.0}})
+    write_log(tmp_path / "a-restart-10.jsonl", {2: {"critic/score/mean": 79 / 80}})
+    for named in (sorted(tmp_path.glob("a*.jsonl")), [tmp_path / "a.jsonl"]):
+        result = invoke(main, *named, "--n", 8, "--out", tmp_path / "out")
+        assert most_of(result, tmp_path) == pytest.approx((0 + 0.1) / 2)
+
+
+def test_tables_that_contradict_each_other_are_refused(tmp_path):
+    frame = verls([79, 79]).drop(columns="text")
+    frame.to_csv(tmp_path / "a.csv")
+    frame.astype(np.float32).set_index(frame.index + 7).to_csv(tmp_path / "rounded.csv")  # other numbers of rows
+    result = invoke(main, tmp_path / "a.csv", tmp_path / "rounded.csv", "--n", 8, "--out", tmp_path / "out")
+    assert most_of(result, tmp_path) == pytest.approx(0.1)
+    verls([79, 78]).to_csv(tmp_path / "b.csv")
+    result = invoke(main, tmp_path / "a.csv", tmp_path / "b.csv", "--n", 8, "--out", tmp_path / "other")
+    assert "critic/score/mean is 0.95 in step 2, and 0.975 in a file before it" in flat(result)
+    assert result.exit_code == 2 and not (tmp_path / "other").exists()
+
+
 @pytest.mark.parametrize(
     ("name", "text", "options", "why"),
     [

@@ -139,6 +139,16 @@ def find_runs(arguments: Iterable[str]) -> list[tuple[Path, ...]]:
     return runs
 
 
+def without_restarts(files: Sequence[Path]) -> list[Path]:
+    """The files without those of restarts whose run is among them, since a run's file stands for its restarts."""
+    named = {file.resolve() for file in files}
+    return [
+        file
+        for file in files
+        if not ((match := RESTART.fullmatch(file.stem)) and file.with_name(f"{match['run']}.jsonl").resolve() in named)
+    ]
+
+
 def _restarts(file: Path) -> list[Path]:
     """The files of the restarts of the run that ``file`` begins, in the order of the restarts."""
     numbers = {

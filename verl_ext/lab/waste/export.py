@@ -11,21 +11,27 @@ from typing import Any
 import pandas as pd
 
 from verl_ext.lab.report.events import event_files
-from verl_ext.lab.report.runs import Run, home, read_run
+from verl_ext.lab.report.runs import Run, find_runs, home, read_run, without_restarts
 
 ENDINGS = (".csv", ".json", ".parquet")
 STEPS = ("_step", "Step", "step")
 """Columns with the training step: of ``run.history()``, of a chart's CSV, and of verl's ``file`` logger."""
 CHART = " - "
 """A chart's CSV calls its columns ``<run> - <metric>``, and adds ``__MIN`` and ``__MAX`` of each point's steps."""
+SAME = 1e-6
+"""Relative difference up to which two values are one: TensorBoard keeps float32, of which exports print all digits."""
 
 
 def is_export(path: Path) -> bool:
-    """Whether a file holds metrics, not rollouts: by its ending, or by the first line of a ``.jsonl`` file."""
+    """Whether a file holds metrics, not rollouts: by its ending, or by the first line of a ``.jsonl`` file.
+
+    ``a.jsonl+b.jsonl`` does if both files do: the parts of a run that was resumed into a file of another name.
+    """
     if path.suffix in ENDINGS or event_files(path):
         return True
     if not path.is_file():
-        return False
+        parts = str(path).split("+")
+        return len(parts) > 1 and all(is_export(Path(part)) for part in parts)
     try:
         with path.open("rb") as stream:
             row = json.loads(stream.readline())
@@ -35,25 +41,47 @@ def is_export(path: Path) -> bool:
 
 
 def read_export(paths: Sequence[Path]) -> Run:
-    """The metrics of one run; columns of several files, such as one chart each, are joined by their step.
+    """The metrics of one run; columns of several tables, such as one chart each, are joined by their step.
 
     Raises:
         ValueError: a file cannot be read, is no table of metrics by step, or the files hold several runs.
     """
-    records: dict[int, dict[str, float]] = {}
+    tables = [path for path in paths if not _is_log(path)]
+    log = _of_log([path for path in paths if _is_log(path)])
+    records = {step: dict(record) for step, record in log.records.items()} if log else {}
     runs: set[str] = set()
-    for path in paths:
-        if event_files(path) or (path.suffix == ".jsonl" and not _is_history(path)):
-            found = read_run([path]).records
-        else:
-            frame = _read(path)
-            runs |= {name.rpartition(CHART)[0] for name in frame.columns if CHART in name}
-            if len(runs) > 1:
-                raise ValueError(f"{path}: holds the runs {', '.join(sorted(runs))}; export the charts of one run.")
-            found = _records(path, frame)
-        for step, record in found.items():
-            records.setdefault(step, {}).update(record)
-    return Run(home(paths[0]).name, dict(sorted(records.items())))
+    for path in tables:
+        frame = _read(path)
+        runs |= {name.rpartition(CHART)[0] for name in frame.columns if CHART in name}
+        if len(runs) > 1:
+            raise ValueError(f"{path}: holds the runs {', '.join(sorted(runs))}; export the charts of one run.")
+        for step, record in _records(path, frame).items():
+            known = records.setdefault(step, {})
+            for name, value in record.items():
+                # A metric of verl has a /; other columns, such as the number of the row, differ between tables.
+                if "/" in name and not math.isclose(known.get(name, value), value, rel_tol=SAME):
+                    raise ValueError(
+                        f"{path}: {name} is {value:g} in step {step}, and {known[name]:g} in a file before it; "
+                        "give the exports of one run."
+                    )
+            known.update(record)
+    return Run(log.name if log else home(paths[0]).name, dict(sorted(records.items())))
+
+
+def _is_log(path: Path) -> bool:
+    """Whether an export is a log of verl's ``file`` or ``tensorboard`` logger."""
+    return bool(event_files(path)) or not (path.suffix in ENDINGS or (path.is_file() and _is_history(path)))
+
+
+def _of_log(paths: Sequence[Path]) -> Run | None:
+    """The run that the logs of verl's own loggers belong to, with its restarts in their order; None without a log."""
+    found = find_runs(map(str, without_restarts(paths)))
+    if len(found) > 1:
+        named = ", ".join(str(parts[0]) for parts in found)
+        raise ValueError(
+            f"{named}: are {len(found)} runs; give one, and the files of a resumed run as a.jsonl+b.jsonl."
+        )
+    return read_run(found[0]) if found else None
 
 
 def _is_history(path: Path) -> bool:
