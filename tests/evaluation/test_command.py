@@ -283,3 +283,21 @@ def test_failed_rollouts_are_reported(folder):
     write_lines(folder / "validation/5.jsonl", lines)
     result = invoke("score", "validation")
     assert "bench: 1 rollouts failed and count as not correct." in result.said and "75.0 ± 25.0%" in result.said
+
+
+def test_the_mean_of_scores_outside_0_to_1_is_the_share_of_correct_samples(tmp_path):
+    """Scores of -1 and 1, without acc, of a problem and of a problem with two failed rollouts; accuracies stay."""
+    lines = [
+        {**line, "acc": None, "score": 2 * line["score"] - 1}
+        for name, outputs in (("one", [RIGHT, WRONG, WRONG, WRONG]), ("two", [RIGHT, WRONG]))
+        for line in samples_of(row(name), outputs)
+    ]
+    lines += [{**line, "acc": 0.25} for line in samples_of(row("three", source="graded"), [WRONG] * 4)]
+    write_lines(tmp_path / "in/0.jsonl", lines)
+    result = invoke("score", tmp_path / "in", "--out", tmp_path / "out", "--correct-from", "0")
+    found = json.loads((tmp_path / "out/results.json").read_text())["data_sources"]
+    bench, graded = found["bench"], found["graded"]
+    assert bench["mean@k"][0] == pytest.approx((1 / 4 + 1 / 4) / 2) and bench["failed"] == 2
+    assert bench["pass@k"]["4"][0] == 1 and bench["pass@k"]["1"][0] == pytest.approx(bench["mean@k"][0])
+    assert graded["mean@k"][0] == 0.25
+    assert "Scores of bench lie outside 0 to 1; mean@k is the share of correct samples there." in result.said

@@ -50,6 +50,18 @@ def test_problems_of_a_pass_rate_of_75_percent_and_more_are_excluded(sampled):
     assert account["left_out"] == {"pass rate of at least 0.75": 2} and account["samples"]["rollouts"] == 8
 
 
+def test_a_pass_rate_of_scores_of_minus_1_and_1_is_the_share_of_correct_samples(sampled):
+    """The mean score of the problem with 6 of 8 correct samples is 0.5."""
+    path = sampled / "pass_rates/0.jsonl"
+    lines = [json.loads(text) for text in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps({**line, "score": 2 * line["score"] - 1}) + "\n" for line in lines))
+    out = sampled / "subset.parquet"
+    result = run(sampled / "data.parquet", "--samples", sampled / "pass_rates", "--out", out)
+    assert result.exit_code == 0, result.output
+    rows = parquet.read_table(out).to_pylist()
+    assert [(row["extra_info"]["id"], row["extra_info"]["pass_rate"]) for row in rows] == [("id0", 0.0), ("id1", 0.625)]
+
+
 def test_an_out_that_cannot_be_a_file_is_refused_before_work(sampled):
     for out in (sampled, sampled / "data.parquet" / "subset.parquet"):
         result = run("/none.parquet", "--samples", sampled / "pass_rates", "--out", out)

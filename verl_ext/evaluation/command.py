@@ -14,7 +14,7 @@ from rich.console import Console
 from verl_ext import checks
 from verl_ext.evaluation.generate import Evaluation, VerlFailed, generate
 from verl_ext.evaluation.samples import ANSWERS, Problem, read
-from verl_ext.evaluation.score import parse_ks, plot, summarize, to_table
+from verl_ext.evaluation.score import CORRECT_FROM, parse_ks, plot, summarize, to_table
 from verl_ext.files import check_folder, write_text
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__.partition(": ")[2].capitalize())
@@ -48,7 +48,7 @@ def run(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the engines; each run of verl has its own.")] = 0,
     k: Ks = None,
     answers: Answers = "marked",
-    correct_from: CorrectFrom = 1.0,
+    correct_from: CorrectFrom = CORRECT_FROM,
 ) -> None:
     """Sample with verl, then score. Started again, the same command continues after the last complete run of verl.
 
@@ -75,7 +75,7 @@ def score(
     step: Annotated[int | None, typer.Option(help="Training step to score. Default: the last one found.")] = None,
     k: Ks = None,
     answers: Answers = "marked",
-    correct_from: CorrectFrom = 1.0,
+    correct_from: CorrectFrom = CORRECT_FROM,
     out: Annotated[Path | None, typer.Option(help="Folder for results.json and pass_at_k.png.")] = None,
 ) -> None:
     """Score the samples of `run`, of the trainer.validation_data_dir of any training, or of another origin.

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from verl_ext.data.schema import sha256, write_rows
 from verl_ext.evaluation.samples import read, row_problems
+from verl_ext.evaluation.score import CORRECT_FROM, accuracies_of
 from verl_ext.files import check_file
 from verl_ext.lab.waste.reader import find_files
 
@@ -42,9 +43,10 @@ def _curate(data: Path, samples: Path, out: Path, below: float, rollouts: int) -
     problems = [identity for identity, _ in row_problems(data)]
     if repeated := len(problems) - len(set(problems)):
         raise ValueError(f"data={data} holds {repeated} rows that repeat another; prepare it again.")
+    sampled = read([samples])[1]
     rates = {
-        problem.id: sum(sample.accuracy for sample in problem.samples[:rollouts]) / rollouts
-        for problem in read([samples])[1]
+        problem.id: float(accuracies[:rollouts].mean())
+        for problem, accuracies in zip(sampled, accuracies_of(sampled, CORRECT_FROM), strict=True)
         if len(problem.samples) >= rollouts
     }
     missing = [key for key in problems if key not in rates]

@@ -12,8 +12,11 @@ from rich.progress import track
 
 from verl_ext import checks
 from verl_ext.evaluation.measures import majority_at_k, pass_at_k
-from verl_ext.evaluation.samples import Problem
+from verl_ext.evaluation.samples import FAILED, Problem
 from verl_ext.lab.table import Table, percent
+
+CORRECT_FROM = 1.0
+"""Accuracy from which a sample is correct, unless the command says otherwise."""
 
 
 def parse_ks(text: str | None, n: int) -> list[int]:
@@ -30,6 +33,26 @@ def parse_ks(text: str | None, n: int) -> list[int]:
     return sorted({int(word) for word in words})
 
 
+def is_correct(problem: Problem, correct_from: float) -> np.ndarray:
+    """(n,) bool of a problem's n samples; a failed rollout is never correct."""
+    return np.array([sample is not FAILED and sample.accuracy >= correct_from for sample in problem.samples])
+
+
+def are_shares(problems: Sequence[Problem]) -> bool:
+    """Whether the accuracies of all samples lie in [0, 1], so their mean is an accuracy, too.
+
+    The accuracy of a line without ``acc`` is its score, and the mean of scores of -1 and 1 is none.
+    """
+    return all(0 <= sample.accuracy <= 1 for problem in problems for sample in problem.samples)
+
+
+def accuracies_of(problems: Sequence[Problem], correct_from: float) -> list[np.ndarray]:
+    """(n,) accuracy in [0, 1] of each problem's n samples: as read, or if :func:`are_shares` fails, 1 if correct."""
+    if are_shares(problems):
+        return [np.array([sample.accuracy for sample in problem.samples]) for problem in problems]
+    return [is_correct(problem, correct_from).astype(float) for problem in problems]
+
+
 def summarize(problems: Sequence[Problem], ks: str | None, correct_from: float, console: Console) -> dict[str, Any]:
     """The results for the problems of one data source, as JSON; problems have equal weight.
 
@@ -41,13 +64,14 @@ def summarize(problems: Sequence[Problem], ks: str | None, correct_from: float, 
 
     Returns:
         ``problems``, ``samples`` (fewest and most of a problem), ``failed`` (rollouts), ``answered`` (share of samples
-        with an answer), ``mean@k``, ``pass@k`` by k, and ``maj@k`` by k (None without any answer). Each measure is
-        (mean over problems, standard error over problems), the error None for a single problem.
+        with an answer), ``mean_of`` (what mean@k averages: accuracies or correct samples), ``mean@k``, ``pass@k`` by k,
+        and ``maj@k`` by k (None without any answer). Each measure is (mean over problems, standard error over
+        problems), the error None for a single problem.
     """
     n = np.array([len(problem.samples) for problem in problems])
     some = parse_ks(ks, int(n.min()))
-    accuracies = [np.array([sample.accuracy for sample in problem.samples]) for problem in problems]
-    correct = [accuracy >= correct_from for accuracy in accuracies]
+    accuracies = accuracies_of(problems, correct_from)
+    correct = [is_correct(problem, correct_from) for problem in problems]
     passed = pass_at_k(n[:, None], np.array([right.sum() for right in correct])[:, None], some)
     answers = [[sample.answer for sample in problem.samples] for problem in problems]
     answered = sum(answer is not None for row in answers for answer in row)
@@ -61,6 +85,7 @@ def summarize(problems: Sequence[Problem], ks: str | None, correct_from: float, 
         "samples": [int(n.min()), int(n.max())],
         "failed": sum(problem.failed for problem in problems),
         "answered": answered / int(n.sum()),
+        "mean_of": "accuracies" if are_shares(problems) else "correct samples",
         "mean@k": _mean(np.array([accuracy.mean() for accuracy in accuracies])),
         "pass@k": _by_k(some, passed),
         "maj@k": majority,
@@ -78,6 +103,8 @@ def to_table(results: Mapping[str, Mapping[str, Any]], step: int) -> Table:
             rows.append([*head, k, _percent(result["mean@k"]), _percent(passed), majority])
             head = ["", "", ""]
     caption = "Mean over problems ± standard error; mean@k is the mean accuracy, the same for every k."
+    if outside := [source for source, result in results.items() if result["mean_of"] == "correct samples"]:
+        caption += f" Scores of {', '.join(outside)} lie outside 0 to 1; mean@k is the share of correct samples there."
     header = ("data source", "problems", "samples", "k", "mean@k", "pass@k", "maj@k")
     return Table(f"Step {step}", header, rows, caption, expendable=("samples", "problems"))
 
