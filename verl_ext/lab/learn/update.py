@@ -247,6 +247,18 @@ def row_weights(rows: Rows, training: Training) -> np.ndarray:
     return np.full(rows.tokens.size, 1 / size)
 
 
+def warm_up(step: int, steps: int) -> float:
+    """Factor of the learning rate in a training step, as in verl's constant schedule: the first step has 0.
+
+    All mini-batches of a training step have one learning rate, since verl's actor moves its schedule once per step.
+
+    Args:
+        step: number of training steps before this one.
+        steps: length of the warm-up.
+    """
+    return step / steps if step < steps else 1.0
+
+
 class Learner:
     """A model with AdamW, which trains as verl's actor does.
 
@@ -271,6 +283,8 @@ class Learner:
         training = self.training
         learning = np.flatnonzero((rows.advantages != 0) & (rows.tokens > 0))
         updates = training.mini_batches * training.ppo_epochs
+        for group in self.optimizer.param_groups:
+            group["lr"] = training.lr * warm_up(self.steps // updates, training.lr_warmup_steps)
         old = {}
         if updates > 1 or training.rollout_is is not None:
             with torch.no_grad():
@@ -327,11 +341,7 @@ class Learner:
 
     def _step(self) -> float:
         """One optimizer step; returns the norm of the gradient. As in verl, a step is left out if it is not finite."""
-        training = self.training
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, training.clip_grad)
-        warm = max(training.lr_warmup_steps * training.mini_batches * training.ppo_epochs, 1)
-        for group in self.optimizer.param_groups:
-            group["lr"] = training.lr * min(1.0, (self.steps + 1) / warm)
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.training.clip_grad)
         self.steps += 1
         if torch.isfinite(norm):
             self.optimizer.step()
