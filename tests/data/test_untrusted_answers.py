@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
 import pytest
@@ -200,6 +201,29 @@ def test_a_pool_that_has_broken_is_replaced():
     assert judge(misbehave, "return", 1)["score"] == 1.0
     assert limited._pool(misbehave, None) is not broken
     broken.stop()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_call_whose_pool_breaks_is_repeated_on_a_new_pool(monkeypatch):
+    limited._pool.cache_clear()
+    broken = limited._pool(misbehave, None)
+    manager = broken._pool_manager
+    monkeypatch.setattr(manager, "schedule", lambda task: monkeypatch.setattr(manager, "update_status", no_process))
+    assert judge(misbehave, "return", 1)["score"] == 1.0
+    assert limited._pool(misbehave, None) is not broken
+
+
+def no_process():
+    raise OSError("no process can be started")
+
+
+@pytest.mark.timeout(60)
+def test_calls_end_if_no_process_of_the_pool_starts():
+    """The arguments fill the pipe to the processes, so that some calls still wait in the queue of the broken pool."""
+    with ThreadPoolExecutor(8) as threads:
+        calls = [threads.submit(judge, misbehave, "return", "x" * MEGABYTE, warm_up=("interrupt",)) for _ in range(8)]
+        assert all(isinstance(call.exception(), RuntimeError) for call in calls)
 
 
 @pytest.mark.parametrize(("cores", "processes"), [(1, 2), (47, 2), (48, 3), (128, 8), (224, 14)])

@@ -7,7 +7,7 @@ import os
 import resource
 import signal
 from collections.abc import Callable
-from concurrent.futures import TimeoutError
+from concurrent.futures import TimeoutError, wait
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ CORES = 16  # cores of the machine for each process of a caller: verl's 8 reward
 FEWEST = 2  # processes of a caller
 TIMEOUT = 15.0  # seconds per answer
 MEMORY = 2 << 30  # bytes that a process may allocate after its start
+LOOK_PERIOD = 1.0  # seconds between two looks at whether the pool of a waiting call still works
 
 
 class TooExpensive(Exception):
@@ -58,15 +59,20 @@ def _outcome(verifier: Callable[..., bool], arguments: tuple[Any, ...], warm_up:
     pool = _pool(verifier, warm_up)
     try:
         return _scheduled(pool, verifier, arguments)
-    except RuntimeError:  # a thread of the pool died, and the pool refuses calls from then on: replace the pool
+    except RuntimeError:  # a thread of the pool died: replace the pool, once for each call
         if pool is _pool(verifier, warm_up):
             _pool.cache_clear()
         return _scheduled(_pool(verifier, warm_up), verifier, arguments)
 
 
 def _scheduled(pool: ProcessPool, verifier: Callable[..., bool], arguments: tuple[Any, ...]) -> str:
+    """The outcome of a call. RuntimeError: the pool is broken; such a pool leaves calls in its queue without an end."""
+    future = pool.schedule(_call, args=(verifier, arguments), timeout=TIMEOUT)
+    while not wait([future], LOOK_PERIOD).done:
+        if not pool.active:
+            raise RuntimeError("the pool of processes that judge answers has broken")
     try:
-        return pool.schedule(_call, args=(verifier, arguments), timeout=TIMEOUT).result()
+        return future.result()
     except (TimeoutError, ProcessExpired):
         return "timed_out"
 
