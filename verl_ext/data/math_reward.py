@@ -42,18 +42,19 @@ def is_correct(solution: str, ground_truth: Any) -> bool:
     """Whether math-verify finds answer and truth equal; its time limits are signals and need a main thread.
 
     Raises:
-        TooExpensive: not equal as far as compared, and a limit ended the parsing or a comparison.
+        TooExpensive: not equal as far as compared, and a limit ended a parsing or a comparison.
     """
     from math_verify import parse, verify
     from math_verify.errors import TimeoutException
 
     limits = (TimeoutException, MemoryError)
     stopped = None
+    texts = f"\\boxed{{{ground_truth}}}", _with_box(solution)
     try:
-        answers = parse(_with_box(solution), parsing_timeout=LIMIT, raise_on_error=True)
+        truths, answers = (parse(text, parsing_timeout=LIMIT, raise_on_error=True) for text in texts)
     except limits as error:
         raise TooExpensive from error
-    for truth, answer in product(parse(f"\\boxed{{{ground_truth}}}"), answers):
+    for truth, answer in product(truths, answers):
         try:
             if verify(truth, answer, timeout_seconds=LIMIT, raise_on_error=True):
                 return True
