@@ -52,6 +52,43 @@ def test_answers(solution, truth, reward):
     assert math_reward.compute_score("math", solution, truth) == reward
 
 
+@pytest.mark.parametrize(
+    ("solution", "right", "wrong"),
+    [
+        (r"\boxed{3}? No, \boxed{4}", "4", "3"),
+        (r"\boxed{3} is wrong, so \boxed{4}", "4", "3,4"),
+        (r"\boxed{3} or rather \boxed{4}", "4", "3,4"),
+        (r"\boxed{4} is the answer; I put it within \boxed{}.", "4", "3"),
+        (r"\boxed{4} is the answer. Again: \boxed{", "4", "3"),
+        ("First, the final answer is $3$. I hope this is right. But wait: \\boxed{4}", "4", "3"),
+        ("\\boxed{4}\nThe final answer is $5$. I hope it is correct.", "4", "5"),
+        (r"I will use \boxed{}." + "\nAnswer: 4", "4", "5"),
+        (r"\boxed{\left\{ 1, 2 \right.} \boxed{3}}", "3", "1,2"),  # an escaped brace closes no box
+        (r"\\boxed{3}. Then \\boxed{4}", "4", "3"),  # as in JSON
+        (r"\boxed{1}, \boxed{2}", "1,2", "2"),
+        (r"$\boxed{1}$, $\boxed{2}$, and $\boxed{3}$", "1,2,3", "3"),
+        (r"\[\boxed{x=1} \text{ or } \boxed{x=2}\]", "1,2", "2"),
+        ("\\boxed{4}\n\n\\boxed{4}", "4", "3"),
+        (r"\fbox{\boxed{4}, \boxed{5}}", "4,5", "5"),
+    ],
+)
+def test_the_last_box_is_judged_and_neighbouring_boxes_are_one_answer(solution, right, wrong):
+    assert math_reward.is_correct(solution, right)
+    assert not math_reward.is_correct(solution, wrong)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "solution",
+    [
+        r"\boxed{1}" + r"\boxed{" * 200_000 + r"\{ and " * 200_000,
+        r"\boxed{" * 100_000 + "1" + "}" * 100_000 + r" so \boxed{1}",
+    ],
+)
+def test_boxes_are_found_in_linear_time(solution):
+    assert math_reward._last_box(solution) == "1"
+
+
 @pytest.mark.parametrize("truth", [None, "", " "])
 def test_a_row_without_a_ground_truth_is_a_fault_of_the_data(truth):
     with pytest.raises(ValueError, match=f"ground_truth={truth!r} is not valid: each row of sums needs an answer"):

@@ -14,6 +14,9 @@ from verl_ext.data.limited import TooExpensive, judge
 
 MARK = "Answer:"  # of the templates answer_line and worked_example, which ask for no box
 WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")  # and no command of LaTeX
+BRACE = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\\\(?!boxed|fbox)|\\[{}]|[{}]")  # an escaped brace is none
+# Between the boxes of one answer: commas, "and", "or", space, and the signs around a formula.
+JOINT = re.compile(r"(?:[\s,;$]|\\[()\[\] ,;]|\b(?:and|or)\b|\\text\{\s*(?:and|or)\s*\})*")
 LIMIT = 5  # seconds for the parsing, and for each comparison, by an alarm that interrupts Python but no call into C
 
 
@@ -49,7 +52,7 @@ def is_correct(solution: str, ground_truth: Any) -> bool:
 
     limits = (TimeoutException, MemoryError)
     stopped = None
-    texts = f"\\boxed{{{ground_truth}}}", _with_box(solution)
+    texts = f"\\boxed{{{ground_truth}}}", _answer(solution)
     try:
         truths, answers = (parse(text, parsing_timeout=LIMIT, raise_on_error=True) for text in texts)
     except limits as error:
@@ -67,6 +70,43 @@ def is_correct(solution: str, ground_truth: Any) -> bool:
     return False
 
 
+def _answer(solution: str) -> str:
+    """The text for math-verify: the solution's last box alone, if there is one.
+
+    Of a whole solution, math-verify may join the last box with a box that the solution takes back, and it prefers
+    "the final answer is $3$. I hope" to any box.
+    """
+    box = _last_box(solution)
+    return _with_box(solution) if box is None else f"\\boxed{{{box}}}"
+
+
+def _last_box(solution: str) -> str | None:
+    """The content of the last complete box that is not empty, or None.
+
+    Neighbouring boxes make one answer, such as ``\\boxed{1}, \\boxed{2}``, and their contents are joined by commas.
+    """
+    boxes: list[tuple[re.Match, re.Match]] = []  # first and last sign of each box that is within no other box
+    opened: list[re.Match] = []
+    for sign in BRACE.finditer(solution):
+        if sign["box"] or sign[0] == "{":
+            opened.append(sign)
+        elif sign[0] == "}" and opened and (opening := opened.pop())["box"]:
+            while boxes and boxes[-1][0].start() > opening.start():
+                boxes.pop()
+            boxes.append((opening, sign))
+    contents: list[str] = []
+    start = len(solution)
+    for opening, closing in reversed(boxes):
+        content = solution[opening.end() : closing.start()].strip()
+        if not content:
+            continue
+        if contents and not JOINT.fullmatch(solution, closing.end(), start):
+            break
+        start = opening.start()
+        contents.append(content)
+    return ", ".join(dict.fromkeys(reversed(contents))) or None
+
+
 def _with_box(solution: str) -> str:
     """The solution; or its last line ``Answer: ...`` in a box, if the line has no words.
 
@@ -75,6 +115,6 @@ def _with_box(solution: str) -> str:
     _, mark, rest = solution.rpartition(MARK)
     line = rest.strip().partition("\n")[0].strip("* ").rstrip(".* ")
     is_marked = any(sign in line for sign in ("$", "\\(", "\\["))
-    if not mark or not line or "\\boxed" in solution or is_marked or WORD.search(line):
+    if not mark or not line or is_marked or WORD.search(line):
         return solution
     return f"\\boxed{{{line}}}"
