@@ -46,6 +46,15 @@ SUM = r"\sum_{i=1}^{100000000} \frac{1}{i}"  # sympy would add for minutes
         ("**Answer:**\n\n7", "7", RIGHT),
         (r"Answer: \(\sqrt{2}\)", r"\sqrt{2}", RIGHT),
         (r"\boxed{7} is the answer. Answer: 8", "7", RIGHT),
+        (r"\boxed{50\%}", "50", RIGHT),
+        (r"\boxed{50\%}", r"50\%", RIGHT),
+        (r"\boxed{50}\%", r"50 \%", RIGHT),
+        (r"$\boxed{50 \% }$", "50%", RIGHT),
+        (r"\boxed{50}", r"50\%", RIGHT),
+        (r"\boxed{\frac{1}{2}\%}", "0.5", RIGHT),
+        ("Answer: 50%", r"50\%", RIGHT),
+        (r"\boxed{49\%}", "50", WRONG),
+        (r"\boxed{49}", r"50\%", WRONG),
     ],
 )
 def test_answers(solution, truth, reward):

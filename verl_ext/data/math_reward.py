@@ -17,6 +17,7 @@ WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")  # and no command of LaTeX
 BRACE = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\\\(?!boxed|fbox)|\\[{}]|[{}]")  # an escaped brace is none
 # Between the boxes of one answer: commas, "and", "or", space, and the signs around a formula.
 JOINT = re.compile(r"(?:[\s,;$]|\\[()\[\] ,;]|\b(?:and|or)\b|\\text\{\s*(?:and|or)\s*\})*")
+PERCENT = re.compile(r"\\?%\Z")
 LIMIT = 5  # seconds for the parsing, and for each comparison, by an alarm that interrupts Python but no call into C
 
 
@@ -52,7 +53,7 @@ def is_correct(solution: str, ground_truth: Any) -> bool:
 
     limits = (TimeoutException, MemoryError)
     stopped = None
-    texts = f"\\boxed{{{ground_truth}}}", _answer(solution)
+    texts = _boxed(str(ground_truth)), _answer(solution)
     try:
         truths, answers = (parse(text, parsing_timeout=LIMIT, raise_on_error=True) for text in texts)
     except limits as error:
@@ -77,7 +78,7 @@ def _answer(solution: str) -> str:
     "the final answer is $3$. I hope" to any box.
     """
     box = _last_box(solution)
-    return _with_box(solution) if box is None else f"\\boxed{{{box}}}"
+    return _with_box(solution) if box is None else _boxed(box)
 
 
 def _last_box(solution: str) -> str | None:
@@ -117,4 +118,12 @@ def _with_box(solution: str) -> str:
     is_marked = any(sign in line for sign in ("$", "\\(", "\\["))
     if not mark or not line or is_marked or WORD.search(line):
         return solution
-    return f"\\boxed{{{line}}}"
+    return _boxed(line)
+
+
+def _boxed(text: str) -> str:
+    """A truth or an answer in a box, without a final percent sign: 50 and 50 % are equal.
+
+    math-verify finds no number in ``\\boxed{50\\%}``.
+    """
+    return f"\\boxed{{{PERCENT.sub('', text.strip())}}}"
