@@ -62,6 +62,42 @@ def test_answers(solution, truth, reward):
 
 
 @pytest.mark.parametrize(
+    ("answer", "truth", "right"),
+    [
+        (r"4.5\times10^{33}", "4.5e33", True),  # Minerva writes numbers in this way
+        (r"4.5 \cdot 10^{33}", "4.5e33", True),
+        ("4.5E+33", r"4.5\times 10^{33}", True),
+        (r"4.6\times10^{33}", "4.5e33", False),
+        ("300000000", "3e8", True),
+        ("2.5e-3", "0.0025", True),
+        ("2.5e3", "2500", True),
+        ("2e^3", "2000", False),
+        ("-1.5e-2, 2e2", "-0.015, 200", True),
+        (r"1.6\times10^{-19}", "1.6e-19", True),
+        (r"E = 1.6\times10^{-19} \text{ J}", "1.6e-19", True),
+        (r"16\times10^{-20}", "1.6e-19", True),
+        (r"2 \times 8 \times10^{-20}", "1.6e-19", True),
+        ("0.00000000000000000016", "1.6e-19", True),
+        (r"-1.6\times10^{-19}", "1.6e-19", False),
+        (r"9.9\times10^{-20}", "1.6e-19", False),
+        ("0", "1.6e-19", False),
+        (r"6.63\times10^{-34}", r"9.11\times10^{-31}", False),
+        ("1e-401", "1e-400", False),
+        ("0.0000003", "0.0000004", False),
+        (r"\frac{4}{10^7}", "0.0000004", True),
+        ("0.0000003333333", r"\frac{1}{3000000}", True),
+        (r"\frac{1}{3000001}", r"\frac{1}{3000000}", False),  # exact numbers are compared exactly
+        ("0.33333", "1/3", False),
+        ("0.3333333", "1/3", True),
+        ("0.00012344", "0.00012343", False),
+        ("0.00123400001", "0.001234", True),
+    ],
+)
+def test_numbers_in_scientific_notation_and_small_numbers(answer, truth, right):
+    assert math_reward.is_correct(rf"\boxed{{{answer}}}", truth) is right
+
+
+@pytest.mark.parametrize(
     ("solution", "right", "wrong"),
     [
         (r"\boxed{3}? No, \boxed{4}", "4", "3"),

@@ -17,7 +17,10 @@ WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")  # and no command of LaTeX
 BRACE = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\\\(?!boxed|fbox)|\\[{}]|[{}]")  # an escaped brace is none
 # Between the boxes of one answer: commas, "and", "or", space, and the signs around a formula.
 JOINT = re.compile(r"(?:[\s,;$]|\\[()\[\] ,;]|\b(?:and|or)\b|\\text\{\s*(?:and|or)\s*\})*")
+SCIENTIFIC = re.compile(r"(?<![A-Za-z\d.])(-?\d+(?:\.\d+)?)[eE]([+-]?\d+)(?!\w|\.\d)")  # math-verify reads 2e3 as 2·e·3
 PERCENT = re.compile(r"\\?%\Z")
+SMALL = 1e-3  # math-verify rounds numbers to 6 decimals: too few for a smaller truth
+DIGITS = 6, 12  # digits after a small truth's zeros: of a rounded number, and of the difference of two exact ones
 LIMIT = 5  # seconds for the parsing, and for each comparison, by an alarm that interrupts Python but no call into C
 
 
@@ -55,12 +58,15 @@ def is_correct(solution: str, ground_truth: Any) -> bool:
     stopped = None
     texts = _boxed(str(ground_truth)), _answer(solution)
     try:
-        truths, answers = (parse(text, parsing_timeout=LIMIT, raise_on_error=True) for text in texts)
+        truths, answers = (
+            parse(SCIENTIFIC.sub(r"\1\\times10^{\2}", text), parsing_timeout=LIMIT, raise_on_error=True)
+            for text in texts
+        )
     except limits as error:
         raise TooExpensive from error
     for truth, answer in product(truths, answers):
         try:
-            if verify(truth, answer, timeout_seconds=LIMIT, raise_on_error=True):
+            if verify(truth, answer, **_accuracy(truth), timeout_seconds=LIMIT, raise_on_error=True):
                 return True
         except limits as error:
             stopped = error
@@ -69,6 +75,18 @@ def is_correct(solution: str, ground_truth: Any) -> bool:
     if stopped is not None:
         raise TooExpensive from stopped
     return False
+
+
+def _accuracy(truth: Any) -> dict[str, int]:
+    """Arguments of math-verify's ``verify`` for a parsed truth: none, or more decimals for a small number."""
+    from sympy import floor, log
+
+    size = abs(truth.evalf()) if getattr(truth, "is_number", False) else None
+    if size is None or not size.is_Float or not 0 < size < SMALL:
+        return {}
+    zeros = -int(floor(log(size, 10)))
+    rounded, exact = DIGITS
+    return {"float_rounding": zeros + rounded, "numeric_precision": zeros + exact}
 
 
 def _answer(solution: str) -> str:
