@@ -122,6 +122,30 @@ def test_the_last_box_is_judged_and_neighbouring_boxes_are_one_answer(solution, 
     assert not math_reward.is_correct(solution, wrong)
 
 
+@pytest.mark.parametrize(
+    ("line", "right", "wrong"),
+    [
+        ("3 and 5", "3,5", "3"),
+        ("2, 3 and 7", "2,3,7", "2"),
+        ("2, 3, and 7.", "2,3,7", "2"),
+        ("x = 3 or x = 5", "3,5", "3"),
+        (r"3 \text{ and } 5", "3,5", "3"),
+        (r"\frac{1}{2} and \frac{1}{3}", r"\frac{1}{2}, \frac{1}{3}", r"\frac{1}{3}"),
+        (r"3\sqrt{2} meters", r"3\sqrt{2}", "3"),
+        (r"**3\sqrt{2} square meters.**", r"3\sqrt{2}", "3"),
+        (r"The area is 3\sqrt{2}", r"3\sqrt{2}", "3"),
+        (r"\text{no solution}", r"\text{no solution}", r"\text{solution}"),
+        ("3 and 5 meters", "3,5", "3"),
+        ("1/2 of the cake", "1/2", "1"),
+        (r"\sqrt{2} pi", r"\sqrt{2} pi", r"\sqrt{2}"),
+        ("42 because 6*7=42", "42", "6"),
+    ],
+)
+def test_words_and_lists_in_an_answer_line(line, right, wrong):
+    assert math_reward.is_correct(f"Answer: {line}", right)
+    assert not math_reward.is_correct(f"Answer: {line}", wrong)
+
+
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize(
     "solution",

@@ -13,7 +13,10 @@ from verl_ext import checks
 from verl_ext.data.limited import TooExpensive, judge
 
 MARK = "Answer:"  # of the templates answer_line and worked_example, which ask for no box
-WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")  # and no command of LaTeX
+WORD = re.compile(r"(?<![\\A-Za-z])(?!and\b)[A-Za-z]{3,}")  # no command of LaTeX; a list's "and" is for math-verify
+COMMAND = re.compile(r"\\[A-Za-z]")
+DIGIT = re.compile(r"\d")
+PLAIN = re.compile(r"[A-Za-z]{2,}[,:.]?")
 BRACE = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\\\(?!boxed|fbox)|\\[{}]|[{}]")  # an escaped brace is none
 # Between the boxes of one answer: commas, "and", "or", space, and the signs around a formula.
 JOINT = re.compile(r"(?:[\s,;$]|\\[()\[\] ,;]|\b(?:and|or)\b|\\text\{\s*(?:and|or)\s*\})*")
@@ -127,15 +130,22 @@ def _last_box(solution: str) -> str | None:
 
 
 def _with_box(solution: str) -> str:
-    """The solution; or its last line ``Answer: ...`` in a box, if the line has no words.
+    """The solution; or its last line ``Answer: ...`` in a box, without words before and after the answer.
 
-    math-verify reads LaTeX only in a box or in dollar signs: of ``Answer: 3\\sqrt{13}``, it would read the 3.
+    math-verify reads LaTeX only in a box or in dollar signs: of ``Answer: 3\\sqrt{13} meters``, it would read the 3.
+    The solution is left as it is if a number stands among words.
     """
     _, mark, rest = solution.rpartition(MARK)
     line = rest.strip().partition("\n")[0].strip("* ").rstrip(".* ")
     is_marked = any(sign in line for sign in ("$", "\\(", "\\["))
-    if not mark or not line or is_marked or WORD.search(line):
+    if not mark or not line or is_marked:
         return solution
+    if WORD.search(line):
+        words = line.split()
+        others = [place for place, word in enumerate(words) if not PLAIN.fullmatch(word)]
+        line = " ".join(words[others[0] : others[-1] + 1]) if others else ""
+        if not COMMAND.search(line) and (WORD.search(line) or not DIGIT.search(line)):
+            return solution
     return _boxed(line)
 
 
