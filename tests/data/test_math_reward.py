@@ -45,6 +45,7 @@ SUM = r"\sum_{i=1}^{100000000} \frac{1}{i}"  # sympy would add for minutes
         ("Answer: The answer is 7", "7", RIGHT),
         ("**Answer:**\n\n7", "7", RIGHT),
         (r"Answer: \(\sqrt{2}\)", r"\sqrt{2}", RIGHT),
+        ("**Answer:** The value is as follows:\n$$7$$", "7", RIGHT),
         (r"\boxed{7} is the answer. Answer: 8", "7", RIGHT),
         (r"\boxed{50\%}", "50", RIGHT),
         (r"\boxed{50\%}", r"50\%", RIGHT),

@@ -16,6 +16,7 @@ MARK = "Answer:"  # of the templates answer_line and worked_example, which ask f
 WORD = re.compile(r"(?<![\\A-Za-z])(?!and\b)[A-Za-z]{3,}")  # no command of LaTeX; a list's "and" is for math-verify
 COMMAND = re.compile(r"\\[A-Za-z]")
 DIGIT = re.compile(r"\d")
+FORMULA = re.compile(r"(?<!\\)\$|\\[(\[]")  # in its own signs; \$ is the currency
 PLAIN = re.compile(r"[A-Za-z]{2,}[,:.]?")
 BRACE = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\\\(?!boxed|fbox)|\\[{}]|[{}]")  # an escaped brace is none
 # Between the boxes of one answer: commas, "and", "or", space, and the signs around a formula.
@@ -137,8 +138,7 @@ def _with_box(solution: str) -> str:
     """
     _, mark, rest = solution.rpartition(MARK)
     line = rest.strip().partition("\n")[0].strip("* ").rstrip(".* ")
-    is_marked = any(sign in line for sign in ("$", "\\(", "\\["))
-    if not mark or not line or is_marked:
+    if not mark or not line or FORMULA.search(line):
         return solution
     if WORD.search(line):
         words = line.split()
