@@ -147,6 +147,41 @@ def test_words_and_lists_in_an_answer_line(line, right, wrong):
     assert not math_reward.is_correct(f"Answer: {line}", wrong)
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "C) 5",
+        "(C) 5",
+        "C. 5",
+        "C: 5",
+        "C)",
+        "C.",
+        "(C)",
+        r"\text{(C) 5}",
+        r"\textbf{C) } 12",
+        r"\text{C}) 12 \text{ GeV}",
+    ],
+)
+def test_the_letter_of_an_option_is_the_answer_with_or_without_its_text(answer):
+    for solution in (rf"\boxed{{{answer}}}", f"Answer: {answer} of the cells"):
+        assert math_reward.is_correct(solution, "C")
+        assert not math_reward.is_correct(solution, "D")
+        assert not math_reward.is_correct(solution.replace("C", "A", 1), "C")
+
+
+@pytest.mark.parametrize(
+    "solution", [r"\boxed{B, C}", r"\boxed{C) 5, D) 6}", r"\boxed{C) 5}, \boxed{D) 6}", "Answer: (C) or (D)"]
+)
+def test_several_options_are_no_answer(solution):
+    assert not math_reward.is_correct(solution, "C")
+    assert not math_reward.is_correct(solution, "D")
+
+
+def test_a_letter_counts_as_an_option_only_where_the_truth_is_one():
+    assert math_reward.is_correct(r"\boxed{C: 5}", "C:5")
+    assert not math_reward.is_correct(r"\boxed{C. 5}", "c")
+
+
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize(
     "solution",

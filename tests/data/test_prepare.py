@@ -189,6 +189,7 @@ def test_options_are_in_a_seeded_order_and_the_letter_names_the_right_one(tmp_pa
     for row in rows:
         letter = row["reward_model"]["ground_truth"]
         assert f"\n{letter}) right\n" in row["prompt"][0]["content"]
+        assert "\n\nAnswer with the letter of the right option.\n\nPlease reason" in row["prompt"][0]["content"]
     assert len({row["reward_model"]["ground_truth"] for row in rows}) > 1
     assert prepared("gpqa", tmp_path) == rows
     other = prepared("gpqa", tmp_path, "--seed", 1)

@@ -50,6 +50,7 @@ def test_the_weight_is_that_of_the_format():
         ("Tuesday", r"\text{Tuesday}", r"\text{Monday}"),
         ("**Tuesday.**", r"\text{Tuesday}", r"\text{Monday}"),
         ("C", "C", "D"),
+        ("C) The cell", "C", "D"),
         ("$x$", "x", "y"),
         (r"\text{no solution}", r"\text{no solution}", r"\text{solution}"),
         (r"It was \boxed{3}, so \boxed{4}", "4", "3"),

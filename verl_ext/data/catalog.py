@@ -164,14 +164,18 @@ def olympiadbench(row: Row, seed: int) -> Question:
 
 
 def gpqa(row: Row, seed: int) -> Question:
-    """GPQA: four options, in an order that depends on the seed and the question alone; the answer is a letter."""
+    """GPQA: four options, in an order that depends on the seed and the question alone; the answer is a letter.
+
+    Few responses would name the letter if the question did not ask for it.
+    """
     right = text(row["Correct Answer"])
     options = [right, *(text(row[f"Incorrect Answer {number}"]) for number in (1, 2, 3))]
     question = text(row["Question"])
     order = list(range(len(options)))
     Random(f"{seed}/{question}").shuffle(order)
     lines = [f"{letter}) {options[place]}" for letter, place in zip("ABCD", order, strict=True)]
-    return Question("\n".join([question, "", *lines]), "ABCD"[order.index(0)], (question, right))
+    ask = "Answer with the letter of the right option."
+    return Question("\n".join([question, "", *lines, "", ask]), "ABCD"[order.index(0)], (question, right))
 
 
 def yes_or_no(question: Question, row: Row) -> str | None:

@@ -18,6 +18,9 @@ COMMAND = re.compile(r"\\[A-Za-z]")
 DIGIT = re.compile(r"\d")
 FORMULA = re.compile(r"(?<!\\)\$|\\[(\[]")  # in its own signs; \$ is the currency
 PLAIN = re.compile(r"[A-Za-z]{2,}[,:.]?")
+OPTIONS = tuple("ABCD")  # the truths of GPQA
+OPTION = re.compile(r"(?:\\[a-z]+\{ ?)?\(? ?([A-D]) ?\}? ?[).:]")  # the letter in "C) 5" and "\text{(C) 5}"
+LETTER = re.compile(r"(?<![A-Za-z])[A-D](?= ?\}? ?[).:])")  # of an option, anywhere
 BRACE = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\\\(?!boxed|fbox)|\\[{}]|[{}]")  # an escaped brace is none
 # Between the boxes of one answer: commas, "and", "or", space, and the signs around a formula.
 JOINT = re.compile(r"(?:[\s,;$]|\\[()\[\] ,;]|\b(?:and|or)\b|\\text\{\s*(?:and|or)\s*\})*")
@@ -60,7 +63,8 @@ def is_correct(solution: str, ground_truth: Any) -> bool:
 
     limits = (TimeoutException, MemoryError)
     stopped = None
-    texts = _boxed(str(ground_truth)), _answer(solution)
+    truth = str(ground_truth).strip()
+    texts = _boxed(truth), _answer(solution, truth)
     try:
         truths, answers = (
             parse(SCIENTIFIC.sub(r"\1\\times10^{\2}", text), parsing_timeout=LIMIT, raise_on_error=True)
@@ -68,9 +72,9 @@ def is_correct(solution: str, ground_truth: Any) -> bool:
         )
     except limits as error:
         raise TooExpensive from error
-    for truth, answer in product(truths, answers):
+    for wanted, answer in product(truths, answers):
         try:
-            if verify(truth, answer, **_accuracy(truth), timeout_seconds=LIMIT, raise_on_error=True):
+            if verify(wanted, answer, **_accuracy(wanted), timeout_seconds=LIMIT, raise_on_error=True):
                 return True
         except limits as error:
             stopped = error
@@ -93,18 +97,22 @@ def _accuracy(truth: Any) -> dict[str, int]:
     return {"float_rounding": zeros + rounded, "numeric_precision": zeros + exact}
 
 
-def _answer(solution: str) -> str:
-    """The text for math-verify: the solution's last box alone, if there is one.
+def _answer(solution: str, truth: str) -> str:
+    """The text for math-verify: the solution's last box alone, or its last line ``Answer: ...``, if there is one.
 
     Of a whole solution, math-verify may join the last box with a box that the solution takes back, and it prefers
     "the final answer is $3$. I hope" to any box.
     """
-    box = _last_box(solution)
-    return _with_box(solution) if box is None else _boxed(box)
+    box, line = _last_box(solution), _answer_line(solution)
+    if truth in OPTIONS and (option := OPTION.match(box or line)) and set(LETTER.findall(box or line)) == {option[1]}:
+        return _boxed(option[1])
+    if box:
+        return _boxed(box)
+    return _line_in_a_box(line) or solution
 
 
-def _last_box(solution: str) -> str | None:
-    """The content of the last complete box that is not empty, or None.
+def _last_box(solution: str) -> str:
+    """The content of the last complete box that is not empty; empty without such a box.
 
     Neighbouring boxes make one answer, such as ``\\boxed{1}, \\boxed{2}``, and their contents are joined by commas.
     """
@@ -127,25 +135,28 @@ def _last_box(solution: str) -> str | None:
             break
         start = opening.start()
         contents.append(content)
-    return ", ".join(dict.fromkeys(reversed(contents))) or None
+    return ", ".join(dict.fromkeys(reversed(contents)))
 
 
-def _with_box(solution: str) -> str:
-    """The solution; or its last line ``Answer: ...`` in a box, without words before and after the answer.
+def _answer_line(solution: str) -> str:
+    """The text in the last line ``Answer: ...``; empty without such a line."""
+    _, mark, rest = solution.rpartition(MARK)
+    return rest.strip().partition("\n")[0].strip("* ").rstrip(".* ") if mark else ""
+
+
+def _line_in_a_box(line: str) -> str:
+    """The line in a box, without words before and after the answer; empty if math-verify finds more without a box.
 
     math-verify reads LaTeX only in a box or in dollar signs: of ``Answer: 3\\sqrt{13} meters``, it would read the 3.
-    The solution is left as it is if a number stands among words.
     """
-    _, mark, rest = solution.rpartition(MARK)
-    line = rest.strip().partition("\n")[0].strip("* ").rstrip(".* ")
-    if not mark or not line or FORMULA.search(line):
-        return solution
+    if not line or FORMULA.search(line):
+        return ""
     if WORD.search(line):
         words = line.split()
         others = [place for place, word in enumerate(words) if not PLAIN.fullmatch(word)]
         line = " ".join(words[others[0] : others[-1] + 1]) if others else ""
         if not COMMAND.search(line) and (WORD.search(line) or not DIGIT.search(line)):
-            return solution
+            return ""
     return _boxed(line)
 
 
