@@ -11,6 +11,7 @@ from support.shells import alive, run, wait_for
 from verl_ext.sandbox import containers
 from verl_ext.sandbox.containers import END_ALL, KEEPER, MERGED, Container, Limits
 from verl_ext.sandbox.places import EndOfProgram, PlaceFailure
+from verl_ext.sandbox.shell import Plan, Sandbox, SandboxFailure
 
 needs_a_container = pytest.mark.container
 
@@ -176,6 +177,44 @@ def test_a_container_that_is_gone(docker, monkeypatch):
             await place.alive()
 
     on(made(), old)
+
+
+def test_a_lost_daemon_or_a_lifetime_is_not_the_models_failure(docker, monkeypatch):
+    monkeypatch.setattr(containers, "END_PAUSE", 0.0)
+
+    async def main():
+        place = made()
+        own = Sandbox(Plan(lambda: place))
+        try:
+            await own.run("true", 30)
+            docker.does("lost")
+            with pytest.raises(SandboxFailure, match="no such file or directory"):
+                await own.run("exit", 30)
+            (docker.state / "lost").unlink()
+            await containers._call(["docker", "kill", place.name], 30, 100)
+            place._ends = 0.0
+            with pytest.raises(SandboxFailure, match="reached its lifetime of 99 s"):
+                await own.run("true", 30)
+        finally:
+            own.close()
+            own.join(30)
+
+    run(main())
+
+
+def test_the_lifetime_is_counted_from_before_the_container_starts(docker):
+    place = made()
+    runtime, ends = place._runtime, []
+
+    async def noted(verb, *arguments, **options):
+        ends.append((verb, place._ends))
+        return await runtime(verb, *arguments, **options)
+
+    async def work(place):
+        assert ends == [("image", float("inf")), ("run", place._ends)]
+
+    place._runtime = noted
+    on(place, work)
 
 
 def test_a_container_that_has_written_too_much_is_ended(docker, monkeypatch):

@@ -89,19 +89,25 @@ def test_a_cancelled_call_leaves_nothing_behind(folder):
 
 
 class Fragile(Local):
-    """A place that can break: ``opens`` is the number of programs that it still starts, ``there`` whether it exists."""
+    """A place that can break.
+
+    ``opens`` is the number of programs that it still starts, ``there`` whether it exists. If it is ``over``, programs
+    end at once, as in a container that has reached its lifetime.
+    """
 
     def __init__(self):
         super().__init__()
-        self.opens, self.there = 1000, True
+        self.opens, self.there, self.over = 1000, True, False
 
     async def open(self, program):
         self.opens -= 1
         if self.opens < 0:
             raise PlaceFailure("no more programs")
-        return await super().open(program)
+        return await super().open(["false"] if self.over else program)
 
     async def alive(self) -> bool:
+        if self.over:
+            raise PlaceFailure("reached its lifetime")
         return self.there
 
 
@@ -153,6 +159,17 @@ def test_a_place_that_is_there_but_refuses_is_nobodys_fault(folder):
         place.opens = 0
         with pytest.raises(SandboxFailure, match="the sandbox does not answer: no more programs"):
             await own.run("exit", 60)
+
+    in_a_fragile_place(act)
+
+
+def test_a_place_that_has_reached_its_lifetime_is_nobodys_fault(folder):
+    async def act(own, place):
+        await own.run("true", 60)
+        place.over = True
+        for _ in range(2):
+            with pytest.raises(SandboxFailure, match="reached its lifetime"):
+                await own.run("exit", 60)
 
     in_a_fragile_place(act)
 

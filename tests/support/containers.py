@@ -21,6 +21,7 @@ DOCKER = """#!/bin/bash
 state={state}
 {{ printf '%s\\0' "$@"; printf '\\0'; }} >> "$state/calls"
 [[ ! -e $state/hangs ]] || exec sleep 600
+[[ ! -e $state/lost ]] || {{ echo "dial unix /var/run/docker.sock: connect: no such file or directory" >&2; exit 1; }}
 lives() {{
   [[ -e $state/containers/$1 ]] && [[ "$(cat "/proc/$(< "$state/containers/$1")/stat" 2>&1)" == *") "[RSD]* ]]
 }}
@@ -84,7 +85,7 @@ class Docker:
         self.path = f"{programs}:{os.environ['PATH']}"
 
     def does(self, what: str, content: str = "") -> None:
-        """From now on, the stand-in is ``broken``, ``hangs``, ``warns``, or says a ``size``."""
+        """From now on, the stand-in is ``broken``, ``hangs``, ``lost``, ``warns``, or says a ``size``."""
         (self.state / what).write_text(content)
 
     def calls(self, *verb: str) -> list[list[str]]:

@@ -111,9 +111,9 @@ class Container:
         if shutil.which(self.limits.runtime) is None:
             raise PlaceFailure(f"{self.limits.runtime} is not on the PATH")
         await self._read_image()
+        self._ends = time.monotonic() + self._lifetime  # not later than the end of the keeper's sleep
         started = await self._runtime("run", *self._start_arguments(), timeout=self.limits.startup_timeout)
         words = _words(started)
-        self._ends = time.monotonic() + self._lifetime
         try:
             if started.exit_code != 0:
                 raise PlaceFailure(f"{self.limits.runtime} run of {self._image} {_ending(started)}: {words}")
@@ -162,7 +162,7 @@ class Container:
         seen = await self._runtime("inspect", "--type", "container", "--format", "<{{.State.Running}}>", self.name)
         if seen.exit_code == 0:
             return b"<true>" in seen.output
-        if b"no such" in seen.output.lower():
+        if re.search(rb"no such (container|object)", seen.output.lower()):  # not "no such file": the daemon's socket
             return False
         raise PlaceFailure(f"{self.limits.runtime} inspect {_ending(seen)}: {_words(seen)}")
 

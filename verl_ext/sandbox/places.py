@@ -70,7 +70,10 @@ class Place(Protocol):
         """Run a program without input until it ends, or for ``timeout`` seconds. Raises PlaceFailure."""
 
     async def alive(self) -> bool:
-        """False if the place is gone, such as a container that was killed."""
+        """False if the place is gone, such as a container that was killed.
+
+        Raises PlaceFailure if the place has reached its lifetime or cannot be asked: no program in it has caused this.
+        """
 
     async def stop(self) -> None:
         """End everything in the place. Never raises for a place that is gone."""

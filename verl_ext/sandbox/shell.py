@@ -225,8 +225,14 @@ class Sandbox:
         return NEW_SHELL
 
     async def _loss(self, error: Exception) -> SandboxFailure | SandboxKilled:
-        """The failure of a place that has worked: the model's, unless the place is alive and only refuses."""
-        if isinstance(error, PlaceFailure) and await self._place.alive():
+        """The failure of a place that has worked: the model's, unless the place is alive and only refuses.
+
+        Raises:
+            PlaceFailure: the place has reached its lifetime, or cannot be asked. A shell ends then, too, so the kind
+                of the error does not show whose failure it is.
+        """
+        there = await self._place.alive()
+        if there and isinstance(error, PlaceFailure):
             return SandboxFailure(f"the sandbox does not answer: {error}")
         self._killed = f"the sandbox has worked, and is gone: {error}"
         return SandboxKilled(self._killed)
