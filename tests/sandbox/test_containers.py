@@ -233,6 +233,29 @@ def test_a_container_that_has_written_too_much_is_ended(docker, monkeypatch):
     wait_for(lambda: containers._WATCH._thread is None)
 
 
+def test_each_container_is_asked_for_its_size_if_all_together_take_too_long(docker, monkeypatch, caplog):
+    monkeypatch.setattr(containers, "WATCH_PERIOD", 0.1)
+    large, slow = made(disk=1 << 20), made(disk=1 << 30)
+
+    async def main():
+        await large.start()
+        await slow.start()
+        monkeypatch.setattr(containers, "ASK_TIMEOUT", 2.0)
+        docker.does("size", "1048577")
+        docker.does("slow", slow.name)
+        wait_for(lambda: not any(map(alive, docker.containers())))
+        with pytest.raises(PlaceFailure, match="^the container wrote more than 1048576 bytes$"):
+            await large.run(["true"], 30, 100)
+        with pytest.raises(PlaceFailure, match="^the container was ended, because its size was not known after 2 s$"):
+            await slow.run(["true"], 30, 100)
+        await large.stop()
+        await slow.stop()
+
+    run(main())
+    assert "docker gave no sizes of 2 containers in 2 s: each is asked by itself" in caplog.text
+    assert f"the container {slow.name} is ended: its size is not known" in caplog.text
+
+
 # ---- real containers ----
 
 

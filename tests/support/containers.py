@@ -54,6 +54,7 @@ case $1 in
     exec setsid --wait bash -c 'echo $$ >> "$0"; exec "$@"' "$state/programs.$name" "$@" ;;
   inspect)
     if [[ " $* " == *" --size "* ]]; then
+      if [[ -e $state/slow ]] && {{ (($# > 7)) || [[ $last == "$(< "$state/slow")" ]]; }}; then exec sleep 600; fi
       for name in "$state"/containers/*; do echo "</${{name##*/}} $(cat "$state/size" 2> /dev/null || echo 0)>"; done
     else
       lives "$last" || {{ echo "Error: No such object: $last" >&2; exit 1; }}
@@ -85,7 +86,10 @@ class Docker:
         self.path = f"{programs}:{os.environ['PATH']}"
 
     def does(self, what: str, content: str = "") -> None:
-        """From now on, the stand-in is ``broken``, ``hangs``, ``lost``, ``warns``, or says a ``size``."""
+        """From now on, the stand-in is ``broken``, ``hangs``, ``lost``, ``warns``, says a ``size``, or is ``slow``.
+
+        A slow stand-in gives no sizes of several containers, and none of the container whose name is the content.
+        """
         (self.state / what).write_text(content)
 
     def calls(self, *verb: str) -> list[list[str]]:

@@ -100,7 +100,7 @@ class Container:
         self.limits, self._image, self._lifetime = limits, image, lifetime
         self._user, self._folder = "0", "/"
         self._ends = float("inf")
-        self.over_disk = False  # the reason why the watch ends this container
+        self.over_disk = self.unmeasured = False  # the reason why the watch ends this container
 
     async def start(self) -> None:
         """Fetch the image if needed, start the container, and run a first program.
@@ -154,9 +154,11 @@ class Container:
         """Whether the container still runs.
 
         Raises:
-            PlaceFailure: the runtime does not answer, or the container has reached its lifetime: no program in
-                the container has caused this.
+            PlaceFailure: the runtime does not answer, the container has reached its lifetime, or the watch has ended
+                the container because its size is not known: none of these is a failure of the model.
         """
+        if self.unmeasured:
+            raise PlaceFailure(f"the container was ended, because its size was not known after {ASK_TIMEOUT:g} s")
         if time.monotonic() >= self._ends:
             raise PlaceFailure(f"the container has reached its lifetime of {self._lifetime:g} s")
         seen = await self._runtime("inspect", "--type", "container", "--format", "<{{.State.Running}}>", self.name)
@@ -268,14 +270,30 @@ class _Watch:
 
     async def _look(self, watched: Sequence[Container]) -> None:
         for runtime in {container.limits.runtime for container in watched}:
-            mine = {container.name: container for container in watched if container.limits.runtime == runtime}
-            ask = [runtime, "inspect", "--type", "container", "--size", "--format", "<{{.Name}} {{.SizeRw}}>", *mine]
-            seen = await _call(ask, ASK_TIMEOUT, len(mine) * 256 + ANSWER)
-            for name, size in re.findall(r"</?(verl-ext-[0-9a-f]+) (\d+)>", seen.output.decode(errors="replace")):
-                container = mine.get(name)
-                if container is not None and int(size) > container.limits.disk:
-                    container.over_disk = True
-                    await _call([runtime, "kill", name], KILL_TIMEOUT, ANSWER)
+            mine = [container for container in watched if container.limits.runtime == runtime]
+            if await self._end_larger(runtime, mine):
+                continue
+            words = (
+                "%s gave no sizes of %d containers in %g s: each is asked by itself, and ended if that takes as long"
+            )
+            log.warning(words, runtime, len(mine), ASK_TIMEOUT)
+            for container in mine:
+                if not await self._end_larger(runtime, [container]):
+                    log.warning("the container %s is ended: its size is not known", container.name)
+                    container.unmeasured = True
+                    await _call([runtime, "kill", container.name], KILL_TIMEOUT, ANSWER)
+
+    async def _end_larger(self, runtime: str, containers: Sequence[Container]) -> bool:
+        """End the containers that are too large; False if the runtime does not give the sizes in time."""
+        mine = {container.name: container for container in containers}
+        ask = [runtime, "inspect", "--type", "container", "--size", "--format", "<{{.Name}} {{.SizeRw}}>", *mine]
+        seen = await _call(ask, ASK_TIMEOUT, len(mine) * 256 + ANSWER)
+        for name, size in re.findall(r"</?(verl-ext-[0-9a-f]+) (\d+)>", seen.output.decode(errors="replace")):
+            container = mine.get(name)
+            if container is not None and int(size) > container.limits.disk:
+                container.over_disk = True
+                await _call([runtime, "kill", name], KILL_TIMEOUT, ANSWER)
+        return seen.exit_code is not None
 
 
 _WATCH = _Watch()
