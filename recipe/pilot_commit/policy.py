@@ -157,7 +157,7 @@ class PilotCommit(RolloutPolicy):
         actions: list[Action] = [Discard(group, "stale") for group in self.buffer.expire(step, self.max_delay)]
         self._counts["expired"] = len(actions)
         if not self.bind and not self._is_last_step:  # survivors that are left over would have no step
-            actions += self._pilot_round()
+            actions += self._pilot_round(self.sampling_batch_size)
         return [*actions, *self._advance()]
 
     def on_group(self, group: Group) -> list[Action]:
@@ -239,7 +239,7 @@ class PilotCommit(RolloutPolicy):
         if short and self._rounds < self.max_rounds:
             # A whole sampling batch, as in Algorithm 1: surplus survivors fill the next step. A round of the expected
             # size would fall short about half of the time, and the step would wait for the engines once more.
-            pilots = self._pilot_round()
+            pilots = self._pilot_round(self.sampling_batch_size)
             if pilots:
                 return [*actions, *pilots]
         self._close(short)
@@ -252,9 +252,9 @@ class PilotCommit(RolloutPolicy):
         self._pilots.update(prompt.id for prompt in prompts)
         return [Request(prompt, self.n_pilot) for prompt in prompts]
 
-    def _pilot_round(self) -> list[Action]:
-        """Pilot a whole sampling batch, for which this step waits."""
-        prompts = self._draw(self.sampling_batch_size)
+    def _pilot_round(self, count: int) -> list[Action]:
+        """Request ``count`` pilots that this step waits for."""
+        prompts = self._draw(count)
         self._rounds += bool(prompts)
         self._round.update(prompt.id for prompt in prompts)
         return self._pilot(prompts)

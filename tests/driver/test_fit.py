@@ -130,7 +130,7 @@ def fit(queue, monkeypatch, tmp_path):
         made.reward_loop_manager = SimpleNamespace(reward_loop_worker_handles=[])
         made.actor_rollout_wg = Weights()
         made.resource_pool_manager = SimpleNamespace(get_n_gpus=lambda: 1)
-        made._workers, made.updates, made.groups, made.metrics = 1, {}, {}, {}
+        made._dp_size, made.updates, made.groups, made.metrics = 1, {}, {}, {}
         for part in ("_balance_batch", "_compute_old_log_prob"):
             setattr(made, part, lambda batch, metrics: batch)
         made._update_actor = lambda batch, metrics: note_rows(made, batch)

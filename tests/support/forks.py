@@ -44,7 +44,7 @@ def with_verl() -> Driver:
 
 
 class Driver:
-    """Starts the process; ``python`` is the executable of its server's forks. ``end`` waits for the process.
+    """Starts the process; ``python`` is the executable of its server's forks. ``close`` ends the process.
 
     Args:
         mode: "serve", "serve with Ray" and all that a run imports, or "refuse".

@@ -47,10 +47,17 @@ def are_shares(problems: Sequence[Problem]) -> bool:
 
 
 def accuracies_of(problems: Sequence[Problem], correct_from: float) -> list[np.ndarray]:
-    """(n,) accuracy in [0, 1] of each problem's n samples: as read, or if :func:`are_shares` fails, 1 if correct."""
-    if are_shares(problems):
-        return [np.array([sample.accuracy for sample in problem.samples]) for problem in problems]
-    return [is_correct(problem, correct_from).astype(float) for problem in problems]
+    """(n,) accuracy in [0, 1] of each problem's n samples.
+
+    The accuracy is as read, or, in a data source of which :func:`are_shares` is false, 1 if the sample is correct.
+    """
+    judged = {problem.data_source for problem in problems if not are_shares([problem])}
+    return [
+        is_correct(problem, correct_from).astype(float)
+        if problem.data_source in judged
+        else np.array([sample.accuracy for sample in problem.samples])
+        for problem in problems
+    ]
 
 
 def summarize(problems: Sequence[Problem], ks: str | None, correct_from: float, console: Console) -> dict[str, Any]:

@@ -281,7 +281,8 @@ class _Watch:
                 if not await self._end_larger(runtime, [container]):
                     log.warning("the container %s is ended: its size is not known", container.name)
                     container.unmeasured = True
-                    await _call([runtime, "kill", container.name], KILL_TIMEOUT, ANSWER)
+                    killed = await _call([runtime, "kill", container.name], KILL_TIMEOUT, ANSWER)
+                    container.unmeasured = killed.exit_code == 0
 
     async def _end_larger(self, runtime: str, containers: Sequence[Container]) -> bool:
         """End the containers that are too large; False if the runtime does not give the sizes in time."""

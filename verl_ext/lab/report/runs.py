@@ -17,7 +17,7 @@ from verl_ext.lab.plot import Series
 from verl_ext.lab.report.events import PATTERN, event_files, read_events
 
 SEED = re.compile(r"(?P<method>.+)_(?P<seed>\d+)")
-RESTART = re.compile(r"(?P<run>.+)-restart-(?P<number>\d+)")  # name of the file of a run's restart, without .jsonl
+RESTART = re.compile(r"(?P<run>.+)-restart-\d+")  # name of the file of a run's restart, without .jsonl
 
 
 @dataclass(frozen=True)
@@ -106,20 +106,24 @@ def find_runs(arguments: Iterable[str]) -> list[tuple[Path, ...]]:
 
     A folder stands for each run whose ``*.jsonl`` file is in it, and for each folder with event files: itself, or at
     any depth below it. A file stands for its run: the files of the run's restarts, ``<name>-restart-<k>.jsonl``, join
-    it. ``a+b`` stands for a run that was resumed into a file of any name.
+    it, whether they are named beside it or not. ``a+b`` stands for a run that was resumed into a file of any name.
 
     Raises:
         ValueError: a file does not exist or is named twice, or a folder holds no log.
     """
     runs: list[tuple[Path, ...]] = []
+    arguments = list(arguments)
+    named = {Path(argument).resolve() for argument in arguments}
     for argument in arguments:
         path = Path(argument)
+        if (begun := _run_of(path)) is not None and begun.resolve() in named:
+            continue
         if path.is_dir():
             found = sorted(path.glob("*.jsonl"))
             found += sorted({file.parent for file in path.rglob(PATTERN) if file.is_file()})
             if not found:
                 raise ValueError(f"{path}: the folder holds no .jsonl file and no event file ({PATTERN}).")
-            runs += [(part, *_restarts(part)) for part in found if not _is_restart(part)]
+            runs += [(part, *_restarts(part)) for part in found if _run_of(part) not in found]
         elif path.exists():
             runs.append((path, *_restarts(path)))
         elif all(names := argument.split("+")):
@@ -139,29 +143,16 @@ def find_runs(arguments: Iterable[str]) -> list[tuple[Path, ...]]:
     return runs
 
 
-def without_restarts(files: Sequence[Path]) -> list[Path]:
-    """The files without those of restarts whose run is among them, since a run's file stands for its restarts."""
-    named = {file.resolve() for file in files}
-    return [
-        file
-        for file in files
-        if not ((match := RESTART.fullmatch(file.stem)) and file.with_name(f"{match['run']}.jsonl").resolve() in named)
-    ]
-
-
 def _restarts(file: Path) -> list[Path]:
     """The files of the restarts of the run that ``file`` begins, in the order of the restarts."""
-    numbers = {
-        part: int(match["number"])
-        for part in (file.parent.glob("*.jsonl") if file.suffix == ".jsonl" else ())
-        if (match := RESTART.fullmatch(part.stem)) and match["run"] == file.stem
-    }
-    return sorted(numbers, key=lambda part: numbers[part])
+    found = [part for part in file.parent.glob("*.jsonl") if _run_of(part) == file]
+    return sorted(found, key=lambda part: int(part.stem.rpartition("-")[2]))
 
 
-def _is_restart(file: Path) -> bool:
-    match = RESTART.fullmatch(file.stem)
-    return match is not None and file.with_name(f"{match['run']}.jsonl").exists()
+def _run_of(file: Path) -> Path | None:
+    """The file of the run that a restart's file continues; None for every other path."""
+    match = RESTART.fullmatch(file.stem) if file.suffix == ".jsonl" else None
+    return file.with_name(f"{match['run']}.jsonl") if match else None
 
 
 def home(part: Path) -> Path:

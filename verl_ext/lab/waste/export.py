@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from verl_ext.lab.report.events import event_files
-from verl_ext.lab.report.runs import Run, find_runs, home, read_run, without_restarts
+from verl_ext.lab.report.runs import Run, find_runs, home, read_run
 
 ENDINGS = (".csv", ".json", ".parquet")
 STEPS = ("_step", "Step", "step")
@@ -75,7 +75,7 @@ def _is_log(path: Path) -> bool:
 
 def _of_log(paths: Sequence[Path]) -> Run | None:
     """The run that the logs of verl's own loggers belong to, with its restarts in their order; None without a log."""
-    found = find_runs(map(str, without_restarts(paths)))
+    found = find_runs(map(str, paths))
     if len(found) > 1:
         named = ", ".join(str(parts[0]) for parts in found)
         raise ValueError(
