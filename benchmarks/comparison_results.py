@@ -60,7 +60,7 @@ class Setting(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What a run spent until it reached a target accuracy, or what it may spend if it did not reach the target."""
+    """The cost of a target accuracy in a run, or of the run's budget if the target is missed: see :func:`cost_of`."""
 
     amount: float
     reached: bool

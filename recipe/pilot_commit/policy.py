@@ -156,7 +156,7 @@ class PilotCommit(RolloutPolicy):
         self._outcomes, self._counts = Counter(), Counter()
         actions: list[Action] = [Discard(group, "stale") for group in self.buffer.expire(step, self.max_delay)]
         self._counts["expired"] = len(actions)
-        if not self.bind and not self._is_last_step:  # survivors that are left over would have no step
+        if not self.bind and not self._is_last_step:  # after it, no step would train surplus survivors
             actions += self._pilot_round(self.sampling_batch_size)
         return [*actions, *self._advance()]
 

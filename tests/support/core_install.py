@@ -66,16 +66,16 @@ class Engine:
     """Finishes every wave at once; every second rollout is correct."""
 
     def __init__(self):
-        self.wave = []
+        self.requests = []
 
     def submit(self, requests):
-        self.wave += requests
+        self.requests += requests
 
     def release(self, groups):
         pass
 
     def finish(self):
-        done, self.wave = self.wave, []
+        done, self.requests = self.requests, []
         return [(group.id, [Rollout(float(i % 2), bool(i % 2), 8, 0) for i in range(n)]) for group, n in done]
 
 

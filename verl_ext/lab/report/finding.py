@@ -25,7 +25,7 @@ def paired(reference: Sequence[float], method: Sequence[float], chosen_among: in
     Args:
         reference: (S,) costs above 0, one per seed; at least two.
         method: (S,) costs of the method with the same seeds.
-        chosen_among: number of methods of which this one was chosen by its ratio. The interval is widened by
+        chosen_among: number of compared methods, if this method was chosen for its ratio. The interval is widened by
             Bonferroni's correction: with 95 % certainty, the intervals of all these methods hold.
     """
     from scipy import stats  # takes a second, and a report of single runs needs none
