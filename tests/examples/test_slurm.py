@@ -48,15 +48,16 @@ def ray_processes(job: str) -> list[psutil.Process]:
 
 
 @needs_slurm
-def test_a_program_runs_on_all_nodes_and_ray_is_gone_after_it(slurm, tmp_path):
-    job = submit(slurm, tmp_path, sys.executable, str(PROGRAM), "ticks", "3")
+def test_a_program_runs_on_all_nodes_and_if_it_fails_the_job_fails_and_rays_logs_are_left(slurm, tmp_path):
+    job = submit(slurm, tmp_path, "bash", "-c", f"{sys.executable} {PROGRAM} ticks 3 && exit 5")
     slurm.wait(lambda: slurm.job(job)["JobState"] in ENDED, "end of the job", 300)
     log = output(tmp_path, job)
-    assert slurm.job(job)["JobState"] == "COMPLETED", log
+    assert (slurm.job(job)["JobState"], slurm.job(job)["ExitCode"]) == ("FAILED", "5:0"), log
     assert (tmp_path / "ticks").read_text().split() == ["0/2", "1/2", "2/2"]
-    assert "Ray on 2 of 2 nodes: node1 node2" in log
+    assert "Ray on 2 of 2 nodes: node1 node2" in log and "error: the run ended with status 5" in log
     assert not ray_processes(job) and not Path(f"/tmp/ray_{job}").exists()
-    assert not (tmp_path / f"slurm-{job}-ray").exists()  # Ray's logs are kept only after a failure
+    assert (tmp_path / f"slurm-{job}-ray/node1/gcs_server.out").is_file()
+    assert (tmp_path / f"slurm-{job}-ray/node2/raylet.out").is_file()
 
 
 @needs_slurm
@@ -71,16 +72,6 @@ def test_a_step_that_does_not_end_in_time_is_given_up_and_the_job_requeued(slurm
     log = output(tmp_path, job)
     assert "STOP_TIMEOUT=1 s" in log and "the step did not end within STOP_TIMEOUT; back into the queue" in log
     slurm.run("scancel", job)
-
-
-@needs_slurm
-def test_a_program_that_fails_fails_the_job_and_leaves_rays_logs(slurm, tmp_path):
-    job = submit(slurm, tmp_path, sys.executable, "-c", "raise SystemExit(5)")
-    slurm.wait(lambda: slurm.job(job)["JobState"] in ENDED, "end of the job", 300)
-    assert (slurm.job(job)["JobState"], slurm.job(job)["ExitCode"]) == ("FAILED", "5:0")
-    assert "error: the run ended with status 5" in output(tmp_path, job)
-    assert (tmp_path / f"slurm-{job}-ray/node1/gcs_server.out").is_file()
-    assert (tmp_path / f"slurm-{job}-ray/node2/raylet.out").is_file()
 
 
 def stand_in(folder: Path, name: str, script: str) -> str:
@@ -108,6 +99,8 @@ def test_where_tasks_are_bound_to_cores_ray_has_all_of_them_in_a_container_too(t
         job = bound.submit(*options, cwd=tmp_path, **environment, MOUNTS="/data:/data")
         bound.wait(lambda: bound.job(job)["JobState"] in ENDED, "end of the job", 300)
         assert bound.job(job)["JobState"] == "COMPLETED", output(tmp_path, job)
+        assert not ray_processes(job) and not Path(f"/tmp/ray_{job}").exists()
+        assert not (tmp_path / f"slurm-{job}-ray").exists()  # Ray's logs are kept only after a failure
     assert (tmp_path / "cores").read_text() == f"{cores} of {cores}"
     calls = (tmp_path / "apptainer.log").read_text()
     started = f"exec --nv --bind {tmp_path}:{tmp_path},"
