@@ -15,6 +15,7 @@ from verl_ext.weights import (
     advantage_factors,
     are_of_one_size,
     mini_batch_of_rows,
+    spread_padding,
 )
 
 LENGTH = 6
@@ -138,6 +139,23 @@ def test_padding_does_not_dilute_sequence_means():
 def test_rows_fall_into_mini_batches_as_verl_splits_them():
     assert mini_batch_of_rows(12, 2, 3).tolist() == [0, 0, 1, 1, 2, 2] * 2
     assert mini_batch_of_rows(4, 1, 1).tolist() == [0] * 4
+
+
+@settings(max_examples=150)
+@given(workers=st.integers(1, 5), updates=st.integers(1, 5), rows=st.integers(1, 4), data=st.data())
+def test_padding_is_spread_over_the_optimizer_steps(workers, updates, rows, data):
+    total = workers * updates * rows
+    padding = np.array(data.draw(st.lists(st.booleans(), min_size=total, max_size=total)))
+    order = spread_padding(padding, workers, updates)
+    reals = np.bincount(mini_batch_of_rows(total, workers, updates), weights=~padding[order], minlength=updates)
+    assert np.ptp(reals) <= 1 and reals.sum() == (~padding).sum()
+    assert sorted(order.tolist()) == list(range(total))
+    share = total // workers
+    for worker in range(workers):
+        of_worker = order[worker * share : (worker + 1) * share]
+        assert set(of_worker // share) == {worker}
+        real = of_worker[~padding[of_worker]]
+        assert (np.diff(real) > 0).all()
 
 
 def test_unknown_aggregation_is_refused():

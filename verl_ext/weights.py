@@ -78,3 +78,30 @@ def mini_batch_of_rows(rows: int, workers: int, updates: int) -> np.ndarray:
     share, and each worker trains the share in ``updates`` contiguous parts."""
     share = rows // workers
     return (np.arange(rows) % share) // (share // updates)
+
+
+def spread_padding(padding: Sequence[bool], workers: int, updates: int) -> np.ndarray:
+    """(rows,) an order in which every optimizer step has about as many real rows as every other.
+
+    Without it the last optimizer steps would train on padding alone: verl appends the padding to the batch, so it is
+    the end of every worker's share. Each worker keeps its rows, and the order of its real rows.
+
+    Args:
+        padding: (rows,) whether the row is padding; rows are a multiple of ``workers * updates``.
+        workers: data-parallel workers.
+        updates: optimizer steps.
+
+    Returns:
+        (rows,) int64 places in the given order. The numbers of real rows in two optimizer steps differ by at most 1.
+    """
+    shares = np.arange(len(padding)).reshape(workers, -1)
+    size = shares.shape[1] // updates
+    is_padding, reals, order = np.array(padding, dtype=bool), np.zeros(updates, dtype=np.int64), []
+    for share in shares:
+        real, pads = share[~is_padding[share]], share[is_padding[share]]
+        counts = np.full(updates, len(real) // updates)
+        counts[np.argsort(reals, kind="stable")[: len(real) % updates]] += 1
+        reals += counts
+        parts = np.split(real, counts.cumsum()[:-1]), np.split(pads, (size - counts).cumsum()[:-1])
+        order += [part for step in zip(*parts, strict=True) for part in step]
+    return np.concatenate(order)

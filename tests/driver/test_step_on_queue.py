@@ -159,6 +159,17 @@ def test_under_a_token_mean_prompts_count_equally_in_each_optimizer_step(make):
         assert (ours - wanted).norm() < 1e-5 * wanted.norm()
 
 
+def test_no_optimizer_step_is_left_to_the_rows_that_pad_a_batch(make):
+    """verl appends 14 rows to 18. At the end they would be all rows of the last three optimizer steps of eight."""
+    trainer = make("grpo", "actor_rollout_ref.actor.ppo_mini_batch_size=1")
+    trainer.actor_rollout_wg = actor = Actor(trainer.config, make_model())
+    batch, rows = write_batch(np.random.default_rng(0))
+    trainer._update_actor(trainer._compute_advantage(trainer._balance_batch(batch, {}), {}), {})
+    trained = [[key for key in keys if not key.startswith("pad")] for keys in actor.steps]
+    assert sorted(map(len, trained)) == [2, 2, 2, 2, 2, 2, 3, 3]
+    assert sorted(sum(trained, [])) == sorted(f"{p}-1_{n}_0" for p, group in rows.items() for n in range(len(group)))
+
+
 @pytest.mark.parametrize(
     ("overrides", "weight", "clip"),
     [

@@ -113,6 +113,7 @@ def _signatures() -> dict[Callable, tuple[str, ...]]:
         PPOTrainer._save_checkpoint: ("self",),
         PPOTrainer._load_checkpoint: ("self",),
         PPOTrainer._get_required_batch_multiple: ("self", "dp_size"),
+        PPOTrainer._balance_batch: ("self", "batch", "metrics", "logging_prefix", "keep_minibatch"),
         PPOTrainer._compute_advantage: ("self", "batch", "metrics"),
         PPOTrainer._update_actor: ("self", "batch", "metrics"),
         PPOTrainer._compute_metrics: ("self", "batch", "metrics", "timing_raw", "global_steps", "epoch"),

@@ -35,7 +35,7 @@ from verl_ext.driver.weight_sync import WeightTurns
 from verl_ext.errors import BadConfig, CannotFillBatch
 from verl_ext.policy import Group, Prompt, RolloutPolicy
 from verl_ext.record import RecordingController
-from verl_ext.weights import advantage_factors, are_of_one_size, mini_batch_of_rows
+from verl_ext.weights import advantage_factors, are_of_one_size, mini_batch_of_rows, spread_padding
 
 logger = logging.getLogger(__name__)
 
@@ -218,6 +218,14 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, WeightTurns):
     def _get_required_batch_multiple(self, dp_size: int) -> int:
         self._dp_size = dp_size  # verl asks before it computes advantages
         return dp_size * self.updates_per_step
+
+    def _balance_batch(self, batch: KVBatchMeta, metrics: dict, **options) -> KVBatchMeta:
+        """Spread the rows that pad the batch over the optimizer steps: whole steps could be padding otherwise."""
+        batch = super()._balance_batch(batch, metrics, **options)
+        padding = [tag.get("is_padding", False) for tag in batch.tags]
+        if any(padding):
+            batch.reorder(spread_padding(padding, self._dp_size, self.updates_per_step).tolist())
+        return batch
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         batch = super()._compute_advantage(batch, metrics)
