@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -71,6 +71,11 @@ def are_of_one_size(groups: Sequence[str | None]) -> bool:
     """Whether every factor is 1: there is no padding, and all groups have the same size of at least 2."""
     sizes = set(Counter(groups).values())
     return None not in groups and len(sizes) == 1 and sizes != {1}
+
+
+def of_one_rollout(rows: Iterable[tuple[str, int]]) -> set[str]:
+    """The groups with a single rollout; ``rows`` are group and rollout of each row. A rollout may have several rows."""
+    return {group for group, rollouts in Counter(group for group, _ in set(rows)).items() if rollouts == 1}
 
 
 def mini_batch_of_rows(rows: int, workers: int, updates: int) -> np.ndarray:

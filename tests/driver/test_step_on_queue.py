@@ -170,6 +170,25 @@ def test_no_optimizer_step_is_left_to_the_rows_that_pad_a_batch(make):
     assert sorted(sum(trained, [])) == sorted(f"{p}-1_{n}_0" for p, group in rows.items() for n in range(len(group)))
 
 
+def test_a_group_of_one_rollout_has_no_gradient_however_many_rows_the_rollout_has(make):
+    """An agent loop may return several outputs for a rollout. verl takes the reward of a lone rollout as advantage."""
+    trainer = make("grpo")
+    keys, fields, tags = [], [], []
+    for uid, session, output in [("a-1", 0, 0), ("a-1", 0, 1), ("b-2", 0, 0), ("b-2", 1, 0)]:
+        scores, numbers = torch.tensor([0.0, float(session == 0)]), torch.zeros(2)
+        keys.append(f"{uid}_{session}_{output}")
+        mask = torch.ones(2, dtype=torch.int64)
+        fields.append({"uid": uid, "rm_scores": scores, "response_mask": mask, "old_log_probs": numbers})
+        tags.append({"status": "success"})
+    assert store("train", keys, fields, tags)
+    trainer._dp_size = 1
+    trainer._compute_advantage(KVBatchMeta(partition_id="train", keys=keys, tags=tags), {})
+    data = tq.kv_batch_get(keys=keys, partition_id="train", select_fields=["advantages"])["advantages"]
+    lone, paired = data.unbind()[:2], data.unbind()[2:]
+    assert [row.tolist() for row in lone] == [[0.0, 0.0], [0.0, 0.0]]
+    assert all(row.abs().min() > 0.5 for row in paired)
+
+
 @pytest.mark.parametrize(
     ("overrides", "weight", "clip"),
     [
