@@ -29,6 +29,7 @@ from support.queue_rows import QueueWriter, clear, stored
 from support.tracker_files import text_of_tensorboard, wandb_history
 from tqdm import tqdm
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+from verl.utils.checkpoint.checkpoint_manager import BaseCheckpointManager
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from verl_ext.driver import modes
@@ -205,6 +206,22 @@ class Weights:
         assert os.path.getsize(f"{local_path}/model.pt") == SIZE
 
 
+class KeptWeights(Weights):
+    """With ``max_ckpt_to_keep=1`` verl removes the weights before as soon as the new are written."""
+
+    ensure_checkpoint_capacity = BaseCheckpointManager.ensure_checkpoint_capacity
+    register_checkpoint = BaseCheckpointManager.register_checkpoint
+    remove_previous_save_local_path = BaseCheckpointManager.remove_previous_save_local_path
+
+    def __init__(self):
+        self.previous_saved_paths = []
+
+    def save_checkpoint(self, folder, *arguments, max_ckpt_to_keep):
+        self.ensure_checkpoint_capacity(max_ckpt_to_keep)
+        super().save_checkpoint(folder)
+        self.register_checkpoint(folder, max_ckpt_to_keep)
+
+
 def die_in(limit, save):
     """The kernel kills a copy of this process as soon as one of its files would grow beyond ``limit`` bytes."""
     child = os.fork()
@@ -246,6 +263,32 @@ def test_a_run_killed_inside_a_checkpoints_write_resumes_from_the_checkpoint_bef
         assert (folder / TRACKER).read_text() == "4"
         resumed.controller.ledger.check(resumed.controller.live.values())
         assert {key.split("_")[0] for key in stored("train")} == set(resumed.controller.live)
+
+
+@pytest.mark.parametrize(
+    "keep",
+    [f"trainer.max_actor_ckpt_to_keep={kept}" for kept in (1, 2)] + ["+trainer.remove_previous_ckpt_in_save=true"],
+)
+def test_a_run_that_keeps_one_checkpoint_and_is_killed_after_the_weights_resumes(fit, keep, tmp_path, monkeypatch):
+    """verl writes the queue's part after the weights, and names the checkpoint the latest after that."""
+    monkeypatch.setattr(f"{__name__}.Weights", KeptWeights)
+    straight, _ = fit("sync", tmp_path / "straight", more=(keep,))
+    kept = sorted(folder.parent.name for folder in (tmp_path / "straight").glob("global_step_*/actor"))
+    assert kept == ["global_step_3", "global_step_4"][-1 if "2" not in keep else 0 :]
+    save = tq.save_checkpoint
+
+    def killed(path, **named):
+        if str(path).endswith(f"global_step_{KILLED_AT}/{QUEUE}"):
+            raise Killed
+        save(path, **named)
+
+    monkeypatch.setattr(tq, "save_checkpoint", killed)
+    folder = tmp_path / "killed"
+    before, _ = fit("sync", folder, more=(keep,))
+    assert before == {step: straight[step] for step in (1, 2, 3)} and (folder / TRACKER).read_text() == "2"
+    monkeypatch.setattr(tq, "save_checkpoint", save)
+    after, _ = fit("sync", folder, more=(keep,))
+    assert after == {step: straight[step] for step in (3, 4)}
 
 
 @pytest.mark.parametrize("mode", MODES)

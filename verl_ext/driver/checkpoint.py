@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+
+from omegaconf import DictConfig, open_dict
 
 from verl_ext.errors import RunError
 from verl_ext.files import write_text
@@ -118,6 +121,32 @@ def storage_units(folder: Path) -> int | None:
     """
     file = folder / QUEUE / "simple_storage" / "storage_unit_info.json"
     return len(json.loads(file.read_text())) if file.is_file() else None
+
+
+@contextlib.contextmanager
+def weights_of_one_kept(trainer: DictConfig, before: Path | None) -> Iterator[None]:
+    """Keep the weights of the checkpoint ``before`` until the block has written another.
+
+    With ``max_actor_ckpt_to_keep=1`` verl removes them once the new weights are written. A kill in the rest of the new
+    checkpoint would leave no checkpoint to resume from. Within the block verl keeps two, and the end of the block
+    removes the weights before.
+
+    Args:
+        trainer: verl's section of this name.
+        before: the folder of the last checkpoint that this process has written; None: there is none.
+    """
+    kept, deprecated = trainer.get("max_actor_ckpt_to_keep"), trainer.get("remove_previous_ckpt_in_save")
+    if kept != 1 and not deprecated:
+        yield
+        return
+    with open_dict(trainer):
+        trainer.max_actor_ckpt_to_keep, trainer.remove_previous_ckpt_in_save = 2, False
+        try:
+            yield
+        finally:
+            trainer.max_actor_ckpt_to_keep, trainer.remove_previous_ckpt_in_save = kept, deprecated
+    if before is not None:
+        shutil.rmtree(before / WEIGHTS, ignore_errors=True)
 
 
 def prune_queues(folder: Path) -> None:

@@ -23,7 +23,15 @@ from verl_ext.controller import RolloutController
 from verl_ext.driver.agent_loop import PREFIX, ROLLOUTS, SAMPLING, SESSION_OFFSET, WaveManager
 from verl_ext.driver.allocation_table import AllocationTables
 from verl_ext.driver.baseline import advantages_over_all
-from verl_ext.driver.checkpoint import BadCheckpoint, load_state, prune_queues, rewind_tracker, save_state, unwritten
+from verl_ext.driver.checkpoint import (
+    BadCheckpoint,
+    load_state,
+    prune_queues,
+    rewind_tracker,
+    save_state,
+    unwritten,
+    weights_of_one_kept,
+)
 from verl_ext.driver.cluster import check_queue_full
 from verl_ext.driver.liveness import check_workers, forget_workers, note_nodes, note_workers
 from verl_ext.driver.prompt_data import PromptDataset, PromptTexts, endless_rows, fetch, prompt_loader
@@ -50,6 +58,7 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, WeightTurns):
     drain: bool  # whether every rollout must have finished before the update
     budget_spent: int | None = None  # the rollout budget, once its last step is saved
     _budget_step: int | None = None  # the last step within the budget, once known
+    _written: Path | None = None  # the last checkpoint that this process has written
 
     def __init__(self, config):
         self.policy: RolloutPolicy = hydra.utils.instantiate(config.rollout_policy)
@@ -311,7 +320,9 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, WeightTurns):
         save_state(folder, self.controller.state_dict() | {"budget_spent": self.budget_spent})
         with set_aside(self._trained):
             try:
-                super()._save_checkpoint()
+                with weights_of_one_kept(self.config.trainer, None if self._written == folder else self._written):
+                    super()._save_checkpoint()
+                self._written = folder
                 prune_queues(folder)
             except (ray.exceptions.RayTaskError, OSError, RuntimeError) as error:  # in a worker, here, by torch
                 raise unwritten(folder, error) from error
