@@ -107,6 +107,40 @@ def test_a_budget_that_is_reached_in_the_last_planned_step_is_not_marked_as_spen
     assert load_state(tmp_path / f"checkpoints/global_step_{STEPS}")["budget_spent"] is None
 
 
+def test_a_resumed_run_penalizes_with_the_coefficient_that_verl_has_adapted(tmp_path, without_models):
+    """verl adapts the coefficient of ``use_kl_in_reward`` to the divergence of each step, and saves it nowhere."""
+    adaptive = "algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.type=adaptive", "algorithm.kl_ctrl.kl_coef=0.001"
+    made = trainer(tmp_path, *adaptive)
+    sample(made, 3, 10)
+    made.kl_ctrl_in_reward.update(current_kl=0.5, n_steps=1000)
+    adapted = made.kl_ctrl_in_reward.value
+    assert adapted != 0.001
+    made._save_checkpoint()
+    again = trainer(tmp_path, *adaptive)
+    again.global_steps = 3
+    again._load_checkpoint()
+    assert again.kl_ctrl_in_reward.value == adapted
+    fixed = trainer(tmp_path, "algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.kl_coef=0.002")
+    fixed.global_steps = 3
+    fixed._load_checkpoint()
+    assert fixed.kl_ctrl_in_reward.value == 0.002
+
+
+@pytest.mark.parametrize(("budget", "last"), [(1, 1), (47, 1), (48, STEPS), (1000, STEPS)])
+def test_the_first_step_is_the_last_if_its_count_is_nearest_to_the_budget(
+    budget, last, tmp_path, monkeypatch, without_models
+):
+    """GRPO's step has 8 prompts of 4 rollouts: 32 rollouts after step 1, and 64 after step 2."""
+    made = trainer(tmp_path, "actor_rollout_ref.rollout.n=4", f"rollout_driver.rollout_budget={budget}")
+    made.global_steps = 1
+    made.on_train_begin()
+    assert made.total_training_steps == made.policy.total_steps == last
+    if last == 1:
+        sample(made, 1, 32)
+        made._save_checkpoint()
+        assert resumed(tmp_path, 1, budget, monkeypatch).total_training_steps == 1
+
+
 def test_a_validation_alone_reads_no_state_of_the_policy(tmp_path, without_models):
     made = trainer(tmp_path, "trainer.val_only=true")
     made.global_steps = 3

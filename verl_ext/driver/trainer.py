@@ -297,9 +297,14 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, WeightTurns):
         """Make the next step the last if the count of rollouts is expected to be nearer to
         rollout_driver.rollout_budget after it than after one step more."""
         budget, ledger = self.config.rollout_driver.rollout_budget, self.controller.ledger
-        # Half-way between the two counts, if a step samples as many rollouts as the last step did.
-        expected = ledger.total["rollouts/sampled"] + 1.5 * ledger.step["rollouts/sampled"]
-        if budget is not None and 0 < done and expected > budget and done + 1 < self.total_training_steps:
+        cost = self.policy.step_cost()
+        # Half-way between the two counts, if a step samples as many rollouts as the last step did. Before the first
+        # step, the policy says what a step costs.
+        if done:
+            expected = ledger.total["rollouts/sampled"] + 1.5 * ledger.step["rollouts/sampled"]
+        else:
+            expected = 0.0 if cost is None else 1.5 * cost.usual
+        if budget is not None and expected > budget and done + 1 < self.total_training_steps:
             logger.info(
                 "step %d is the last: its count is expected to be nearest to rollout_driver.rollout_budget=%d",
                 done + 1,
@@ -317,7 +322,7 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, WeightTurns):
         if self.global_steps == self._budget_step:
             self.budget_spent = self.config.rollout_driver.rollout_budget
         rewind_tracker(folder, self._saved_step)
-        save_state(folder, self.controller.state_dict() | {"budget_spent": self.budget_spent})
+        save_state(folder, self.controller.state_dict() | {"budget_spent": self.budget_spent, **self._kl_state()})
         with set_aside(self._trained):
             try:
                 with weights_of_one_kept(self.config.trainer, None if self._written == folder else self._written):
@@ -326,6 +331,12 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, WeightTurns):
                 prune_queues(folder)
             except (ray.exceptions.RayTaskError, OSError, RuntimeError) as error:  # in a worker, here, by torch
                 raise unwritten(folder, error) from error
+
+    def _kl_state(self) -> dict[str, float]:
+        """The coefficient of ``use_kl_in_reward``, if verl adapts it: verl saves it nowhere."""
+        algorithm = self.config.algorithm
+        is_adapted = algorithm.use_kl_in_reward and algorithm.kl_ctrl.type == "adaptive"
+        return {"kl_coef": float(self.kl_ctrl_in_reward.value)} if is_adapted else {}
 
     def _load_checkpoint(self) -> None:
         mode, weights_alone = self.trainer_mode, self.config.trainer.val_only
@@ -339,6 +350,8 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, WeightTurns):
             state = load_state(self._checkpoint_folder(resuming=True))
             self.controller.load_state_dict(state)
             self.budget_spent = state.get("budget_spent")
+            if self._kl_state() and "kl_coef" in state:
+                self.kl_ctrl_in_reward.value = state["kl_coef"]
             self._loaded_step = self._saved_step = self.global_steps
 
     def _checkpoint_folder(self, resuming: bool = False) -> Path:
