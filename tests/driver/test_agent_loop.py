@@ -58,6 +58,14 @@ class GreetingLoop(SingleTurnAgentLoop):
         return await super().run(sampling_params, **kwargs)
 
 
+class SilentLoop(SingleTurnAgentLoop):
+    """A user's own loop that does not pass on the engine's versions, as if it had not asked the engine."""
+
+    async def run(self, sampling_params, **kwargs):
+        output = await super().run(sampling_params, **kwargs)
+        return output.model_copy(update={"extra_fields": {}})
+
+
 class TestTool(SqliteTool):
     """SQL, and two more commands: ``wait`` never answers, ``submit`` ends the trajectory."""
 
@@ -538,3 +546,21 @@ def test_each_rollout_has_a_loop_of_its_own_and_hydra_composes_a_loop_once(queue
     assert [loop.prompts for loop in GreetingLoop.made] == [["prompt 0"], ["prompt 0"], ["prompt 1"]]
     assert {loop.greeting for loop in GreetingLoop.made} == {"hello"} and composed.count(entry) == 1
     assert sorted(key for key in queue[1]) == [f"cbf2f5c0150fb418-{place}_0" for place in ("0_0", "0_1", "1_0")]
+
+
+def test_a_rollout_without_a_version_has_that_of_its_request(queue, model, tokenizer, monkeypatch):
+    """verl makes a step's metrics of the versions, and fails if one is missing."""
+    monkeypatch.setitem(sys.modules, "users_loops", SimpleNamespace(SilentLoop=SilentLoop, __path__=[]))
+    monkeypatch.setitem(_agent_loop_registry, "users", {"_target_": "users_loops.SilentLoop"})
+    lengths = ("data.max_prompt_length=64", "data.max_response_length=64")
+    config = compose("grpo", f"actor_rollout_ref.model.path={model}", *lengths)
+
+    async def main():
+        worker = WaveWorker(config, ScriptedEngine(tokenizer, ["a"]))
+        prompt = {"uid": UID, "agent_name": "users", "global_steps": 6, "index": 0, "__rollout_n__": 1}
+        prompt["raw_prompt"] = [{"role": "user", "content": "prompt"}]
+        await worker._run_prompt(prompt, {}, {"step": 6, "sample_index": 0, "rollout_n": 0, "validate": False})
+
+    asyncio.run(main())
+    tag = queue[0][f"{UID}_0_0"]
+    assert (tag["min_global_steps"], tag["max_global_steps"]) == (5, 5)

@@ -159,8 +159,11 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
         playback, transcript = PLAYBACK.get(), TRANSCRIPT.get()
         transcript.loop_has_ended = True
         for each in [] if validate else output if isinstance(output, list) else [output]:
+            version = int(kwargs["global_steps"]) - 1
             if playback is not None:
-                mask_prefix(each, playback, version=int(kwargs["global_steps"]) - 1)
+                mask_prefix(each, playback, version)
+            for name in ("min_global_steps", "max_global_steps"):  # verl fails at a step's metrics if one is missing
+                each.extra_fields.setdefault(name, version)
             cut_to(each, transcript.most)
             each.extra_fields |= _replay(playback)
             # A loop that ends within a prefix was ended by a limit, or by a tool.
