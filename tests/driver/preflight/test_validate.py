@@ -48,6 +48,12 @@ REFUSED = [
     ),
     (
         "grpo",
+        ["actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm"],
+        "actor_rollout_ref.actor.loss_scale_factor=None",
+        "verl would divide the loss of each micro-batch by its own longest response, use data.max_response_length=",
+    ),
+    (
+        "grpo",
         ["algorithm.rollout_correction.bypass_mode=true", "algorithm.rollout_correction.rollout_is=token"],
         "algorithm.rollout_correction.bypass_mode=True",
         "use false",

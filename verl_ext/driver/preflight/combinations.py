@@ -49,6 +49,10 @@ def check_loss(faults: Faults) -> None:
     aggregation = "seq-mean-token-mean"
     other = faults[f"{ACTOR}.policy_loss.loss_mode"] == "sapo" and faults[f"{ACTOR}.loss_agg_mode"] != aggregation
     faults.refuse_if(other, f"{ACTOR}.loss_agg_mode", f"verl's loss sapo knows no other than {aggregation}, use that")
+    key, longest = f"{ACTOR}.loss_scale_factor", faults["data.max_response_length"]
+    varies = faults[f"{ACTOR}.loss_agg_mode"] == "seq-mean-token-sum-norm" and faults[key] is None
+    valid = "verl would divide the loss of each micro-batch by its own longest response, use data.max_response_length="
+    faults.refuse_if(varies, key, f"{valid}{longest}")
 
 
 def check_saving(faults: Faults) -> None:
