@@ -86,6 +86,7 @@ def test_only_a_whole_checkpoint_is_recommended(tmp_path):
     (tmp_path / "global_step_best").mkdir()
     shutil.rmtree(whole_checkpoint(tmp_path, 4) / WEIGHTS)  # verl keeps trainer.max_actor_ckpt_to_keep of these
     (whole_checkpoint(tmp_path, 5) / WEIGHTS / "model_world_size_1_rank_0.pt").unlink()
+    (whole_checkpoint(tmp_path, 6) / f"{QUEUE}.tmp").mkdir()  # killed in the queue's part
     with pytest.raises(BadCheckpoint, match="does not exist.*no other whole checkpoint, so start anew in another"):
         load_state(tmp_path / "global_step_3")
 

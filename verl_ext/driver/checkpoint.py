@@ -17,8 +17,8 @@ from verl_ext.files import write_text
 FILE_NAME = "rollout_policy.json"
 TRACKER = "latest_checkpointed_iteration.txt"  # verl's: the step of the last complete checkpoint
 WEIGHTS = "actor"  # verl's trainer.max_actor_ckpt_to_keep removes this folder of older checkpoints
-QUEUE = "transfer_queue"  # verl's snapshot of TransferQueue
-LAST_OF_VERL = "data.pt"  # verl writes this file last, after the weights
+QUEUE = "transfer_queue"  # verl's snapshot of TransferQueue, which is <name>.tmp until it is whole
+LAST_OF_VERL = "data.pt"  # verl writes this file after the weights, and then the queue's snapshot
 STEP_FOLDER = "global_step_"
 VERSION = 1
 MAKE_ROOM = (
@@ -105,7 +105,8 @@ def newest_whole(run: Path, but: Path | None = None) -> Path | None:
     """The run's newest checkpoint with weights and an undamaged policy state, except ``but``; None if there is none."""
     for folder in sorted(_folders(run), key=_step, reverse=True):
         weights = folder / WEIGHTS
-        if folder != but and (folder / LAST_OF_VERL).is_file() and weights.is_dir() and any(weights.iterdir()):
+        is_cut = not (folder / LAST_OF_VERL).is_file() or (folder / f"{QUEUE}.tmp").exists()
+        if folder != but and not is_cut and weights.is_dir() and any(weights.iterdir()):
             try:
                 _read(folder / FILE_NAME)
             except BadCheckpoint:
