@@ -340,8 +340,8 @@ class RolloutPolicy:
     def settings_for(cls, train_batch_size: int, n: int, seed: int) -> dict[str, Any] | None:
         """Keys of ``rollout_policy`` for an average of ``n`` rollouts per prompt.
 
-        The lab uses these settings to compare methods at equal cost on logged rollouts. None: logged rollouts are not
-        enough to run the method.
+        ``verl-ext waste`` and ``verl-ext learn --n`` compare methods at equal cost with these settings. None: logged
+        rollouts are not enough to run the method.
         """
         return None
 
