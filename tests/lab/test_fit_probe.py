@@ -155,7 +155,7 @@ def test_the_loss_is_the_beta_binomial_likelihood():
     ("further", "named"),
     [
         (["--features", "{folder}/short.npy"], "it has 3 rows, and"),
-        (["--features", "{folder}/short.npy", "--model", "x"], "--features has features already"),
+        (["--features", "{folder}/short.npy", "--model", "x"], "leave it out, --features gives the features"),
         (["--data", "{folder}/rollouts/1.jsonl"], "1.jsonl cannot be read: it lacks the columns"),
         (["--model", "no/such_model"], "hf download no/such_model"),
         (["--out", "{folder}"], "it is a folder"),

@@ -52,7 +52,7 @@ def data_set(
         ability: verl's column of that name; math-verify must be able to read the answers of ``math`` and ``science``.
 
     Raises:
-        ValueError: the template is neither, or, while rows are read, a column holds something else than text or number.
+        ValueError: no such template; or, while rows are read, a column holds something other than text or number.
     """
     if template not in PROMPTS and "{question}" not in template:
         raise ValueError(f"--template {template!r} must hold {{question}}, or be one of {', '.join(PROMPTS)}.")

@@ -43,9 +43,9 @@ def fetch(dataset: Dataset, prompts: Iterable[Prompt]) -> list[dict[str, Any]]:
         item = dataset[prompt.row] if prompt.row < len(dataset) else None
         if item is None or _id_of(item) != prompt.id:
             raise BadCheckpoint(
-                f"row {prompt.row} of the training data is not the prompt that the checkpoint knows it as, because "
-                "data.train_files, or a key that chooses its rows, has changed; resume with the checkpoint's data, or "
-                "start anew with another trainer.default_local_dir"
+                f"row {prompt.row} of the training data is not the prompt of the checkpoint: data.train_files, "
+                "or a key that chooses its rows, has changed; resume with the checkpoint's data, or start anew with "
+                "another trainer.default_local_dir"
             )
         items.append(item)
     return items

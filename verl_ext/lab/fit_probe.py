@@ -182,7 +182,7 @@ def main(
     console = Console()
     try:
         if features is not None and model is not None:
-            raise ValueError(f"--model {model}: --features has features already.")
+            raise ValueError(f"--model {model}: leave it out, --features gives the features.")
         check_file(out).parent.mkdir(parents=True, exist_ok=True)
         prompts = list(sources.rows(data, ["data_source", prompt_key, "reward_model"]))
         ids = [prompt_id(row["data_source"], row[prompt_key], row["reward_model"]["ground_truth"]) for row in prompts]

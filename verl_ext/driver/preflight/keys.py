@@ -45,7 +45,7 @@ def only(value: object, valid: str) -> Kind:
 
 
 COUNT_OR_ALL = Kind(lambda value: value in (None, -1) or COUNT.accepts(value), f"{COUNT.valid}, or -1 for all")
-STEPS_OR_NEVER = integer_from(-1)._replace(valid="use steps, or -1 for never")
+STEPS_OR_NEVER = integer_from(-1)._replace(valid="use a number of steps, or -1 for never")
 SECONDS = POSITIVE._replace(valid="use a positive number of seconds")
 ON = Kind(bool, "use true")
 FILE_TO_WRITE = Kind(
@@ -173,9 +173,9 @@ def check_keys(faults: Faults) -> None:
     own = OmegaConf.create((resources.files("verl_ext.config") / "base.yaml").read_text()).rollout_driver
     section = faults.config.get("rollout_driver")
     held = section if isinstance(section, DictConfig) else {}
-    faults.refuse_if(not held, "rollout_driver", f"it holds {', '.join(own)}")
+    faults.refuse_if(not held, "rollout_driver", f"it must hold {', '.join(own)}")
     for name in held:
-        faults.refuse_if(name not in own, f"rollout_driver.{name}", f"there are {', '.join(own)}")
+        faults.refuse_if(name not in own, f"rollout_driver.{name}", f"there is no such key, use {', '.join(own)}")
     for key, kind in REQUIRED.items():
         if not faults.has_refused(key):
             faults.check(key, kind)

@@ -110,7 +110,7 @@ def _check_baseline(faults: Faults, policy: RolloutPolicy) -> None:
 def _check_batch_size(faults: Faults, policy: RolloutPolicy) -> None:
     size = faults["data.train_batch_size"]
     if (own := getattr(policy, "train_batch_size", size)) != size:
-        raise InvalidValue("train_batch_size", own, f"it is data.train_batch_size={size}, change that")
+        raise InvalidValue("train_batch_size", own, f"it follows data.train_batch_size={size}, change that key")
 
 
 def _check_rollouts(faults: Faults, policy: RolloutPolicy) -> None:

@@ -25,7 +25,7 @@ SAME = 1e-6
 def is_export(path: Path) -> bool:
     """Whether a file holds metrics, not rollouts: by its ending, or by the first line of a ``.jsonl`` file.
 
-    ``a.jsonl+b.jsonl`` does if both files do: the parts of a run that was resumed into a file of another name.
+    ``a.jsonl+b.jsonl`` (a run that was resumed into a file of another name) holds metrics if both files do.
     """
     if path.suffix in ENDINGS or event_files(path):
         return True
