@@ -64,7 +64,7 @@ def check_folder(out: Path) -> Path:
 
 
 def check_file(out: Path) -> Path:
-    """``out``, if a file can be made there; called as :func:`check_folder` is.
+    """``out``, if a file can be made there; called like :func:`check_folder`.
 
     Raises:
         ValueError: ``out`` is a folder, or its folder cannot be written to.

@@ -69,7 +69,7 @@ class Ledger:
         self.left.append((group, "trained"))
 
     def discarded(self, group: Group, reason: str) -> None:
-        """A group is given up."""
+        """A group is dropped without training on it."""
         usable = len(group.usable)
         self._count(f"rollouts/discarded_{reason}", usable)
         self._count(f"groups/discarded_{reason}", 1)

@@ -1,4 +1,4 @@
-"""Writes the files of one's own method: ``verl-ext new my_method``."""
+"""Writes the files of a user's own method: ``verl-ext new my_method``."""
 
 from __future__ import annotations
 

@@ -40,8 +40,8 @@ class OneWave(RolloutPolicy):
     Args:
         train_batch_size: prompts per training step (B).
         n: rollouts per prompt on average; the budget of a round is n times its prompts.
-        lower: rollouts of a prompt at least.
-        upper: rollouts of a prompt at most.
+        lower: fewest rollouts of a prompt.
+        upper: most rollouts of a prompt.
         estimator: a name, see :class:`~verl_ext.estimation.by_name.PromptEstimator`.
         estimator_options: further arguments of the estimator.
         allocator: a name, see :mod:`verl_ext.allocation.by_name`.

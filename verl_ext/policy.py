@@ -52,8 +52,8 @@ class Rollout:
             steps, so rollouts of step 1 have version 0.
         failed: the rollout brought no usable response; failed rollouts are counted and never trained on.
         truncated: a limit (response length, number of turns) ended the response before the policy did.
-        diverged: an environment answered a prefix step differently than at first, or the prefix did not fit. The
-            rollout has failed, or its prefix ended at this step (``rollout_driver.on_divergence``).
+        diverged: an environment answered a call of the prefix differently than recorded, or the prefix did not fit. The
+            rollout has failed, or its prefix ended with the new answer (``rollout_driver.on_divergence``).
         components: further numbers that the reward function reports, by name.
         cancelled: the policy cancelled the rollout before its response was complete. The rollout has failed, too;
             ``tokens`` counts what was generated until then.

@@ -50,7 +50,7 @@ class RowKey(NamedTuple):
 
     @classmethod
     def parse(cls, key: str) -> RowKey:
-        """Any other text is the group."""
+        """The key in this text; a text of another form is a group."""
         parts = key.rsplit("_", 2)
         if len(parts) == 3 and parts[1].isdecimal() and parts[2].isdecimal():
             return cls(parts[0], int(parts[1]), int(parts[2]))

@@ -27,8 +27,8 @@ class Knapsack(OneWave):
     Args:
         train_batch_size: prompts per training step (M).
         n: rollouts per prompt on average (N); N M is the step's budget.
-        N_low: rollouts of a prompt at least.
-        N_up: rollouts of a prompt at most.
+        N_low: fewest rollouts of a prompt.
+        N_up: most rollouts of a prompt.
         estimator: ``history``, or the name of any other estimator.
         estimator_options: further arguments of the estimator, for instance ``size``.
         allocator: ``knapsack``, or the name of any other allocator.

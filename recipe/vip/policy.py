@@ -22,8 +22,8 @@ class Vip(OneWave):
     Args:
         train_batch_size: prompts per training step (B).
         n: rollouts per prompt on average; C = n B is the step's budget, so an epoch of Q prompts costs n Q.
-        L: rollouts of a prompt at least.
-        U: rollouts of a prompt at most.
+        L: fewest rollouts of a prompt.
+        U: most rollouts of a prompt.
         estimator: ``gaussian_process``; ``ridge_regression`` or ``moving_average`` for the ablation; or any other.
         estimator_options: further arguments of the estimator.
         allocator: ``gradient_variance``; ``inverse_accuracy`` or ``inverse_variance`` for the ablation; or any other.

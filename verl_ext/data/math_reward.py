@@ -21,7 +21,7 @@ PLAIN = re.compile(r"[A-Za-z]{2,}[,:.]?")
 OPTIONS = tuple("ABCD")  # the truths of GPQA
 OPTION = re.compile(r"(?:\\[a-z]+\{ ?)?\(? ?([A-D]) ?\}? ?[).:]")  # the letter in "C) 5" and "\text{(C) 5}"
 LETTER = re.compile(r"(?<![A-Za-z])[A-D](?= ?\}? ?[).:])")  # of an option, anywhere
-BRACE = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\\\(?!boxed|fbox)|\\[{}]|[{}]")  # an escaped brace is none
+BRACE = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\\\(?!boxed|fbox)|\\[{}]|[{}]")  # escaped braces do not count
 # Between the boxes of one answer: commas, "and", "or", space, and the signs around a formula.
 JOINT = re.compile(r"(?:[\s,;$]|\\[()\[\] ,;]|\b(?:and|or)\b|\\text\{\s*(?:and|or)\s*\})*")
 SCIENTIFIC = re.compile(r"(?<![A-Za-z\d.])(-?\d+(?:\.\d+)?)[eE]([+-]?\d+)(?!\w|\.\d)")  # math-verify reads 2e3 as 2·e·3

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 def verl_defaults(model_engine: str) -> DictConfig:
-    """verl's own configuration for ``model_engine``, as verl lists it in a file; of ``dp`` if there is none."""
+    """verl's default configuration for ``model_engine``, from a file of verl; without such a file, that of ``dp``."""
     folder = resources.files("verl.trainer.config")
     names = (f"_generated_ppo_{prefix}trainer.yaml" for prefix in (f"{model_engine}_", ""))
     return OmegaConf.load(str(next(folder / name for name in names if (folder / name).is_file())))

@@ -192,7 +192,7 @@ def _answers_in_order(actor: object, name: str, calls: Sequence[bytes]) -> list[
 
 
 def _packed_error(name: str, error: Exception) -> bytes:
-    """An error that is being handled. Another stands for an error that cannot be packed, or not be read again."""
+    """The error that is being handled, packed; its text alone, if the error cannot be packed and read again."""
     text = traceback.format_exc()
     try:
         packed = _packed((None, RayTaskError(name, text, error)))

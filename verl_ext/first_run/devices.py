@@ -47,7 +47,7 @@ def rank(number: int, ranks: int, store: str, on_gpus: bool) -> tuple[str, int]:
 
 
 def look(ranks: int, on_gpus: bool) -> dict[str, Any]:
-    """What the module prints.
+    """The content of the JSON that the module prints.
 
     Raises:
         NoGPU: torch is built without CUDA, or a GPU is missing.

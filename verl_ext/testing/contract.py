@@ -1,4 +1,4 @@
-"""Checks of the promises that every policy makes (docs/protocol.md), for a pytest of one's own.
+"""Checks of the promises that every policy makes (docs/protocol.md), for your own tests.
 
 .. code-block:: python
 

@@ -104,8 +104,8 @@ def by_method(runs: Sequence[Run]) -> list[RunGroup]:
 def find_runs(arguments: Iterable[str]) -> list[tuple[Path, ...]]:
     """The parts of each run; a part is a file, or a folder of event files.
 
-    A folder stands for each run whose ``*.jsonl`` file is in it, and for each folder with event files: itself, or at
-    any depth below it. A file stands for its run: the files of the run's restarts, ``<name>-restart-<k>.jsonl``, join
+    A folder stands for the runs of its ``*.jsonl`` files, and for a run of each folder with event files: itself, or any
+    folder below it. A file stands for its run: the files of the run's restarts, ``<name>-restart-<k>.jsonl``, join
     it, whether they are named beside it or not. ``a+b`` stands for a run that was resumed into a file of any name.
 
     Raises:
