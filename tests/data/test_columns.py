@@ -167,6 +167,23 @@ def test_rows_that_cannot_be_used_are_refused_or_left_out_and_counted(tmp_path):
     assert sum(json.loads((tmp_path / "out" / "train.json").read_text())["left_out"].values()) == 4
 
 
+def test_a_row_of_jsonl_without_the_key_is_a_row_without_an_answer(tmp_path):
+    rows = [*ROWS[:3], {"question": "Who?"}]
+    path = jsonl(tmp_path / "sums.jsonl", rows)
+    result = run(path, *GSM8K, "--out", tmp_path / "out")
+    assert "some rows cannot be used: 1 x no answer (first in row 4 of sums.jsonl)" in flat(result)
+    assert run(path, *GSM8K, "--out", tmp_path / "out", "--leave-out").exit_code == 0
+    assert sum(len(part) for part in written(tmp_path / "out").values()) == 3
+
+
+def test_a_line_that_is_not_json_is_refused_by_its_number(tmp_path):
+    path = tmp_path / "sums.jsonl"
+    path.write_text("\n".join([*map(json.dumps, ROWS[:2]), "", '{"question": ', json.dumps(ROWS[2])]))
+    assert "sums.jsonl cannot be read: line 4 is not JSON (Expecting value)" in flat(
+        run(path, *GSM8K, "--out", tmp_path / "out")
+    )
+
+
 def test_a_question_of_the_test_split_leaves_the_training_split(gsm8k, tmp_path):
     parquet.write_table(Table.from_pylist(ROWS[14:]), gsm8k / "main" / "test-00000-of-00001.parquet")
     arguments = (gsm8k, *GSM8K, "--out", tmp_path / "out", "--subset", "main")

@@ -129,6 +129,8 @@ def by_split(name: str, subset: str | None = None, revision: str = "main") -> di
 def rows(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
     """These columns of a file's rows, in order; a parquet file is read in batches of 4,096 rows.
 
+    A column that an earlier row had is None where a row lacks it, as in a jsonl file whose rows leave out empty keys.
+
     Raises:
         ValueError: the file cannot be read, its content is not in the format of its suffix, or lacks a column.
     """
@@ -136,11 +138,13 @@ def rows(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
 
     checks.choice("format", path.suffix, FORMATS)
     read = {".parquet": _parquet, ".csv": _csv}.get(path.suffix, _json)
+    known: set[str] = set()
     try:
         for row in read(path, columns):
-            if missing := [name for name in columns if name not in row]:
+            known |= row.keys()
+            if missing := [name for name in columns if name not in known]:
                 raise ValueError(f"it lacks the columns {missing}; it has {sorted(row)}")
-            yield {name: row[name] for name in columns}
+            yield {name: row.get(name) for name in columns}
     except (OSError, TypeError, ValueError, csv.Error, pyarrow.ArrowException) as error:
         raise ValueError(f"{path} cannot be read: {str(error).strip().partition(chr(10))[0]}") from error
 
@@ -161,11 +165,18 @@ def _parquet(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
 
 def _json(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
     with open(path, encoding="utf-8") as file:
-        lines = (json.loads(line) for line in file if line.strip())
+        lines = (_json_line(line, number) for number, line in enumerate(file, 1) if line.strip())
         for number, entry in enumerate(lines if path.suffix == ".jsonl" else json.load(file), 1):
             if not isinstance(entry, dict):
                 raise ValueError(f"entry {number} is no object")
             yield entry
+
+
+def _json_line(line: str, number: int) -> Any:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:  # its own numbers are those within the line
+        raise ValueError(f"line {number} is not JSON ({error.msg})") from error
 
 
 def _csv(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
