@@ -6,15 +6,18 @@ The functions are OmegaConf's resolvers, called as in ``${add:1,2}``.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import re
 import tempfile
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+    from verl_ext.policy import RolloutPolicy
 
 REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 """A reference to another key of the configuration, such as ``${data.seed}``; group 1 is the key."""
@@ -44,6 +47,14 @@ def refusals(parameters: Container[str]) -> Iterator[None]:
             raise InvalidValue(f"rollout_policy.{cause.key}", cause.value, cause.valid) from error
         lines = [line for line in str(cause).split("\n") if not line.strip().startswith(("full_key:", "object_type="))]
         raise ValueError(" ".join(lines)) from error
+
+
+def unknown_parameters(policy: type[RolloutPolicy], section: Iterable[str]) -> tuple[list[str], str]:
+    """The keys of ``rollout_policy`` that the policy does not take, and the names of those that it takes."""
+    parameters = inspect.signature(policy).parameters
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    unknown = [name for name in section if not (takes_any or name in parameters or name.startswith("_"))]
+    return unknown, f"{policy.__name__} takes {', '.join(parameters)}"
 
 
 def register_resolvers() -> None:

@@ -72,11 +72,43 @@ def test_what_is_no_method_is_refused(text, message):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("grpo n=1", "rollout_policy.n=1"), ("grpo m=3", "unexpected keyword argument 'm'")]
+    ("text", "message"),
+    [
+        ("grpo n=1", "rollout_policy.n=1"),
+        ("grpo m=3", "unexpected keyword argument 'm'"),
+        ("hora Go=2", r"^rollout_policy.Go=2 is not valid: .*Hora takes .*G0"),
+    ],
 )
 def test_what_a_policy_refuses_is_refused_in_its_words(text, message):
     with pytest.raises(ValueError, match=message):
         Method.parse(text, 4).policy(seed=0)
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        (
+            "{n: 4}",
+            "_target_=None is not valid: it must name a subclass of verl_ext.policy.RolloutPolicy",
+        ),
+        (
+            "{_target_: nosuch.Policy}",
+            r"^rollout_policy._target_=nosuch.Policy is not valid: it cannot be imported \(.*",
+        ),
+        (
+            "{_target_: recipe.grpo.policy.Unform}",
+            "_target_=recipe.grpo.policy.Unform is not valid: it cannot be",
+        ),
+        ("{_target_: collections.OrderedDict}", "OrderedDict is not valid: it must name a subclass"),
+        ("3", "a .yaml file that has rollout_policy"),
+        ("{", r"mine.yaml cannot be read \(while parsing a flow node"),
+    ],
+)
+def test_a_file_without_a_policy_is_refused_in_one_sentence(section, message, tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"rollout_policy: {section}\n")
+    with pytest.raises(ValueError, match=message):
+        Method.parse(str(file), 8).policy(seed=0)
 
 
 def test_only_estimators_over_texts_need_stand_ins():

@@ -10,18 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+import yaml
 from omegaconf import DictConfig, OmegaConf
 
+from verl_ext.checks import InvalidValue
 from verl_ext.estimation.by_name import BY_TEXT
 from verl_ext.policy import Panel, RolloutPolicy
 from verl_ext.recipes import recipes
-from verl_ext.resolvers import REFERENCE, refusals, register_resolvers
+from verl_ext.resolvers import REFERENCE, refusals, register_resolvers, unknown_parameters
 
 # Keys of verl's configuration for a rollout_policy to refer to. A recipe's own file overrides them.
 BASE = {
     "data": {"train_batch_size": 128, "seed": 1, "max_response_length": 4096},
     "actor_rollout_ref": {"rollout": {"n": 8}},
 }
+
+TARGET = "rollout_policy._target_"
 
 
 @dataclass(frozen=True)
@@ -140,15 +144,38 @@ def _own_config(recipe: str) -> DictConfig | None:
     if recipe in recipes():
         return OmegaConf.load(recipes()[recipe])
     file = Path(recipe).expanduser()
-    found = OmegaConf.load(file) if file.suffix == ".yaml" and file.is_file() else None
-    return found if isinstance(found, DictConfig) and "rollout_policy" in found else None
+    if file.suffix != ".yaml" or not file.is_file():
+        return None
+    try:
+        found = OmegaConf.load(file)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"{file} cannot be read ({' '.join(str(error).split())}).") from error
+    return found if isinstance(found, DictConfig) and isinstance(found.get("rollout_policy"), DictConfig) else None
+
+
+def _class(target: object) -> type[RolloutPolicy]:
+    base = "it must name a subclass of verl_ext.policy.RolloutPolicy"
+    if not isinstance(target, str):
+        raise InvalidValue(TARGET, target, base)
+    try:
+        found = hydra.utils.get_class(target)
+    except (Exception, SystemExit) as error:  # importing a user's module can raise anything, and can end Python
+        raise InvalidValue(TARGET, target, f"it cannot be imported ({' '.join(str(error).split())})") from error
+    if not issubclass(found, RolloutPolicy):
+        raise InvalidValue(TARGET, target, base)
+    return found
 
 
 def instantiate(config: DictConfig | dict[str, Any]) -> RolloutPolicy:
     """Make the policy described by ``rollout_policy``.
 
     Raises:
+        InvalidValue: there is no such policy, or the policy does not take a key.
         ValueError: hydra cannot make the policy, or the policy refuses its settings; in one sentence.
     """
+    unknown, taken = unknown_parameters(_class(config.get("_target_")), config)
+    for name in unknown:
+        valid = f"it is an unexpected keyword argument '{name}', {taken}"
+        raise InvalidValue(f"rollout_policy.{name}", config.get(name), valid)
     with refusals(config):
         return hydra.utils.instantiate(config)

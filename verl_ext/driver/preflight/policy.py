@@ -16,7 +16,7 @@ from verl_ext.driver.checkpoint import WEIGHTS, BadCheckpoint, folder_to_resume,
 from verl_ext.driver.preflight.faults import Faults
 from verl_ext.driver.preflight.files import first_line
 from verl_ext.policy import BASELINE, PROMPT_WEIGHT, RolloutPolicy
-from verl_ext.resolvers import REFERENCE, refusals
+from verl_ext.resolvers import REFERENCE, refusals, unknown_parameters
 
 SECTION, TARGET = "rollout_policy", "rollout_policy._target_"
 REWARDS_ALONE = ("grpo", "grpo_vectorized", "rloo", "rloo_vectorized")  # estimators that read nothing but rewards
@@ -42,11 +42,10 @@ def policy_class(faults: Faults) -> type[RolloutPolicy] | None:
 def make_policy(faults: Faults, policy: type[RolloutPolicy]) -> RolloutPolicy | None:
     """The policy, made from the class and the parameters; None if a parameter is refused."""
     parameters = inspect.signature(policy).parameters
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     section = OmegaConf.to_container(faults.config[SECTION], resolve=True)
-    unknown = [name for name in section if not (takes_any or name in parameters or name.startswith("_"))]
+    unknown, taken = unknown_parameters(policy, section)
     for name in unknown:
-        faults.refuse(f"{SECTION}.{name}", section.pop(name), f"{policy.__name__} takes {', '.join(parameters)}")
+        faults.refuse(f"{SECTION}.{name}", section.pop(name), taken)
     try:
         with refusals(parameters):
             made = hydra.utils.instantiate(section)
