@@ -41,6 +41,10 @@ BAD = {
     "no prompt": (rows(prompt=None), "it lacks the columns ['prompt'] (it has: data_source, reward_model)"),
     "no data source": (rows(data_source=None), "it lacks the columns ['data_source'] (it has: prompt, reward_model)"),
     "no answer": (rows(reward_model=None), "it lacks the columns ['reward_model'] (it has: data_source, prompt)"),
+    "further information that is a text": (
+        rows(extra_info=['{"index": 1}'] * 40),
+        "its column extra_info holds string, and verl reads named values there",
+    ),
     "prompts that are texts": (
         rows(prompt=["1+1="] * 40),
         "row 0 has prompt='1+1=', and it must be a list of messages, each with role and content",

@@ -100,6 +100,7 @@ REFUSED = [
     ("grpo", ["rollout_driver.stall_timeout=-3"], "rollout_driver.stall_timeout=-3", "positive"),
     ("grpo", ["rollout_driver.rollout_budget=0"], "rollout_driver.rollout_budget=0", "at least 1"),
     ("grpo", ["trainer.resume_mode=always"], "trainer.resume_mode=always", "resume_path"),
+    ("grpo", ["actor_rollout_ref.actor.optim.warmup_style=linear"], "verl refuses the configuration: ", "warmup_style"),
     ("grpo", ["trainer.resume_mode=resume_path"], "trainer.resume_from_path=None", "global_step_N"),
     ("grpo", ["actor_rollout_ref.model.path=/no/such/model"], "model.path=/no/such/model", "existing folder"),
     ("grpo", ["data.train_files=/no/such.parquet"], "data.train_files=/no/such.parquet", "no such file"),

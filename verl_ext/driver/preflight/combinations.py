@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections.abc import Iterator
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from verl_ext.checks import COUNT
 from verl_ext.driver.preflight.faults import Faults
@@ -16,7 +17,35 @@ REFERENCE = "actor_rollout_ref.ref"
 QUEUE_SIZE = "transfer_queue.backend.SimpleStorage.total_storage_size"
 TENSOR_PARALLEL = f"{ROLLOUT}.tensor_model_parallel_size"
 SEQUENCE_PARALLEL = tuple(f"{ACTOR}.{name}ulysses_sequence_parallel_size" for name in ("", "fsdp_config."))
+STRATEGIES = {"dp": ("fsdp", "fsdp2")}  # of an engine; other engines have the strategy of their own name
+FORMER_NAMES = {  # of keys that are not in reward.<section> under the same name
+    "reward_model.num_workers": "reward.num_workers",
+    "reward_model.reward_manager": "reward.reward_manager.name",
+    "reward_model.reward_loop_source": "reward.reward_manager.source",
+    "reward_model.reward_loop_module_path": "reward.reward_manager.module.path",
+    "reward_model.reward_loop_class_name": "reward.reward_manager.module.name",
+    "reward_model.reward_kwargs": "reward.reward_kwargs",
+    "reward_model.model.path": "reward.reward_model.model_path",
+}
 CARRIERS = ("nccl", "nixl", "mooncake", "kimi_ckpt_engine", "delta_sharded")  # of weights between devices, in verl
+
+
+def check_engine(faults: Faults) -> None:
+    """The strategy is one of the engine's: ``model_engine`` composes the keys that the strategy reads."""
+    engine, key = faults["model_engine"], f"{ACTOR}.strategy"
+    strategies = STRATEGIES.get(engine, (engine,))
+    valid = f"with model_engine={engine} use {' or '.join(strategies)}; another engine is chosen by model_engine"
+    faults.refuse_if(faults[key] not in strategies, key, valid)
+
+
+def check_former_names(faults: Faults) -> None:
+    """verl's V1 trainers read a reward's keys under ``reward``, and ignore the former sections."""
+    for section in ("custom_reward_function", "reward_model", "sandbox_fusion"):
+        for name, value in _leaves(faults[section]):
+            key = f"{section}.{name}"
+            current = FORMER_NAMES.get(key, f"reward.{key}")
+            ignored = value is not None and faults[current] != value
+            faults.refuse_if(ignored, key, f"verl's V1 trainers ignore this key, use {current}")
 
 
 def check_batch(faults: Faults) -> None:
@@ -184,10 +213,12 @@ def check_megatron(faults: Faults) -> None:
 
 def check_resume(faults: Faults) -> None:
     """If a checkpoint is named, the folder must exist, and the folder's name must end with the step."""
-    if faults["trainer.resume_mode"] != "resume_path":
-        return
     key = "trainer.resume_from_path"
-    path = faults[key]
+    path, mode = faults[key], faults["trainer.resume_mode"]
+    if mode != "resume_path":
+        ignored = f"trainer.resume_mode={mode} ignores it, use null, or trainer.resume_mode=resume_path"
+        faults.refuse_if(mode == "auto" and path is not None, key, ignored)
+        return
     usable = isinstance(path, str) and re.search(r"global_step_\d+$", path) and os.path.isdir(path)
     faults.refuse_if(not usable, key, "trainer.resume_mode=resume_path needs an existing folder .../global_step_N")
 
@@ -208,6 +239,8 @@ def check_queue_size(faults: Faults) -> None:
 
 
 COMBINATIONS = (
+    check_engine,  # first, since other checks read the strategy's keys
+    check_former_names,
     check_batch,
     check_correction,
     check_loss,
@@ -223,6 +256,15 @@ COMBINATIONS = (
     check_megatron,
     check_resume,
 )
+
+
+def _leaves(node: object, path: str = "") -> Iterator[tuple[str, object]]:
+    for name, value in node.items() if isinstance(node, DictConfig) else ():
+        named = f"{path}{name}"
+        if isinstance(value, DictConfig) and f"reward_model.{named}" not in FORMER_NAMES:
+            yield from _leaves(value, f"{named}.")
+        else:
+            yield named, value
 
 
 def _is_cpu(faults: Faults) -> bool:

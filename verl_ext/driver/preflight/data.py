@@ -139,6 +139,10 @@ def _open(faults: Faults, key: str, name: str) -> pyarrow.dataset.Dataset | None
         found = ", ".join(file.schema.names)
         faults.refuse(key, name, f"it lacks the columns {sorted(missing)} (it has: {found})")
         return None
+    kind = file.schema.field("extra_info").type if "extra_info" in file.schema.names else pyarrow.null()
+    if not (pyarrow.types.is_struct(kind) or pyarrow.types.is_null(kind) or faults["data.custom_cls.path"]):
+        faults.refuse(key, name, f"its column extra_info holds {kind}, and verl reads named values there")
+        return None
     return file
 
 

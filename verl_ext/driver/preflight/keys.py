@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib import resources
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -22,6 +23,7 @@ from verl_ext.checks import (
     integer_from,
     one_of,
 )
+from verl_ext.driver.compat import verl_defaults
 from verl_ext.driver.preflight.faults import Faults
 from verl_ext.policy import MODES
 from verl_ext.weights import AGGREGATIONS
@@ -55,6 +57,11 @@ FILE_TO_WRITE = Kind(
 ROWS_VARY = ON._replace(valid="the number of rows varies from step to step, use true")
 KL_ESTIMATORS = one_of(
     *(f"{name}{end}" for name in ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3") for end in ("", "+"))
+)
+CONTENTS = ("model", "optimizer", "extra", "hf_model")  # of a checkpoint, in verl
+PARTS = Kind(
+    lambda value: isinstance(value, ListConfig) and all(part in CONTENTS for part in value),
+    f"list none, one or more of {', '.join(CONTENTS)}",
 )
 AHEAD = "the policy decides how much is generated ahead, leave verl's 1"
 
@@ -111,6 +118,7 @@ OPTIONAL: dict[str, Kind] = {
     "data.shuffle": BOOLEAN,
     "data.seed": INTEGER.or_null(),
     "data.prompt_key": TEXT,
+    "data.reward_fn_key": only("data_source", "verl's V1 trainers read the column data_source, leave that"),
     "data.filter_overlong_prompts": BOOLEAN,
     "data.truncation": one_of("error", "left", "right", "middle"),
     f"{ROLLOUT}.temperature": POSITIVE,  # the actor divides by the temperature
@@ -131,19 +139,24 @@ OPTIONAL: dict[str, Kind] = {
     f"{ACTOR}.optim.lr": NOT_NEGATIVE,
     f"{ACTOR}.optim.weight_decay": NOT_NEGATIVE,
     f"{ACTOR}.optim.lr_warmup_steps": INTEGER.or_null(),
+    f"{ACTOR}.optim.lr_scheduler_type": one_of("constant", "cosine"),
     f"{ACTOR}.clip_ratio": NOT_NEGATIVE,
     f"{ACTOR}.clip_ratio_low": NOT_NEGATIVE,
     f"{ACTOR}.clip_ratio_high": NOT_NEGATIVE,
+    f"{ACTOR}.clip_ratio_c": Kind(lambda value: NUMBER.accepts(value) and value > 1, "use a number above 1"),
     f"{ACTOR}.grad_clip": POSITIVE,
     f"{ACTOR}.entropy_coeff": NUMBER,
     f"{ACTOR}.kl_loss_coef": NOT_NEGATIVE,
     f"{ACTOR}.use_kl_loss": BOOLEAN,
     f"{ACTOR}.kl_loss_type": KL_ESTIMATORS,
     f"{ACTOR}.checkpoint.async_save": BOOLEAN,
+    f"{ACTOR}.checkpoint.save_contents": PARTS,
+    f"{ACTOR}.checkpoint.load_contents": PARTS,
     "actor_rollout_ref.ref.log_prob_use_dynamic_bsz": ROWS_VARY,
     "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu": COUNT,
     f"{ACTOR}.loss_scale_factor": POSITIVE.or_null(),
-    "actor_rollout_ref.model.lora_rank": integer_from(0),
+    f"{MODEL}.lora_rank": integer_from(0),
+    f"{MODEL}.lora_alpha": POSITIVE,  # LoRA's product is multiplied by lora_alpha / lora_rank
     "algorithm.gamma": RATE,
     "algorithm.lam": RATE,
     "algorithm.use_kl_in_reward": BOOLEAN,
@@ -154,6 +167,7 @@ OPTIONAL: dict[str, Kind] = {
     "algorithm.rollout_correction.rollout_is_threshold": POSITIVE.or_null(),
     "reward.num_workers": COUNT,
     "trainer.save_freq": STEPS_OR_NEVER,
+    "trainer.log_val_generations": integer_from(0),
     "trainer.val_only": BOOLEAN,
     "trainer.balance_batch": BOOLEAN,
     "trainer.max_actor_ckpt_to_keep": COUNT.or_null(),
@@ -182,6 +196,24 @@ def check_keys(faults: Faults) -> None:
     for key, kind in OPTIONAL.items():
         if key in faults:
             faults.check(key, kind)
+
+
+def check_switches(faults: Faults) -> None:
+    """A key that is true or false in verl holds no text, since every text counts as true."""
+    for key in _switches(str(faults["model_engine"])):
+        if not faults.has_refused(key):
+            faults.refuse_if(isinstance(faults[key], str), key, BOOLEAN.valid)
+
+
+@functools.cache
+def _switches(model_engine: str) -> list[str]:
+    def names(node: object, path: str = "") -> Iterator[str]:
+        if isinstance(node, bool):
+            yield path[:-1]
+        for name, value in node.items() if isinstance(node, dict) else ():
+            yield from names(value, f"{path}{name}.")
+
+    return list(names(OmegaConf.to_container(verl_defaults(model_engine), resolve=False)))
 
 
 def check_names(faults: Faults) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import traceback
+from pathlib import Path
 
 import hydra
 from omegaconf import DictConfig, OmegaConf
@@ -14,7 +16,7 @@ from verl_ext.driver.preflight.data import check_training_data, check_validation
 from verl_ext.driver.preflight.extensions import EXTENSIONS
 from verl_ext.driver.preflight.faults import Faults, RefusedKey
 from verl_ext.driver.preflight.files import check_files, check_metrics_file, check_model
-from verl_ext.driver.preflight.keys import check_keys, check_names
+from verl_ext.driver.preflight.keys import check_keys, check_names, check_switches
 from verl_ext.driver.preflight.policy import check_checkpoint, make_policy, policy_class
 from verl_ext.driver.preflight.tools import check_tool_rows, check_tools, start_sandboxes
 from verl_ext.errors import BadConfig
@@ -45,7 +47,16 @@ def validate(config: DictConfig) -> RolloutPolicy:
 
 
 def _check(faults: Faults) -> RolloutPolicy | None:
-    faults.run(check_keys, check_model, check_files, *COMBINATIONS, check_names, check_wandb, check_metrics_file)
+    faults.run(
+        check_keys,
+        check_switches,
+        check_model,
+        check_files,
+        *COMBINATIONS,
+        check_names,
+        check_wandb,
+        check_metrics_file,
+    )
     policy, made = policy_class(faults), None
     if policy is not None:
         with contextlib.suppress(RefusedKey):
@@ -72,4 +83,11 @@ def _check_by_verl(faults: Faults) -> None:
             config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config)
         )
     except (AssertionError, ValueError, hydra.errors.InstantiationException, OmegaConfBaseException) as error:
-        faults.add(" ".join(str(error.__cause__ or error).split()))
+        cause = error.__cause__ or error
+        faults.add(" ".join(str(cause).split()) or f"verl refuses the configuration: {_assertion(cause)}")
+
+
+def _assertion(error: BaseException) -> str:
+    """The line of verl that raised an error without words."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{place.line} ({Path(place.filename).name}, line {place.lineno})"
