@@ -4,7 +4,8 @@ import pytest
 
 from recipe.hora.policy import Hora
 from recipe.pilot_commit.policy import PilotCommit
-from verl_ext.lab.method import Method, recipes
+from verl_ext.lab.method import Method, recipe_panels, recipes
+from verl_ext.lab.waste.counterfactual import recipe_method
 
 
 def test_every_recipe_is_there_and_is_what_its_own_file_says():
@@ -116,3 +117,18 @@ def test_only_estimators_over_texts_need_stand_ins():
     assert not Method.parse("vip estimator=history", 4).reads_texts
     assert not Method.parse("vip rollout_policy.estimator_options.features=x.npy", 4).reads_texts
     assert not Method.parse("grpo", 4).reads_texts
+
+
+def test_a_recipe_that_is_not_finished_has_no_panels_and_hides_none(tmp_path, monkeypatch):
+    before = recipe_panels()
+    for name, config, policy in (("halfway", "_target_: recipe.halfway.policy.Halfway", "def"), ("unread", "{", "")):
+        folder = tmp_path / "recipe" / name
+        (folder / "config").mkdir(parents=True)
+        (folder / "config" / f"{name}.yaml").write_text(f"rollout_policy:\n  {config}\n")
+        (folder / "policy.py").write_text(policy)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert {"halfway", "unread"} <= recipes().keys()
+    assert before and recipe_panels() == before
+    for name, message in (("halfway", "it cannot be imported"), ("unread", "unread.yaml cannot be read")):
+        with pytest.raises(ValueError, match=message):
+            recipe_method(name, 4, 8, 0, texts=False)

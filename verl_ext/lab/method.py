@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -97,7 +98,7 @@ class Method:
     @property
     def policy_class(self) -> type[RolloutPolicy]:
         """Class of the policy; it has the method's panels, and its settings for a number of rollouts."""
-        return hydra.utils.get_class(self.config.rollout_policy._target_)
+        return _class(self.config.rollout_policy.get("_target_"))
 
     def with_settings(self, settings: Mapping[str, Any]) -> Method:
         """The same method with some keys of ``rollout_policy`` replaced."""
@@ -128,9 +129,12 @@ class Method:
 
 
 def recipe_panels() -> list[Panel]:
-    """Plots of all recipes' own metrics, in the order of the recipes' names."""
-    classes = (hydra.utils.get_class(OmegaConf.load(file).rollout_policy._target_) for file in recipes().values())
-    return [panel for policy in classes for panel in policy.panels]
+    """Plots of all recipes' own metrics, in the order of the recipes' names; of none that cannot be imported."""
+    panels: list[Panel] = []
+    for name in recipes():
+        with contextlib.suppress(ValueError):  # a recipe of the user's that is not finished
+            panels += Method.parse(name, 1).policy_class.panels
+    return panels
 
 
 def _leaves(tree: Mapping[str, Any]) -> Iterator[str]:
@@ -141,9 +145,7 @@ def _leaves(tree: Mapping[str, Any]) -> Iterator[str]:
 def _own_config(recipe: str) -> DictConfig | None:
     """The recipe's own file without its defaults list; None where there is no such file."""
     register_resolvers()
-    if recipe in recipes():
-        return OmegaConf.load(recipes()[recipe])
-    file = Path(recipe).expanduser()
+    file = recipes().get(recipe) or Path(recipe).expanduser()
     if file.suffix != ".yaml" or not file.is_file():
         return None
     try:

@@ -79,11 +79,11 @@ def analyse(
     left_out: dict[str, str] = {}
     done = progress("Spending the budget with each method", budget["rollouts"] * repeats * len(recipes()))
     for name in recipes():
-        found = [recipe_method(name, train_batch_size, n, seed, texts=embeddings) for seed in range(repeats)]
-        if None in found:
-            left_out[name] = "a log of rollouts is not enough to run it."
-            continue
         try:
+            found = [recipe_method(name, train_batch_size, n, seed, texts=embeddings) for seed in range(repeats)]
+            if None in found:
+                left_out[name] = "a log of rollouts is not enough to run it."
+                continue
             spendings[name] = [
                 spend(
                     method.policy(seed), log, recorded, train_batch_size=train_batch_size, budget=budget["rollouts"],
