@@ -161,13 +161,13 @@ def _events(path: Path) -> Iterator[tuple[int, dict]]:
     if not path.is_file():
         raise ValueError(f"{path}: there is no such file.")
     begun = False
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8", errors="replace") as file:  # another file is refused as no record, not by a byte
         for number, line in enumerate(file, 1):
             try:
                 event = json.loads(line)
             except ValueError:
                 continue
-            begun = begun or event.get("event") == "run"
+            begun = begun or (isinstance(event, dict) and event.get("event") == "run")
             if not begun:
                 raise ValueError(f"{path}: is not a record; its first line is not a run event.")
             yield number, event
