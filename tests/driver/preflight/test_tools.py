@@ -81,6 +81,14 @@ def test_a_near_name_is_suggested_for_a_class_and_for_a_module(config, tools):
     assert sentence.startswith("nosuch.Tool cannot be loaded (No module named")
 
 
+def test_a_class_that_verl_cannot_use_as_a_tool_is_refused(config, tools):
+    (sentence,) = refusals(config, tools(("collections.abc.Sized", {})))
+    assert sentence.startswith("collections.abc.Sized cannot be loaded (")
+    (sentence,) = refusals(config, tools(("collections.UserDict", {})))
+    assert sentence == "collections.UserDict cannot be loaded (it has no method execute)"
+    validate(changed(config, tools(("verl.tools.base_tool.BaseTool", {}))))
+
+
 def test_every_tool_is_checked(config, tools):
     found = refusals(config, tools((SHELL, deployment(type="dokcer")), (SUBMIT, deployment(type="docker", pids=0))))
     assert found[0].startswith(f"{SHELL} cannot be loaded (config.deployment.type=dokcer is not valid: did you mean do")

@@ -135,6 +135,10 @@ def _made(faults: Faults, number: int, tool: Any) -> Any:
         if name.startswith(OUR_TOOLS):
             with redirect_stdout(StringIO()):  # verl prints the schema of every tool that is made
                 return made(config=dict(config), tool_schema=None)
+        if config["type"] == "native":
+            inspect.signature(made).bind(config={}, tool_schema=None)  # as verl makes a tool
+            if not callable(getattr(made, "execute", None)):
+                raise TypeError("it has no method execute")
     return None
 
 
