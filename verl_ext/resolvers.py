@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from verl_ext.policy import RolloutPolicy
-
 REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 """A reference to another key of the configuration, such as ``${data.seed}``; group 1 is the key."""
 
@@ -49,7 +47,7 @@ def refusals(parameters: Container[str]) -> Iterator[None]:
         raise ValueError(" ".join(lines)) from error
 
 
-def unknown_parameters(policy: type[RolloutPolicy], section: Iterable[str]) -> tuple[list[str], str]:
+def unknown_parameters(policy: type, section: Iterable[str]) -> tuple[list[str], str]:
     """The keys of ``rollout_policy`` that the policy does not take, and the names of those that it takes."""
     parameters = inspect.signature(policy).parameters
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
