@@ -5,6 +5,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 OUT=${1:-requirements}
 UV=${UV:-uv}
+export UV_PYTHON_DOWNLOADS=never  # any Python will do: it only builds the metadata of source distributions
 
 lock() {  # lock <set> <file.in>...
   local set=$1 inputs=("${@:2}") differ shared

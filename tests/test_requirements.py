@@ -31,13 +31,15 @@ def differing(of: str) -> set[str]:
 def resolve(folder: Path, **environment: str) -> subprocess.CompletedProcess:
     for name in SETS:
         shutil.copy(REQUIREMENTS / f"{name}.txt", folder)  # locked versions stay if they fit
-    environment = os.environ | {"UV": str(Path(sys.executable).parent / "uv")} | environment
+    # This Python builds the metadata of source distributions: uv searches for no Python 3.12, and downloads none.
+    here = {"UV": str(Path(sys.executable).parent / "uv"), "UV_PYTHON": sys.executable}
+    environment = os.environ | here | environment
     command = ["bash", str(REQUIREMENTS / "lock.sh"), str(folder)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
 
 
 def test_the_locked_sets_are_solutions(tmp_path):
-    """uv resolves every set against the index. Metadata in uv's cache saves the look-ups: 5 s instead of 100."""
+    """uv resolves every set against the index. Metadata in uv's cache saves the look-ups: 3 s instead of 20."""
     result = resolve(tmp_path, UV_OFFLINE="1")
     if result.returncode:
         result = resolve(tmp_path)
