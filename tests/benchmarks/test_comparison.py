@@ -140,8 +140,8 @@ def test_real_runs_are_kept_chosen_compared_and_not_repeated(tmp_path, monkeypat
     monkeypatch.setitem(comparison.FRESH, "n32", FRESH)
     source = WorldSource("few_prompts")
     experiment = Experiment("few_prompts", "n32", source, tmp_path / "scratch", 1)
-    experiment.length, lrs = Length(2048, 512), [1e-9, 1e-3]
-    monkeypatch.setitem(comparison.BUDGETS, "n32", 2048)
+    experiment.length, lrs = Length(1024, 512), [1e-9, 1e-3]
+    monkeypatch.setitem(comparison.BUDGETS, "n32", 1024)
     chosen = {method: experiment.tune(method, lrs) for method in ("grpo", "hora")}
     assert {setting.lr for setting in chosen.values()} == {1e-3}
     for method, setting in chosen.items():
@@ -152,13 +152,13 @@ def test_real_runs_are_kept_chosen_compared_and_not_repeated(tmp_path, monkeypat
     again.run("grpo", [chosen["grpo"]], FRESH)
     assert again.kept.file.read_text().splitlines() == lines and not (tmp_path / "other").exists()
     run = json.loads(lines[0])
-    assert run["rollouts"] == [0, 512, 1024, 1536, 2048] and run["steps"] == [0, 2, 4, 6, 8] == run["waves"]
-    assert run["tokens"][-1] > 2048 and all(len(run[unit]) == 5 for unit in ("tokens", "accuracy"))
+    assert run["rollouts"] == [0, 512, 1024] and run["steps"] == [0, 2, 4] == run["waves"]
+    assert run["tokens"][-1] > 1024 and all(len(run[unit]) == 3 for unit in ("tokens", "accuracy"))
 
     found = write_page(tmp_path / "page.md", {("few_prompts", "n32"): again.kept})
     (reference, hora) = found["few_prompts", "n32"]
     assert [ratio.mean for ratio in reference.rollouts] == [1.0] * len(SHARES)
-    assert list(results(again.kept, TUNING, FRESH, 2048)) == [reference, hora]
+    assert list(results(again.kept, TUNING, FRESH, 1024)) == [reference, hora]
     page = (tmp_path / "page.md").read_text()
     assert f"| {hora.rollouts[1].mean:.2f} [{hora.rollouts[1].low:.2f}, {hora.rollouts[1].high:.2f}] |" in page
     assert (tmp_path / "page_worlds.png").stat().st_size > 5000 and "14 runs, tuning included; 3 fresh seeds." in page

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import multiprocessing
 import re
-import subprocess
-import sys
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
 
 import pytest
 
@@ -13,20 +15,21 @@ from verl_ext.driver.modes import PolicyTrainerColocateAsync, PolicyTrainerSepar
 from verl_ext.driver.weight_sync import WeightTurns, turn
 from verl_ext.errors import RunError
 
-HOLD = """
-import sys, time
-from pathlib import Path
-from verl_ext.driver.weight_sync import turn
-with turn(Path(sys.argv[1])):
-    print("mine", flush=True)
-    time.sleep(600)
-"""
+
+def hold(folder: Path, told: Connection) -> None:
+    with turn(folder):
+        told.send("mine")
+        time.sleep(600)
 
 
 def test_a_turn_is_waited_for_and_ends_with_its_run(tmp_path):
-    other = subprocess.Popen([sys.executable, "-c", HOLD, tmp_path], stdout=subprocess.PIPE, text=True)
+    """The other run is a fork of this process, which has imported verl."""
+    forks = multiprocessing.get_context("fork")
+    heard, told = forks.Pipe(duplex=False)
+    other = forks.Process(target=hold, args=(tmp_path, told))
+    other.start()
     try:
-        assert other.stdout.readline() == "mine\n"
+        assert heard.poll(60) and heard.recv() == "mine"
         with (
             pytest.raises(RunError, match=r"for 0 s \(lock file .*\.lock\)"),
             turn(tmp_path, 0.1),
@@ -37,7 +40,7 @@ def test_a_turn_is_waited_for_and_ends_with_its_run(tmp_path):
             pass
     finally:
         other.kill()
-        other.wait()
+        other.join()
 
 
 def test_a_turn_ends_with_an_error(tmp_path):

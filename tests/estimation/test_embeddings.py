@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -139,21 +136,9 @@ def test_a_missing_model_is_refused_with_a_remedy(model, remedy, monkeypatch):
         embeddings.find_model(model)
 
 
-def test_mpnet_is_found_in_the_hubs_cache_by_name(hub, tmp_path):
-    """In a process of its own, which reads the place of the cache from the environment; no download is tried."""
-    code = (
-        "from verl_ext.estimation.embeddings import embed\n"
-        f"texts = ['what is two', 'prove that', 'what is two']\n"
-        f"vectors = embed(texts, cache={str(tmp_path)!r}, model='sentence-transformers/all-mpnet-base-v2')\n"
-        "assert vectors.shape == (3, 16) and abs((vectors ** 2).sum(1) - 1).max() < 1e-5\n"
-        "assert (vectors[0] == vectors[2]).all() and abs(vectors[0] - vectors[1]).max() > 0.01\n"
-    )
-    environment = {**os.environ, "HF_HUB_CACHE": str(hub), "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=300)
-
-
-def test_a_model_of_the_hub_that_is_not_here_is_named_with_the_command_that_fetches_it(monkeypatch):
-    name = "sentence-transformers/no-such-model"
+@pytest.fixture
+def downloads(monkeypatch):
+    """What would be asked of the network, which is not there."""
     calls = []
 
     def no_network(*arguments):
@@ -163,8 +148,23 @@ def test_a_model_of_the_hub_that_is_not_here_is_named_with_the_command_that_fetc
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(socket, "getaddrinfo", no_network)
     monkeypatch.setattr(socket.socket, "connect", no_network)
+    return calls
+
+
+def test_mpnet_is_found_in_the_hubs_cache_by_name(hub, tmp_path, monkeypatch, downloads):
+    """The hub's package reads the place of its cache from HF_HUB_CACHE when it is imported."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(hub))
+    texts = ["what is two", "prove that", "what is two"]
+    vectors = embeddings.embed(texts, cache=tmp_path, model="sentence-transformers/all-mpnet-base-v2")
+    assert vectors.shape == (3, 16) and abs((vectors**2).sum(1) - 1).max() < 1e-5
+    assert (vectors[0] == vectors[2]).all() and abs(vectors[0] - vectors[1]).max() > 0.01
+    assert downloads == []
+
+
+def test_a_model_of_the_hub_that_is_not_here_is_named_with_the_command_that_fetches_it(downloads):
+    name = "sentence-transformers/no-such-model"
     with pytest.raises(
         ValueError, match=f"model={name} is neither a folder nor in the hub's cache: hf download {name}"
     ):
         embeddings.find_model(name)
-    assert calls == []  # nothing is downloaded
+    assert downloads == []  # nothing is downloaded

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
 
@@ -79,11 +80,15 @@ def test_the_command_passes_its_options_on(folder, tmp_path):
         np.testing.assert_allclose(np.load(out), expected, atol=1e-5)
 
 
-def test_the_command_writes_one_row_per_prompt(folder, tmp_path):
+def test_the_command_writes_one_row_per_prompt(folder, tmp_path, monkeypatch):
+    """``python -m``, in this process, which has imported torch."""
     pd.DataFrame({"prompt": PROMPTS}).to_parquet(tmp_path / "train.parquet")
-    command = [sys.executable, "-m", "verl_ext.estimation.hidden_states", "--model", folder]
-    command += ["--data", tmp_path / "train.parquet", "--out", tmp_path / "features.npy"]
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    arguments = ["--model", folder, "--data", tmp_path / "train.parquet", "--out", tmp_path / "features.npy"]
+    monkeypatch.setattr(sys, "argv", ["python -m", *map(str, arguments)])
+    monkeypatch.delitem(sys.modules, main.__module__)  # imported anew
+    with pytest.raises(SystemExit) as end:
+        runpy.run_module(main.__module__, run_name="__main__", alter_sys=True)
+    assert end.value.code in (None, 0)
     written = np.load(tmp_path / "features.npy")
     np.testing.assert_allclose(written, hidden_states(PROMPTS, model=folder, progress=False), atol=1e-6)
 

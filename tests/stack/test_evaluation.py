@@ -66,8 +66,7 @@ def surprise(folder, lines):
 def checkpoint(task, tmp_path_factory) -> Path:
     """The warm-started model, saved by verl as step 3."""
     run = tmp_path_factory.mktemp("run")
-    ranks = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "1", SAVE_CHECKPOINT]
-    subprocess.run([*ranks, task.folder / "model", run, "3"], check=True, timeout=300)
+    subprocess.run([sys.executable, SAVE_CHECKPOINT, task.folder / "model", run, "3", "1"], check=True, timeout=300)
     return run / "global_step_3"
 
 

@@ -1,6 +1,7 @@
-"""Under torchrun: shard a model in Hugging Face format with FSDP2, and let verl save a training checkpoint.
+"""Shards a model in Hugging Face format with FSDP2 over several ranks, and lets verl save a training checkpoint.
 
-The first argument is the model, the second the run's folder, the third the step.
+The first argument is the model, the second the run's folder, the third the step, the fourth the number of ranks. The
+ranks are forks of one process that has imported verl.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
 
 
-def main(source: str, run: Path, step: int) -> None:
-    torch.distributed.init_process_group("gloo")
-    ranks = torch.distributed.get_world_size()
+def main(rank: int, source: str, run: Path, step: int, ranks: int) -> None:
+    store = torch.distributed.FileStore(str(run / "ranks"), ranks)
+    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
     mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("fsdp",))
     model = AutoModelForCausalLM.from_pretrained(source)
     for layer in model.model.layers:
@@ -30,4 +31,6 @@ def main(source: str, run: Path, step: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
+    source, run, step, ranks = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+    torch.multiprocessing.start_processes(main, (source, run, step, ranks), ranks, start_method="fork")
+    (run / "ranks").unlink()

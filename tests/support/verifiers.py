@@ -25,7 +25,7 @@ def misbehave(kind: str, argument: Any = None) -> Any:
     if kind == "sleep":
         time.sleep(600)
     elif kind == "allocate":
-        return len(bytearray(argument or 8 << 30)) > 0
+        return len(bytes(argument or 8 << 30)) > 0  # unlike those of a bytearray, its pages are not touched
     elif kind == "write":
         Path(argument).touch()
     elif kind == "is marked":

@@ -173,7 +173,7 @@ def test_malformed_lines_are_shown_and_not_fatal(tmp_path):
     path = write_lines(
         tmp_path / "[bold]<b>.jsonl", [line(score=1.0), line(score=0.0), '{"inp', line(score=float("nan"))]
     )
-    result = invoke(main, path, "--out", tmp_path / "out")
+    result = invoke(main, path, "--out", tmp_path / "out", "--repeats", 1)
     assert result.exit_code == 0, result.output
     assert "score is not finite" in result.output and "[bold]<b>.jsonl:4" in flat(result).replace(" ", "")
     page = (tmp_path / "out" / "waste.html").read_text()
@@ -183,7 +183,7 @@ def test_malformed_lines_are_shown_and_not_fatal(tmp_path):
 def test_a_method_that_refuses_the_log_is_named(tmp_path):
     """Two rollouts per prompt are too few for VIP's L and for a commit."""
     rows = [line(str(prompt), prompt % 2, step) for step in (1, 2) for prompt in range(4) for _ in range(2)]
-    result = invoke(main, write_lines(tmp_path / "1.jsonl", rows), "--out", tmp_path / "out")
+    result = invoke(main, write_lines(tmp_path / "1.jsonl", rows), "--out", tmp_path / "out", "--repeats", 1)
     assert result.exit_code == 0, result.output
     assert "vip was left out: rollout_policy.L=3 is not valid" in flat(result)
 
