@@ -17,6 +17,13 @@ needs_a_container = pytest.mark.container
 
 
 @pytest.fixture
+def often(monkeypatch) -> None:
+    """The disks are looked at every 0.1 s, by a thread that does not sleep through the period of earlier tests."""
+    monkeypatch.setattr(containers, "WATCH_PERIOD", 0.1)
+    monkeypatch.setattr(containers, "_WATCH", containers._Watch())
+
+
+@pytest.fixture
 def docker(tmp_path, monkeypatch) -> Docker:
     stand_in = Docker(tmp_path)
     monkeypatch.setenv("PATH", stand_in.path)
@@ -217,9 +224,7 @@ def test_the_lifetime_is_counted_from_before_the_container_starts(docker):
     on(place, work)
 
 
-def test_a_container_that_has_written_too_much_is_ended(docker, monkeypatch):
-    monkeypatch.setattr(containers, "WATCH_PERIOD", 0.1)
-
+def test_a_container_that_has_written_too_much_is_ended(docker, often):
     async def work(place):
         docker.does("size", "1048576")
         wait_for(lambda: docker.calls("inspect", "--type", "container", "--size")[2:])
@@ -233,8 +238,7 @@ def test_a_container_that_has_written_too_much_is_ended(docker, monkeypatch):
     wait_for(lambda: containers._WATCH._thread is None)
 
 
-def test_each_container_is_asked_for_its_size_if_all_together_take_too_long(docker, monkeypatch, caplog):
-    monkeypatch.setattr(containers, "WATCH_PERIOD", 0.1)
+def test_each_container_is_asked_for_its_size_if_all_together_take_too_long(docker, often, monkeypatch, caplog):
     large, slow = made(disk=1 << 20), made(disk=1 << 30)
 
     async def main():

@@ -31,6 +31,7 @@ TRIM = f"trim({ZEROS}, replace(hex(zeroblob(165)), '0', '1') || '0')"
 SLOW = f"{NUMBERS} SELECT sum(length({TRIM})) FROM n"
 CHAIN = ", ".join(f"c{i} AS (SELECT p.x FROM c{i - 1} p, c{i - 1} q)" for i in range(1, 25))
 ONE_SECOND = LIMITS | {"max_cpu_seconds": 1}
+SOON = {"max_cpu_seconds": 0.25}  # for statements that end at this limit; others of these tests need some 0.001 s
 
 
 def make(script=SCRIPT, **limits):
@@ -156,7 +157,7 @@ def test_a_slow_statement_is_stopped_and_changes_nothing(statement):
     """Not even the temporary table and the open transaction of earlier statements."""
     before = "CREATE TEMP TABLE t AS SELECT 7 AS x", "BEGIN", "UPDATE r SET a=6"
     *_, error, values, back, old = execute(
-        make(), *before, statement, "SELECT a, (SELECT x FROM t) FROM r", "ROLLBACK", "SELECT a FROM r"
+        make(**SOON), *before, statement, "SELECT a, (SELECT x FROM t) FROM r", "ROLLBACK", "SELECT a FROM r"
     )
     assert error == STOPPED
     assert (values, back, old) == ("6|7", "ok", "5")
@@ -166,7 +167,7 @@ def test_a_slow_statement_is_stopped_and_changes_nothing(statement):
 def test_a_slow_function_may_hide_in_a_table(by_script):
     """SQLite asks nothing about the functions of a generated column when a later statement computes the column."""
     table = f"CREATE TABLE s(x, y AS ({TRIM}))"
-    database = make(f"{SCRIPT} {table}") if by_script else make()
+    database = make(f"{SCRIPT} {table}", **SOON) if by_script else make(**SOON)
     if not by_script:
         execute(database, table)
     fill = f"INSERT INTO s SELECT x FROM ({NUMBERS} SELECT x FROM n LIMIT 9000)"
@@ -174,12 +175,12 @@ def test_a_slow_function_may_hide_in_a_table(by_script):
 
 
 def test_a_stopped_statement_is_stopped_again():
-    database = make()
+    database = make(**SOON)
     assert execute(database, SLOW, SLOW, "UPDATE r SET a=a+1 RETURNING a") == [STOPPED, STOPPED, "6"]
 
 
 def test_a_long_observation_of_an_end_is_cut():
-    assert execute(make(max_characters=24), SLOW) == ["error: the statement too..."]
+    assert execute(make(max_characters=24, **SOON), SLOW) == ["error: the statement too..."]
 
 
 def test_the_event_loop_goes_on():
@@ -299,7 +300,7 @@ import asyncio
 from verl_ext.sandbox.databases import LIMITS, Database
 
 async def main():
-    database = Database({SCRIPT!r}, LIMITS | {{"max_cpu_seconds": 4}})
+    database = Database({SCRIPT!r}, LIMITS | {{"max_cpu_seconds": 2}})
     await database.execute("SELECT 1")
     print("ready", flush=True)
     await database.execute({SLOW!r})
@@ -327,6 +328,7 @@ def test_databases_outlive_their_server_and_new_ones_get_another():
 
 def test_without_a_server_the_rollout_fails(monkeypatch):
     monkeypatch.setattr(databases, "_SERVERS", [])
+    monkeypatch.setattr(databases, "START_PAUSE", 0.05)
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(DatabaseFailure, match="no process for a database could be started in 3 attempts"):
         execute(make(), "SELECT 1")

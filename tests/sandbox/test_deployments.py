@@ -197,18 +197,24 @@ def test_swe_rex_starts_a_machine_and_never_reads_an_answer_of_it(modal, tmp_pat
     assert modal.started["timeout"] == 99 and modal.ended
 
 
-def test_a_machine_that_comes_up_runs_programs_and_is_ended(modal, tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def port(tmp_path_factory):
+    """Where a server of swe-rex answers."""
+    with swerex_remote(TOKEN, tmp_path_factory.mktemp("server")) as port:
+        yield port
+
+
+def test_a_machine_that_comes_up_runs_programs_and_is_ended(modal, port, monkeypatch):
     monkeypatch.setattr("swerex.deployment.modal.ModalDeployment._get_token", lambda self: TOKEN)
     settings = {"type": "modal", "image": "own/image:1", "deployment_timeout": 7.0, "startup_timeout": 60.0}
     place = deployment_maker(deployment_config(settings), None, 99.0)()
 
     async def main():
-        with swerex_remote(TOKEN, tmp_path) as port:
-            modal.url = f"http://127.0.0.1:{port}"
-            await place.start()
-            assert not modal.ended
-            assert (await place.run(["echo", "hello"], 30, 10)).output == b"hello\n"
-            await place.stop()
+        modal.url = f"http://127.0.0.1:{port}"
+        await place.start()
+        assert not modal.ended
+        assert (await place.run(["echo", "hello"], 30, 10)).output == b"hello\n"
+        await place.stop()
 
     run(main())
     assert modal.started["timeout"] == 7 and modal.ended == [True]
@@ -249,13 +255,12 @@ def test_an_agent_in_a_container_that_ends_with_the_trajectory(tmp_path, monkeyp
     run(main())
 
 
-def test_an_agent_on_a_server(tmp_path, nothing_is_left):
+def test_an_agent_on_a_server(port, nothing_is_left):
     async def main():
-        with swerex_remote(TOKEN, tmp_path) as port:
-            each = agent(type="remote", host="http://127.0.0.1", port=port, auth_token=TOKEN)
-            await work(each)
-            del each
-            wait_for(lambda: not shell.running(), collect=True)
+        each = agent(type="remote", host="http://127.0.0.1", port=port, auth_token=TOKEN)
+        await work(each)
+        del each
+        wait_for(lambda: not shell.running(), collect=True)
 
     run(main())
 

@@ -43,7 +43,7 @@ LIMITS = {
 }
 LEAST = {"max_memory_bytes": 8 << 20}  # with less, even an empty database may fail; other limits are at least 1
 GONE = "error: the database is gone, because a statement took too long or crashed"
-STARTS = 3
+STARTS, START_PAUSE = 3, 1.0  # seconds before the second start, and twice as many before the third
 HAND_OVERS, HAND_OVER_SECONDS = 6000, 0.01
 LONGEST_MESSAGE, LONGEST_DUMP = 8000, 1 << 30  # bytes
 
@@ -128,7 +128,7 @@ class Database:
     async def _start(self) -> socket.socket:
         arguments = pack(OPEN, json.dumps({"script": self._script, "limits": dict(self._limits)}))
         for attempt in range(STARTS):
-            await asyncio.sleep(attempt)  # there may be too many processes for the moment
+            await asyncio.sleep(attempt * START_PAUSE)  # there may be too many processes for the moment
             try:
                 connection = await _connect(arguments)
                 break
