@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from functools import partial
@@ -197,11 +198,12 @@ def test_setup_hides_the_tests_and_the_test_command_runs_them(tmp_path):
     (testbed / "answer.py").write_text("answer = 41\n")
     (tests / "test_1.py").write_text("from answer import answer\n\ndef test_answer():\n    assert answer == 42\n")
     expected = json.dumps({"test_answer": "PASSED"})
+    environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # an image has no plugins of ours
 
     def bash(command: str) -> subprocess.CompletedProcess:
         for name in ("testbed", "root", "r2e_tests"):  # /root/r2e_tests last, to move the path only once
             command = command.replace(f" /{name}", f" {tmp_path}/{name}").replace(f"=/{name}", f"={tmp_path}/{name}")
-        return subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+        return subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True, timeout=120)
 
     result = bash(data.SETUP)
     assert result.returncode == 0, result.stderr

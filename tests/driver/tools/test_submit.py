@@ -53,6 +53,7 @@ def test_a_row_of_swe_bench_from_the_data_to_the_reward(folder, monkeypatch):
     monkeypatch.setenv("HOME", str(home))  # the script changes git's own configuration
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # both attempts share the folder
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # an image has no plugins of ours
     base = make_repository(PYTEST, folder)
     tools = extra(row(PYTEST, base))["tools"]
     for arguments in tools.values():
