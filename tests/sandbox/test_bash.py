@@ -8,7 +8,7 @@ import random
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from threading import Thread
 
@@ -355,29 +355,44 @@ def test_a_command_is_interrupted_and_the_shell_keeps_its_state(tmp_path):
     at_once(tmp_path, test, INTERRUPTED)
 
 
-@pytest.fixture(params=[signal.default_int_handler, signal.SIG_IGN], ids=["in the foreground", "in the background"])
-def interrupts(request):
+HANDLERS = {"in the foreground": signal.default_int_handler, "in the background": signal.SIG_IGN}
+
+
+@contextmanager
+def interrupts(training: str) -> Iterator[None]:
     """A training that was started in the background ignores interrupts. Its programs would inherit this."""
-    before = signal.signal(signal.SIGINT, request.param)
+    before = signal.signal(signal.SIGINT, HANDLERS[training])
     yield
     signal.signal(signal.SIGINT, before)
 
 
-def test_programs_do_not_ignore_interrupts(tmp_path, interrupts):
+@pytest.mark.parametrize("training", HANDLERS)
+def test_programs_do_not_ignore_interrupts(tmp_path, training):
     ignored = "grep SigIgn /proc/self/status | cut -c 9-"
-    (mask,) = outputs(tmp_path, ignored)
+    with interrupts(training):
+        (mask,) = outputs(tmp_path, ignored)
     assert not int(mask, 16) & sum(1 << number - 1 for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT))
 
 
-def test_a_command_that_cannot_be_interrupted_costs_the_shell(tmp_path, interrupts):
-    async def main():
-        async with shell(tmp_path) as own:
-            pid = int((await own.run(b"echo $$", LONG)).head)
-            assert (await own.run(b"trap '' INT; sleep 600 & echo $! > pid; while :; do :; done", 0.5)).state == "lost"
-            with pytest.raises(ShellEnded):
-                await own.run(b"echo next", LONG)
-            job = int((tmp_path / "pid").read_text())
-            wait_for(lambda: not alive(pid) and not alive(job))
+def test_a_command_that_cannot_be_interrupted_costs_the_shell(tmp_path):
+    """In two shells that wait side by side: each inherits from the training when it starts."""
+
+    async def test(own: Bash, folder: Path) -> None:
+        pid = int((await own.run(b"echo $$", LONG)).head)
+        assert (await own.run(b"trap '' INT; sleep 600 & echo $! > pid; while :; do :; done", 0.5)).state == "lost"
+        with pytest.raises(ShellEnded):
+            await own.run(b"echo next", LONG)
+        job = int((folder / "pid").read_text())
+        wait_for(lambda: not alive(pid) and not alive(job))
+
+    async def main() -> None:
+        async with AsyncExitStack() as shells:
+            tests = []
+            for training in HANDLERS:
+                (folder := tmp_path / training).mkdir()
+                with interrupts(training):
+                    tests.append(test(await shells.enter_async_context(shell(folder)), folder))
+            await asyncio.gather(*tests)
 
     run(main())
 
