@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterator
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from verl_ext.checks import COUNT
 from verl_ext.driver.preflight.faults import Faults
@@ -259,9 +259,9 @@ COMBINATIONS = (
 
 
 def _leaves(node: object, path: str = "") -> Iterator[tuple[str, object]]:
-    for name, value in node.items() if isinstance(node, DictConfig) else ():
+    for name, value in node.items() if isinstance(node, dict) else ():
         named = f"{path}{name}"
-        if isinstance(value, DictConfig) and f"reward_model.{named}" not in FORMER_NAMES:
+        if isinstance(value, dict) and f"reward_model.{named}" not in FORMER_NAMES:
             yield from _leaves(value, f"{named}.")
         else:
             yield named, value

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import re
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 from verl_ext.driver.preflight.faults import Faults
@@ -60,13 +61,19 @@ def _is_secret(path: tuple[str, ...], value: Any) -> bool:
     text = str(value)
     if SECRET_VALUE.search(text):
         return True
-    names = [_words(name) for name in path]
-    if any(map(SECRET_NAME.search, names)):
+    if any(map(_names_a_secret, path)):
         return not PATH.match(text)
-    token = TOKEN_NAME.search(names[-1]) and not TOKEN_OF_A_VOCABULARY.search(names[-1])
+    name = _words(path[-1])
+    token = TOKEN_NAME.search(name) and not TOKEN_OF_A_VOCABULARY.search(name)
     return bool(token) and isinstance(value, str) and not PATH.match(text)
 
 
+@cache
+def _names_a_secret(name: str) -> bool:
+    return bool(SECRET_NAME.search(_words(name)))
+
+
+@cache
 def _words(name: str) -> str:
     """``name`` in lower case, its words joined by _, without an index: ``apiKeys[0]`` is ``api_keys``."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|-", "_", name.partition("[")[0]).lower()

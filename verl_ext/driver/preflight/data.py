@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pyarrow
 import pyarrow.dataset
-from omegaconf import ListConfig
 
 from verl_ext.data.schema import TEMPLATE, prompt_faults
 from verl_ext.driver.preflight.faults import Faults
@@ -107,7 +106,7 @@ def _good_rows(faults: Faults, key: str, files: list[pyarrow.dataset.Dataset]) -
 def _opened(faults: Faults, key: str) -> list[pyarrow.dataset.Dataset] | None:
     """The files named by ``key``; None if any file is not valid or not on this machine."""
     names = faults[key]
-    several = isinstance(names, ListConfig) and all(isinstance(name, str) for name in names)
+    several = isinstance(names, list) and all(isinstance(name, str) for name in names)
     if not (isinstance(names, str) or several) or not names:
         faults.refuse_if(True, key, "name one or more files")
         return None

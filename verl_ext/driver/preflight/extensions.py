@@ -34,7 +34,7 @@ def check_reward_function(faults: Faults) -> None:
     if function is None:
         return
     if not callable(function):
-        faults.refuse_if(True, f"{REWARD}.path", f"{section.name} must be a function, and it is {function!r:.60}")
+        faults.refuse_if(True, f"{REWARD}.path", f"{section['name']} must be a function, and it is {function!r:.60}")
         return
     if faults["reward.reward_manager.source"] != "register" or faults["reward.reward_model.enable"]:
         return  # another manager, or a reward model, may pass more
@@ -43,7 +43,7 @@ def check_reward_function(faults: Faults) -> None:
         inspect.signature(function).bind(**dict.fromkeys(ARGUMENTS) | more)
     except TypeError as error:
         given = ", ".join((*ARGUMENTS, *more))
-        faults.refuse_if(True, f"{REWARD}.path", f"{section.name} must take the arguments {given} ({error})")
+        faults.refuse_if(True, f"{REWARD}.path", f"{section['name']} must take the arguments {given} ({error})")
     except ValueError:
         pass  # a function without a signature, such as a builtin
 

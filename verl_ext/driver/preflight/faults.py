@@ -10,6 +10,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_ext.checks import InvalidValue, Kind
 
+MISSING = "???"  # OmegaConf's value of a key that has none
+
 
 class RefusedKey(Exception):
     """A check has read a refused key: the check's result would only repeat the known fault."""
@@ -23,11 +25,13 @@ class Faults:
 
     Attributes:
         config: the configuration, complete and resolvable.
+        values: the same as plain dicts and lists. Interpolations are resolved once, and not at each search.
         sentences: the faults found so far, in order.
     """
 
     def __init__(self, config: DictConfig):
         self.config = config
+        self.values: dict[str, Any] = OmegaConf.to_container(config, resolve=True)
         self.sentences: list[str] = []
         self._refused: set[str] = set()
 
@@ -35,10 +39,18 @@ class Faults:
         """The value at a dotted key; None if the configuration lacks the key."""
         if self.has_refused(key):
             raise RefusedKey(key)
-        return OmegaConf.select(self.config, key)
+        return self._value(key)
 
     def __contains__(self, key: str) -> bool:
-        return OmegaConf.select(self.config, key, default=self) is not self
+        return self._value(key, absent=self) is not self
+
+    def _value(self, key: str, absent: Any = None) -> Any:
+        value: Any = self.values
+        for name in key.split("."):
+            if not isinstance(value, dict) or value.get(name, MISSING) == MISSING:
+                return absent
+            value = value[name]
+        return value
 
     def has_refused(self, key: str) -> bool:
         """Whether ``key`` or a section around it was refused."""
@@ -58,7 +70,7 @@ class Faults:
     def refuse_if(self, bad: bool, key: str, valid: str) -> None:
         """Refuse the value at ``key`` if ``bad`` is true; ``valid`` describes the valid values."""
         if bad:
-            self.refuse(key, OmegaConf.select(self.config, key), valid)
+            self.refuse(key, self._value(key), valid)
 
     def refuse(self, key: str, value: object, valid: str) -> None:
         """Refuse this value of ``key``."""

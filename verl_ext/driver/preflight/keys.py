@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Iterable, Iterator
+from functools import cache
 from importlib import resources
 
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from verl_ext.checks import (
     BOOLEAN,
@@ -60,7 +60,7 @@ KL_ESTIMATORS = one_of(
 )
 CONTENTS = ("model", "optimizer", "extra", "hf_model")  # of a checkpoint, in verl
 PARTS = Kind(
-    lambda value: isinstance(value, ListConfig) and all(part in CONTENTS for part in value),
+    lambda value: isinstance(value, list) and all(part in CONTENTS for part in value),
     f"list none, one or more of {', '.join(CONTENTS)}",
 )
 AHEAD = "the policy decides how much is generated ahead, leave verl's 1"
@@ -184,9 +184,9 @@ OPTIONAL: dict[str, Kind] = {
 
 def check_keys(faults: Faults) -> None:
     """Check each key of :data:`REQUIRED` and :data:`OPTIONAL`, and the names in ``rollout_driver``."""
-    own = OmegaConf.create((resources.files("verl_ext.config") / "base.yaml").read_text()).rollout_driver
-    section = faults.config.get("rollout_driver")
-    held = section if isinstance(section, DictConfig) else {}
+    own = _own_keys()
+    section = faults["rollout_driver"]
+    held = section if isinstance(section, dict) else {}
     faults.refuse_if(not held, "rollout_driver", f"it must hold {', '.join(own)}")
     for name in held:
         faults.refuse_if(name not in own, f"rollout_driver.{name}", f"there is no such key, use {', '.join(own)}")
@@ -198,6 +198,12 @@ def check_keys(faults: Faults) -> None:
             faults.check(key, kind)
 
 
+@cache
+def _own_keys() -> tuple[str, ...]:
+    base = OmegaConf.create((resources.files("verl_ext.config") / "base.yaml").read_text())
+    return tuple(base.rollout_driver)
+
+
 def check_switches(faults: Faults) -> None:
     """A key that is true or false in verl holds no text, since every text counts as true."""
     for key in _switches(str(faults["model_engine"])):
@@ -205,7 +211,7 @@ def check_switches(faults: Faults) -> None:
             faults.refuse_if(isinstance(faults[key], str), key, BOOLEAN.valid)
 
 
-@functools.cache
+@cache
 def _switches(model_engine: str) -> list[str]:
     def names(node: object, path: str = "") -> Iterator[str]:
         if isinstance(node, bool):
@@ -226,15 +232,15 @@ def check_names(faults: Faults) -> None:
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
     chosen, known = faults["trainer.logger"], Tracking.supported_backend
-    names = [chosen] if isinstance(chosen, str) else list(chosen) if isinstance(chosen, ListConfig) else []
+    names = [chosen] if isinstance(chosen, str) else list(chosen) if isinstance(chosen, list) else []
     unknown = not names or any(name not in known for name in names)
     faults.refuse_if(unknown, "trainer.logger", f"list one or more of {', '.join(known)}")
     _check_name(faults, f"{ROLLOUT}.name", RolloutReplicaRegistry._registry)
     manager = faults["reward.reward_manager"]
-    faults.refuse_if(not isinstance(manager, DictConfig), "reward.reward_manager", "it must hold name and source")
-    if isinstance(manager, DictConfig):
+    faults.refuse_if(not isinstance(manager, dict), "reward.reward_manager", "it must hold name and source")
+    if isinstance(manager, dict):
         faults.check("reward.reward_manager.source", one_of("register", "importlib"))
-        if manager.source == "register":
+        if manager.get("source") == "register":
             _check_name(faults, "reward.reward_manager.name", managers.registry.REWARD_MANAGER)
     _check_name(faults, f"{ROLLOUT}.multi_turn.format", ToolParser._registry)
     # geo_mean takes means over micro-batches, whose number varies; bypass_mode reads a section that nothing fills.

@@ -42,7 +42,7 @@ def policy_class(faults: Faults) -> type[RolloutPolicy] | None:
 def make_policy(faults: Faults, policy: type[RolloutPolicy]) -> RolloutPolicy | None:
     """The policy, made from the class and the parameters; None if a parameter is refused."""
     parameters = inspect.signature(policy).parameters
-    section = OmegaConf.to_container(faults.config[SECTION], resolve=True)
+    section = dict(faults.values[SECTION])
     unknown, taken = unknown_parameters(policy, section)
     for name in unknown:
         faults.refuse(f"{SECTION}.{name}", section.pop(name), taken)

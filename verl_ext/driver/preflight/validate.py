@@ -7,7 +7,7 @@ import traceback
 from pathlib import Path
 
 import hydra
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_ext.driver.preflight.combinations import COMBINATIONS, check_queue_size
@@ -34,12 +34,11 @@ def validate(config: DictConfig) -> RolloutPolicy:
         BadConfig: one sentence for each fault, with the key, the value and the valid values.
     """
     try:
-        values = OmegaConf.to_container(config, resolve=True)
+        faults = Faults(config)
     except OmegaConfBaseException as error:
         raise BadConfig(" ".join(str(error).split())) from error
-    if found := secrets(values):  # other sentences would show values, so nothing else is checked
+    if found := secrets(faults.values):  # other sentences would show values, so nothing else is checked
         raise BadConfig(*found)
-    faults = Faults(config)
     policy = _check(faults)
     if policy is None or faults.sentences:
         raise BadConfig(*faults.sentences)
