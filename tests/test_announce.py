@@ -21,6 +21,11 @@ def of(recipe, *overrides):
     return announcement(recipe, config, instantiate(config.rollout_policy), overrides)
 
 
+@pytest.fixture(scope="module")
+def default():
+    return OmegaConf.load(str(resources.files("verl.trainer.config") / "_generated_ppo_trainer.yaml"))
+
+
 def test_rollouts_of_a_step_and_their_ratio_to_grpo():
     first = of("pilot_commit", "hardware=verl", *SMALL, "rollout_policy.n_pilot=4", "rollout_policy.n_commit=12")[0]
     assert first == (
@@ -33,10 +38,9 @@ def test_rollouts_of_a_step_and_their_ratio_to_grpo():
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_under_verls_hardware_every_changed_default_is_listed_with_its_reason(recipe):
+def test_under_verls_hardware_every_changed_default_is_listed_with_its_reason(recipe, default):
     """An independent comparison: verl's file and the composed configuration, key by key."""
     lines = of(recipe, "hardware=verl", *SMALL)
-    default = OmegaConf.load(str(resources.files("verl.trainer.config") / "_generated_ppo_trainer.yaml"))
     config, given = compose(recipe, "hardware=verl", *SMALL), {override.partition("=")[0] for override in SMALL}
     skipped = ("rollout_policy", "rollout_driver", "hardware_name", "model_engine")
 

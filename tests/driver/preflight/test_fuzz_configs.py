@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from model_free import policies
 from omegaconf import DictConfig, OmegaConf
-from support.configs import RECIPES, compose, good_overrides
+from support.configs import RECIPES, changed, compose, good_overrides
 
 from verl_ext.controller import RolloutController
 from verl_ext.driver.preflight.keys import OPTIONAL, REQUIRED
@@ -73,9 +73,9 @@ def train(policy, steps: int = 4) -> None:
 @settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_refused_in_one_sentence_or_good_for_training(recipe, configs, data):
-    config = configs(recipe).copy()
-    changed = data.draw(st.lists(st.tuples(st.sampled_from(keys(recipe, config)), VALUES), min_size=1, max_size=3))
-    for key, value in changed:
+    config = changed(configs(recipe))
+    drawn = data.draw(st.lists(st.tuples(st.sampled_from(keys(recipe, config)), VALUES), min_size=1, max_size=3))
+    for key, value in drawn:
         OmegaConf.update(config, key, value, merge=False)
     try:
         policy = validate(config)
