@@ -9,6 +9,7 @@ import yaml
 from support.configs import RECIPES, changed, compose, good_overrides
 
 from verl_ext.driver.preflight.validate import BadConfig, validate
+from verl_ext.policy import RolloutPolicy
 
 TABLE: dict[str, dict[str, str]] = yaml.safe_load((Path(__file__).parent / "bad_input.yaml").read_text())
 CASES = [(recipe, override, sentence) for recipe, rows in TABLE.items() for override, sentence in rows.items()]
@@ -34,7 +35,8 @@ def test_refused_with_its_sentence(recipe, override, sentence, configs, folder):
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_what_the_table_changes_is_good_before(recipe, configs):
-    validate(configs[recipe])
+    policy = validate(configs[recipe])
+    assert isinstance(policy, RolloutPolicy) and policy.train_batch_size == 8
 
 
 def test_at_least_a_hundred_over_all_recipes():

@@ -80,11 +80,6 @@ def test_sglang(recipe, engine, tmp_path):
     assert config.actor_rollout_ref.rollout.name == "sglang"
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_a_pool_of_engines(recipe, tmp_path):
-    validate(compose(recipe, *good_overrides(tmp_path), "hardware=h200", *SEPARATE))
-
-
 def test_verls_own_defaults_with_megatron(tmp_path):
     overrides = ["hardware=verl", "model_engine=megatron", "actor_rollout_ref.rollout.name=vllm"]
     validate(compose("hora", *good_overrides(tmp_path), *overrides))

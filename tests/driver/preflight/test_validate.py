@@ -177,9 +177,9 @@ def test_at_least_25_refusals():
 
 
 @pytest.mark.parametrize("recipe", [recipe for recipe in RECIPES if recipe != "prefix_sampling"])
-@pytest.mark.parametrize("mode", ["sync", "colocate_async"])
-def test_the_recipes_themselves_are_accepted(recipe, mode, tmp_path):
-    policy = validate(compose(recipe, *good_overrides(tmp_path), f"trainer.v1.trainer_mode={mode}"))
+def test_the_recipes_themselves_are_accepted(recipe, tmp_path):
+    """With the other mode, sync: test_bad_input.py."""
+    policy = validate(compose(recipe, *good_overrides(tmp_path), "trainer.v1.trainer_mode=colocate_async"))
     assert isinstance(policy, RolloutPolicy) and policy.train_batch_size == 8
 
 
