@@ -132,7 +132,8 @@ def test_a_file_of_tools_is_read(content, fault, config, tmp_path):
 
 
 def test_tools_of_others_are_imported_but_not_made(config, module, tmp_path):
-    module("tools", "class Tool:\n    def __init__(self, **given):\n        raise RuntimeError('made')\n")
+    made = "    def __init__(self, **given):\n        raise RuntimeError('made')\n"
+    module("tools", f"class Tool:\n{made}    async def execute(self, *given): ...\n")
     (tmp_path / "tools.yaml").write_text("tools: [{class_name: tools.Tool, config: {type: native}}]")
     validate(changed(config, f"{TOOLS}={tmp_path}/tools.yaml"))
     code = f"{ROLLOUT}.multi_turn.function_tool_path"
