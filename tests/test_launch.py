@@ -10,9 +10,10 @@ import sys
 from functools import partial
 
 import pytest
+import ray
 import yaml
 from support.commands import run_recipe
-from support.configs import compose
+from support.configs import compose, good_overrides
 
 from verl_ext import launch
 from verl_ext.driver.preflight.credentials import check_wandb
@@ -79,6 +80,22 @@ def test_hydras_flags_work(run):
     assert launch.FULL_ERROR not in os.environ
     assert "hardware: cpu" in run("--info", "defaults-tree")[1]
     assert "--multirun" in run("--hydra-help")[1]
+
+
+def test_check_makes_the_checks_of_a_run_prints_its_first_lines_and_starts_nothing(run, tmp_path):
+    given = good_overrides(tmp_path)
+    code, printed, told = run("--check", *given)
+    lines = told.splitlines()
+    assert code == 0 and "passed successfully" in printed  # verl's own checks
+    assert lines[0].startswith("pilot_commit: a step samples ")
+    assert lines[-1] == "No fault was found, and --check starts no training."
+    assert not ray.is_initialized()
+    assert run(*given, "rollout_policy.p_upper=2", "trainer.nnodes=0", "--check") == (
+        2,
+        "",
+        "error: trainer.nnodes=0 is not valid: use an integer of at least 1\n"
+        "error: rollout_policy.p_upper=2 is not valid: it must be a success rate in [0, 1]\n",
+    )
 
 
 def test_the_user_can_ask_for_a_traceback(run, monkeypatch):

@@ -30,12 +30,18 @@ SIMILAR = 0.6
 THRESHOLDS = (100_000, 20, 20)  # of the search for garbage cycles; CPython's default is (700, 10, 10)
 FORKS = ("RAY_JOB_ID", "RAY_RAYLET_PID")  # environment variables that Ray sets in its workers
 FIRST_JOB = "01000000"
+CHECK = "--check"  # a flag of ours, beside hydra's
 FULL_ERROR = "HYDRA_FULL_ERROR"  # "1": hydra raises its errors instead of printing several lines and exiting with 1
 
 
 def main(recipe: str) -> None:
-    """Run ``python -m recipe.<recipe>`` with the overrides in ``sys.argv``; a mistake in them exits with 2."""
+    """Run ``python -m recipe.<recipe>`` with the overrides in ``sys.argv``; a mistake in them exits with 2.
+
+    With ``--check`` nothing is trained: the configuration and all files and folders named there are checked, and the
+    run's first lines are printed.
+    """
     arguments, flags = arranged(sys.argv[1:])
+    task = _check if CHECK in flags else _train
     try:
         if {"--help", "-h"} & set(flags):
             return _print_help(recipe)
@@ -50,10 +56,10 @@ def main(recipe: str) -> None:
 
     register_resolvers()
     export_environment(hardware)
-    if hardware == "cpu":
+    if hardware == "cpu" and task is _train:
         prepare_forks()
-    sys.argv[1:] = [*arguments, *implied(arguments, of_experiment), *flags]
-    run = hydra.main(config_path=f"pkg://recipe.{recipe}.config", config_name=recipe, version_base=None)(_train)
+    sys.argv[1:] = [*arguments, *implied(arguments, of_experiment), *(flag for flag in flags if flag != CHECK)]
+    run = hydra.main(config_path=f"pkg://recipe.{recipe}.config", config_name=recipe, version_base=None)(task)
     if FULL_ERROR in os.environ:  # the user asks for tracebacks
         return run()
     os.environ[FULL_ERROR] = "1"  # until _train begins
@@ -201,6 +207,22 @@ def _train(config: DictConfig) -> None:
         from verl_ext.driver.cpu import fork_server
 
         fork_server.start()
+    _checked(config)
+    from omegaconf import OmegaConf
+
+    from verl_ext.driver.runner import train
+
+    OmegaConf.resolve(config)
+    train(config)
+
+
+def _check(config: DictConfig) -> None:
+    _checked(config)
+    sys.stderr.write(f"No fault was found, and {CHECK} starts no training.\n")
+
+
+def _checked(config: DictConfig) -> None:
+    """Refuse a configuration with faults; print a run's first lines."""
     from verl_ext.driver.preflight.packages import conflicting_packages, missing_packages
     from verl_ext.driver.preflight.validate import validate
     from verl_ext.errors import BadConfig
@@ -212,16 +234,12 @@ def _train(config: DictConfig) -> None:
     except BadConfig as error:
         _refuse(*error.sentences)
     from hydra.core.hydra_config import HydraConfig
-    from omegaconf import OmegaConf
 
     from verl_ext.announce import announcement
-    from verl_ext.driver.runner import train
 
     run = HydraConfig.get()
     lines = announcement(run.job.config_name, config, policy, run.overrides.task)
     sys.stderr.writelines(f"{line}\n" for line in lines)
-    OmegaConf.resolve(config)
-    train(config)
 
 
 def _refuse(*sentences: object) -> NoReturn:

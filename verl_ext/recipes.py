@@ -138,10 +138,8 @@ def help_page(recipe: str, width: int | None = None) -> str:
     lines += ["", "Every run", *table(needed, width)]
     lines += ["", "This recipe's values for keys of verl:"]
     lines += _wrap("  ".join(_changed(yaml.safe_load(text))), width, "  ")
-    lines += [
-        "",
-        *_wrap(f"All keys and their values: verl-ext train {recipe} --cfg job. Hydra's flags: --hydra-help.", width),
-    ]
+    flags = "Flags: --cfg job prints all keys; --check makes a run's checks alone; --hydra-help lists Hydra's."
+    lines += ["", *_wrap(flags, width)]
     return "\n".join(lines) + "\n"
 
 
