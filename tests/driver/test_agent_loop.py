@@ -16,6 +16,7 @@ from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 
 from verl_ext.driver.agent_loop import WaveWorker
+from verl_ext.driver.loops import SharedSingleTurnLoop
 from verl_ext.driver.tools.sqlite import SqliteTool
 from verl_ext.driver.transcript import end_trajectory
 from verl_ext.trajectory import Trajectory
@@ -541,6 +542,7 @@ def test_each_rollout_has_a_loop_of_its_own_and_hydra_composes_a_loop_once(queue
             await worker._run_prompt(prompt, {}, {"step": 1, "sample_index": 0, "rollout_n": 0, "validate": False})
         with pytest.raises(ValueError, match="agent_name='other' is not valid: use one of .*single_turn_agent.*users"):
             worker._loop_maker("other")
+        assert type(worker._loop_maker(None)()) is SharedSingleTurnLoop  # of the default
 
     asyncio.run(main())
     assert [loop.prompts for loop in GreetingLoop.made] == [["prompt 0"], ["prompt 0"], ["prompt 1"]]

@@ -198,6 +198,7 @@ def test_verls_own_preflight_accepts_the_run(folder):
     overrides = (
         f"actor_rollout_ref.model.path={write_model(folder / 'model')}",
         "actor_rollout_ref.rollout.val_kwargs.top_p=0.9",
+        "reward.custom_reward_function.path=pkg://verl_ext.data.math_reward",
     )
     for checkpoint in (None, folder / "run/global_step_3"):
         for hardware in ("cpu", "h200"):

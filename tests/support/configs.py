@@ -116,7 +116,7 @@ def changed(config: DictConfig, *overrides: str) -> DictConfig:
 
 def write_rows(path: Path, count: int, columns: tuple[str, ...] = ("data_source", "prompt", "reward_model")) -> Path:
     """A parquet file in verl's schema."""
-    rows = [make_row("sums", f"{index}+1=", str(index + 1), ability="sums") for index in range(max(count, 1))]
+    rows = [make_row("math", f"{index}+1=", str(index + 1), ability="sums") for index in range(max(count, 1))]
     number_rows(rows, "train")
     pq.write_table(pa.Table.from_pylist(rows).select(columns).slice(0, count), path)
     return path

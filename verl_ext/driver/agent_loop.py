@@ -127,14 +127,18 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
                 raise asyncio.TimeoutError(f"no trajectory after agent_timeout={self._timeout} s") from None
         await self._put_timed_out(transcript, **{k: v for k, v in kwargs.items() if k not in ("agent_name", "trace")})
 
-    async def _run_new_loop(self, sampling_params, trajectory, *, agent_name: str, trace: bool = True, **kwargs):
+    async def _run_new_loop(self, sampling_params, trajectory, *, agent_name: str | None, trace: bool = True, **kwargs):
         """As verl's ``_run_agent_loop``, with a loop that hydra has not composed anew."""
         with rollout_trace_attr(trace=trace):  # verl's queue worker always asks for no trace
             output = await self._loop_maker(agent_name)().run(sampling_params, **kwargs)
             return await self._agent_loop_postprocess(output, trajectory["validate"], **kwargs)
 
-    def _make_loop_maker(self, agent_name: str) -> Callable[[], AgentLoopBase]:
-        """Makes agent loops of this name for rollouts, see :func:`.loops.loop_maker`."""
+    def _make_loop_maker(self, agent_name: str | None) -> Callable[[], AgentLoopBase]:
+        """Makes agent loops of this name for rollouts, see :func:`.loops.loop_maker`.
+
+        Without a name, as in rows of one of several files that lacks the column, the default loop is made.
+        """
+        agent_name = agent_name or self.rollout_config.agent.default_agent_loop
         if agent_name not in _agent_loop_registry:
             raise ValueError(f"agent_name={agent_name!r} is not valid: use one of {', '.join(_agent_loop_registry)}")
         return loop_maker(

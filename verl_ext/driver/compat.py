@@ -136,6 +136,7 @@ def _constants() -> dict[Callable, tuple[str, ...]]:
     from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
     from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+    from verl.utils.reward_score import default_compute_score
     from verl.utils.tracking import Tracking, _TensorboardAdapter
     from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerClient
 
@@ -172,6 +173,7 @@ def _constants() -> dict[Callable, tuple[str, ...]]:
             '_agent_loop_postprocess(output, trajectory["validate"], **kwargs)',
         ),
         ToolAgentLoop._handle_generating_state: ("self.server_manager.generate(", "if not agent_data.extra_fields"),
+        default_compute_score: ("raise NotImplementedError(",),
         PPOTrainer.fit: ("self.global_steps <= self.total_training_steps", "self.config.trainer.test_freq > 0"),
         Tracking.__init__: ('self.logger["wandb"] = wandb', 'self.logger["tensorboard"] = _TensorboardAdapter('),
         _TensorboardAdapter.__init__: ("self.writer = SummaryWriter(",),

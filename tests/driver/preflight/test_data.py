@@ -18,7 +18,7 @@ TRUTH = {"style": "rule", "ground_truth": "2"}
 def rows(count=40, **columns):
     """The columns of a good file of ``count`` different prompts, some of them replaced."""
     good = {
-        "data_source": ["sums"] * count,
+        "data_source": ["math"] * count,
         "prompt": [[{"role": "user", "content": f"{index}+1="}] for index in range(count)],
         "reward_model": [{"style": "rule", "ground_truth": str(index + 1)} for index in range(count)],
     }
@@ -101,11 +101,11 @@ def test_repeated_prompts_are_good_as_long_as_a_step_can_be_filled(config, tmp_p
 
 
 def test_several_files_are_one_data_set(config, tmp_path):
-    for name, count in (("one", 5), ("two", 3)):
+    for name, count in (("math", 5), ("aime24", 3)):
         pq.write_table(pa.table(rows(count, data_source=[name] * count)), tmp_path / f"{name}.parquet")
-    validate(changed(config, f"data.train_files=[{tmp_path}/one.parquet, {tmp_path}/two.parquet]"))
+    validate(changed(config, f"data.train_files=[{tmp_path}/math.parquet, {tmp_path}/aime24.parquet]"))
     with pytest.raises(BadConfig, match="holds 5 prompts"):
-        validate(changed(config, f"data.train_files=[{tmp_path}/one.parquet]"))
+        validate(changed(config, f"data.train_files=[{tmp_path}/math.parquet]"))
 
 
 @pytest.mark.parametrize("validates", [True, False])

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import sys
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from support.configs import changed, compose, good_overrides
 
+from verl_ext.data.schema import make_row, number_rows
 from verl_ext.driver.preflight.validate import BadConfig, validate
 
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -60,6 +63,27 @@ def refusal(config, *overrides) -> str:
 )
 def test_a_reward_file_without_a_usable_function_is_refused(content, fault, config, module):
     assert refusal(config, f"{REWARD}.path={module('reward', content)}").startswith(fault)
+
+
+def test_without_a_reward_function_verl_must_know_every_data_source(config, module, tmp_path):
+    rows = [make_row("math" if number < 30 else "mine", f"{number}+1=", "1", ability="sums") for number in range(40)]
+    number_rows(rows, "train")
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    mixed = changed(config, f"data.train_files={tmp_path}/rows.parquet")
+    with pytest.raises(BadConfig) as refused:
+        validate(mixed)
+    assert refused.value.sentences == (
+        f"{REWARD}.path=None is not valid: verl has no reward function for data_source='mine' "
+        "(row 30 of data.train_files), name a file or pkg://package.module with one",
+    )
+    validate(changed(mixed, f"{REWARD}.path={module('mine', GOOD)}"))
+    (tmp_path / "loops.yaml").write_text("[]")
+    validate(changed(mixed, f"{LOOPS}={tmp_path}/loops.yaml"))  # of which one may judge
+    validate(
+        changed(
+            config, f"data.val_files={tmp_path}/rows.parquet", "trainer.val_before_train=false", "trainer.test_freq=-1"
+        )
+    )
 
 
 @pytest.mark.parametrize("signature", ["**given", "data_source, solution_str, ground_truth, extra_info, scale=1"])
@@ -151,6 +175,20 @@ def test_tools_of_others_are_imported_but_not_made(config, module, tmp_path):
 def test_a_file_of_agent_loops_is_read(content, fault, config, tmp_path):
     (tmp_path / "loops.yaml").write_text(content)
     assert refusal(config, f"{LOOPS}={tmp_path}/loops.yaml").startswith(fault)
+
+
+def test_rows_name_loops_that_exist_or_none(config, module, tmp_path):
+    module("loops", "class Loop: ...")
+    (tmp_path / "loops.yaml").write_text("- {name: mine, _target_: loops.Loop}")
+    rows = [make_row("math", f"{number}+1=", str(number + 1), ability="sums") for number in range(40)]
+    number_rows(rows, "train")
+    rows[1]["agent_name"], rows[2]["agent_name"] = "tool_agent", "mine"
+    pq.write_table(pa.Table.from_pylist([rows[1], rows[2], rows[0], *rows[3:]]), tmp_path / "rows.parquet")
+    mixed = f"data.train_files=[{config.data.train_files},{tmp_path}/rows.parquet]"
+    validate(changed(config, mixed, f"{LOOPS}={tmp_path}/loops.yaml"))
+    fault = refusal(config, f"data.train_files={tmp_path}/rows.parquet")
+    assert fault.startswith("row 1 has agent_name='mine', use one of single_turn_agent, tool_agent")
+    assert fault.endswith(f", or describe it in {LOOPS}")
 
 
 def test_the_default_agent_loop_may_be_the_users(config, module, tmp_path):

@@ -269,7 +269,7 @@ def test_a_first_state_that_cannot_be_read_is_refused(content, vip, tmp_path):
 
 def row(number: int = 0, **columns) -> str:
     good = {
-        "data_source": "sums",
+        "data_source": "math",
         "prompt": [{"role": "user", "content": f"{number}+1="}],
         "reward_model": {"ground_truth": "1"},
     }

@@ -57,7 +57,7 @@ def rows(path: Path, *images: str | None, **tests: object) -> list[str]:
         extra = {
             "tools_kwargs": {"bash": {"create_kwargs": arguments}, "submit": {"create_kwargs": of_submit}},
         }
-        made.append(make_row("sums", f"{number}+1=", "1", ability="sums"))
+        made.append(make_row("math", f"{number}+1=", "1", ability="sums"))
         made[-1]["extra_info"] |= extra
     number_rows(made, "train")
     pq.write_table(pa.Table.from_pylist(made), path)

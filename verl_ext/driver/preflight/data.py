@@ -63,17 +63,24 @@ def check_validation_data(faults: Faults) -> None:
             pass
 
 
-def extra_infos(faults: Faults) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
-    """The key of the files, the row's number and ``extra_info`` (empty without one) of all rows that the run reads."""
+def column(faults: Faults, name: str) -> Iterator[tuple[str, int, Any]]:
+    """The key of the files, the row's number and the value, or None, of all rows that the run samples."""
     validates = faults["trainer.val_before_train"] or faults["trainer.test_freq"] > 0
-    for key in (TRAINING, VALIDATION) if validates else (TRAINING,):
+    for key, is_used in ((TRAINING, not faults["trainer.val_only"]), (VALIDATION, validates)):
+        if not is_used:
+            continue
         number = 0
         for file in _opened(faults, key) or []:
-            columns = [name for name in ("data_source", "extra_info") if name in file.schema.names]
+            columns = [each for each in ("data_source", name) if each in file.schema.names]
             for batch in file.to_batches(columns=columns, batch_size=BATCH):
                 for row in batch.to_pylist():
-                    yield key, number, row.get("extra_info") or {}
+                    yield key, number, row.get(name)
                     number += 1
+
+
+def extra_infos(faults: Faults) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
+    """As :func:`column`, of ``extra_info``; an empty mapping for a row without one."""
+    return ((key, number, extra or {}) for key, number, extra in column(faults, "extra_info"))
 
 
 def _check_features(faults: Faults, rows: int) -> None:

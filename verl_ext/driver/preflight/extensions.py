@@ -15,6 +15,7 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from verl_ext.checks import TEXT
+from verl_ext.driver.preflight.data import column
 from verl_ext.driver.preflight.faults import Faults, RefusedKey
 from verl_ext.driver.preflight.files import first_line
 from verl_ext.driver.preflight.keys import ROLLOUT
@@ -48,6 +49,37 @@ def check_reward_function(faults: Faults) -> None:
         pass  # a function without a signature, such as a builtin
 
 
+def check_data_sources(faults: Faults) -> None:
+    """Without a reward function of the user's, verl has one for the data source of every row.
+
+    The agent loops of a user's file may judge by themselves, and so may another reward manager or a reward model.
+    """
+    judged_elsewhere = faults[LOOPS_FILE] or faults["reward.reward_model.enable"]
+    if faults[f"{REWARD}.path"] or judged_elsewhere or faults["reward.reward_manager.source"] != "register":
+        return
+    judged: set[object] = set()
+    for key, number, source in column(faults, "data_source"):
+        if source in judged:
+            continue
+        if not _is_judged_by_verl(source):
+            valid = f"verl has no reward function for data_source={source!r:.60} (row {number} of {key})"
+            faults.refuse_if(True, f"{REWARD}.path", f"{valid}, name a file or pkg://package.module with one")
+            return
+        judged.add(source)
+
+
+def _is_judged_by_verl(data_source: object) -> bool:
+    from verl.utils.reward_score import default_compute_score
+
+    try:
+        default_compute_score(data_source, "", None)
+    except NotImplementedError:
+        return False
+    except Exception:  # of a reward function that cannot read these values, or lacks a package
+        return True
+    return True
+
+
 def check_classes(faults: Faults) -> None:
     """The user's reward manager, data set and checkpoint callback are classes of the right kind."""
     from torch.utils.data import Dataset
@@ -77,7 +109,8 @@ def check_modules(faults: Faults) -> None:
 
 
 def check_agent_loops(faults: Faults) -> None:
-    """The default agent loop is verl's, or described in the user's file, and every loop of the file is importable."""
+    """The agent loops of the default and of the rows are verl's, or described in the user's file, whose loops are all
+    importable."""
     from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
     from verl.utils.import_utils import load_class_from_fqn
 
@@ -94,6 +127,10 @@ def check_agent_loops(faults: Faults) -> None:
     if not faults.has_refused(LOOPS_FILE):
         valid = f"use one of {', '.join(known)}, or describe it in {LOOPS_FILE}"
         faults.refuse_if(faults[LOOPS] not in known, LOOPS, valid)
+        for key, number, name in column(faults, "agent_name"):
+            if name is not None and name not in known:
+                faults.refuse_if(True, key, f"row {number} has agent_name={name!r:.60}, {valid}")
+                return
 
 
 def check_tool_functions(faults: Faults) -> None:
@@ -106,7 +143,14 @@ def check_tool_functions(faults: Faults) -> None:
             load_function_tools_from_path(resolve_config_path(path))
 
 
-EXTENSIONS = (check_reward_function, check_classes, check_modules, check_agent_loops, check_tool_functions)
+EXTENSIONS = (
+    check_reward_function,
+    check_data_sources,
+    check_classes,
+    check_modules,
+    check_agent_loops,
+    check_tool_functions,
+)
 
 
 def read_yaml(faults: Faults, key: str) -> Any:
