@@ -61,8 +61,10 @@ def class_name(name: str) -> str:
         ValueError: the name is no module's name, or the class would have the name of a class of the protocol.
     """
     made = "".join(part.capitalize() for part in name.split("_"))
-    if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or keyword.iskeyword(name) or keyword.iskeyword(made):
+    if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name):
         raise ValueError(f"name={name!r} is not valid: use lower-case letters, digits and single underscores.")
+    if keyword.iskeyword(name) or keyword.iskeyword(made):
+        raise ValueError(f"name={name!r} is not valid: it is a word of Python itself, use another name.")
     if hasattr(policy, made):
         raise ValueError(f"name={name!r} is not valid: {made} is a class of verl_ext.policy, use another name.")
     return made

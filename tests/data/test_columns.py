@@ -222,8 +222,10 @@ def test_bad_input_is_refused_in_one_sentence(changed, message, tmp_path):
 def test_data_sets_that_are_not_there_are_refused_in_one_sentence(gsm8k, tmp_path):
     end = (*GSM8K, "--out", tmp_path / "out")
     (tmp_path / "empty").mkdir()
-    assert "nowhere.jsonl must be a file that ends in .parquet" in flat(run("nowhere.jsonl", *end))
+    assert "nowhere.jsonl: there is no such file." in flat(run("nowhere.jsonl", *end))
     assert "no/such/folder is neither a file, a folder, nor OWNER/NAME on the hub" in flat(run("no/such/folder", *end))
+    (tmp_path / "none.jsonl").write_text("\n")
+    assert "the data set has no row that can be used." in flat(run(tmp_path / "none.jsonl", *end))
     assert "empty cannot be read" in flat(run(tmp_path / "empty", *end))
     assert "subset=None is not valid: use one of main, socratic" in flat(run(gsm8k, *end))
     assert "subset=mine is not valid: use one of main, socratic" in flat(run(gsm8k, *end, "--subset", "mine"))

@@ -154,7 +154,7 @@ def test_the_same_seed_gives_the_same_files(folder, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--local", "{tmp}/typo.parquet"), "typo.parquet must be a file that ends in .parquet"),
+        (("--local", "{tmp}/typo.parquet"), "typo.parquet: there is no such file."),
         (("--local", "{tmp}/empty"), "empty must be a file that ends in .parquet"),
         (("--local", "{tmp}/other.parquet"), "lacks the columns ['repo_name', 'docker_image', 'commit_hash', "),
         (("--local", "{tmp}/few.parquet"), "r2e_gym: 100 problems are left, and more than 100 are needed."),

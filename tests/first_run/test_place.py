@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from support.commands import flat, invoke
 from support.configs import RECIPES, compose
 
 from verl_ext.driver.preflight.validate import validate
+from verl_ext.first_run.__main__ import main
 from verl_ext.first_run.made_up import write_data, write_model
 from verl_ext.first_run.place import MODES, NotTried, Place
 from verl_ext.first_run.trainings import Trial, command
@@ -85,3 +87,8 @@ def test_memory_is_predicted_for_the_budgets_of_the_trial():
     assert [keys[f"actor_rollout_ref.{m}.fsdp_config.ulysses_sequence_parallel_size"] for m in of_models] == ["1", "1"]
     assert keys["actor_rollout_ref.actor.ppo_max_token_len_per_gpu"] == str(8 * 384)
     assert keys["actor_rollout_ref.actor.fsdp_config.optimizer_offload"] == "false"
+
+
+def test_unknown_hardware_is_refused_before_a_gpu_is_looked_for():
+    result = invoke(main, "--hardware", "x9")
+    assert result.exit_code == 2 and "hardware=x9 is not valid: use one of cpu, h100" in flat(result)

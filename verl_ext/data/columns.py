@@ -148,6 +148,8 @@ def hold_out(split: Split, count: int | None, seed: int) -> dict[str, Split]:
         ValueError: no row is left to train on.
     """
     rows = split.rows
+    if not rows:
+        raise ValueError("the data set has no row that can be used.")
     held_out = min(MOST_HELD_OUT, max(1, len(rows) // 10)) if count is None else count
     if held_out >= len(rows):
         raise ValueError(f"--validation {held_out}: {len(rows)} rows can be used, and at least one must be trained on.")

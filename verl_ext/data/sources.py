@@ -72,6 +72,8 @@ def from_files(paths: Sequence[Path], patterns: Sequence[str] = ("*",)) -> Sourc
     names = [pattern.rpartition("/")[2] for pattern in patterns]
     files: list[Path] = []
     for path in paths:
+        if not path.exists():
+            raise ValueError(f"{path}: there is no such file.")
         inside = sorted(file for file in path.rglob("*") if file.suffix in FORMATS) if path.is_dir() else [path]
         if path.is_dir() and inside:
             found = [file for file in inside if any(fnmatch.fnmatchcase(file.name, name) for name in names)]

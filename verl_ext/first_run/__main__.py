@@ -137,6 +137,8 @@ def _place(hardware: str | None, nodes: int, gpus_per_node: int | None, model: s
     """
     from verl_ext.first_run.node import gpus
 
+    if hardware is not None:
+        choice("hardware", hardware, (CPU, *GPU_MEMORY))
     seen = gpus() if hardware is None or (hardware != CPU and gpus_per_node is None) else []
     if hardware is None:
         name = seen[0][1]
@@ -145,7 +147,6 @@ def _place(hardware: str | None, nodes: int, gpus_per_node: int | None, model: s
         require(
             hardware is not None, "hardware", name, f"no profile is for this GPU, use one of {', '.join(GPU_MEMORY)}"
         )
-    choice("hardware", hardware, (CPU, *GPU_MEMORY))
     address = os.environ.get("RAY_ADDRESS")
     address = None if address in ("", "local") else address
     require(

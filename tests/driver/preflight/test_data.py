@@ -121,5 +121,5 @@ def test_a_directory_or_text_under_the_name_of_parquet_is_refused(config, tmp_pa
     (tmp_path / "text.parquet").write_text("PAR1")
     with pytest.raises(BadConfig, match="text.parquet is not valid: it is no parquet file"):
         validate(changed(config, f"data.train_files={tmp_path}/text.parquet"))
-    with pytest.raises(BadConfig, match="there is no such file"):
+    with pytest.raises(BadConfig, match="is not valid: it is a folder, name files"):
         validate(changed(config, f"data.train_files={tmp_path}"))

@@ -157,7 +157,9 @@ def _obstacle(path: str | Path, read: Callable[[], object], missing: str) -> str
         return _written_out(path)
     try:
         read()
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
+    except IsADirectoryError:
+        return "it is a folder, name files"
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return missing
     except OSError as error:
         return f"it cannot be read ({error.strerror})"
