@@ -115,7 +115,7 @@ def _recipes(setup: Setup) -> str:
     with tempfile.TemporaryDirectory() as folder:
         rows = [
             {
-                "data_source": "x",
+                "data_source": "math",
                 "prompt": [{"role": "user", "content": f"{number}?"}],
                 "reward_model": {"ground_truth": "1"},
             }
