@@ -285,7 +285,7 @@ def test_without_a_name_all_are_listed():
         (["polaris", "--repeat", "32"], "repeat=32 is for validation sets, and polaris is a training set"),
         (["polaris", "--sample", "100"], "sample=100 is for validation sets, and polaris is a training set; use limit"),
         (["polaris", "--prompt", "poem"], "prompt=poem is not valid: use one of boxed"),
-        (["polaris", "--local", "/nowhere.jsonl"], "local=/nowhere.jsonl must be a file that ends in .parquet"),
+        (["polaris", "--local", "/nowhere.jsonl"], "/nowhere.jsonl: there is no such file."),
         (["--check", "/nowhere.parquet"], "/nowhere.parquet cannot be read"),
         (["polaris", "--out", __file__], "test_prepare.py is a file, name a folder."),
     ],
