@@ -1,4 +1,4 @@
-"""The lines that a run prints first: what a step costs, and each default of verl that changes."""
+"""A run first prints the rollouts of a step and each default of verl that the recipe changes."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ GPU_GROUPS = ("model_size", "actor_engine")  # config groups of the GPU profiles
 GROUPS = ("experiment", "hardware", "model_engine", *GPU_GROUPS)
 SIMILAR = 0.6
 THRESHOLDS = (100_000, 20, 20)  # of the search for garbage cycles; CPython's default is (700, 10, 10)
-FORKS = ("RAY_JOB_ID", "RAY_RAYLET_PID")  # environment variables that Ray sets in its workers
+FORKS = ("RAY_JOB_ID", "RAY_RAYLET_PID")  # Ray sets these environment variables in its workers
 FIRST_JOB = "01000000"
 CHECK = "--check"  # a flag of ours, beside hydra's
 FULL_ERROR = "HYDRA_FULL_ERROR"  # "1": hydra raises its errors instead of printing several lines and exiting with 1
@@ -41,7 +41,7 @@ def main(recipe: str) -> None:
     run's first lines are printed.
     """
     arguments, flags = arranged(sys.argv[1:])
-    task = _check if CHECK in flags else _train
+    task = _check_only if CHECK in flags else _train
     try:
         if {"--help", "-h"} & set(flags):
             return _print_help(recipe)
@@ -207,7 +207,7 @@ def _train(config: DictConfig) -> None:
         from verl_ext.driver.cpu import fork_server
 
         fork_server.start()
-    _checked(config)
+    _check(config)
     from omegaconf import OmegaConf
 
     from verl_ext.driver.runner import train
@@ -216,12 +216,12 @@ def _train(config: DictConfig) -> None:
     train(config)
 
 
-def _check(config: DictConfig) -> None:
-    _checked(config)
+def _check_only(config: DictConfig) -> None:
+    _check(config)
     sys.stderr.write(f"No fault was found, and {CHECK} starts no training.\n")
 
 
-def _checked(config: DictConfig) -> None:
+def _check(config: DictConfig) -> None:
     """Refuse a configuration with faults; print a run's first lines."""
     from verl_ext.driver.preflight.packages import conflicting_packages, missing_packages
     from verl_ext.driver.preflight.validate import validate

@@ -73,7 +73,7 @@ def class_name(name: str) -> str:
 def main(
     name: Annotated[str, typer.Argument(help="Of the method, such as my_method.")],
 ) -> None:
-    """Write recipe/NAME in this folder: a policy, its configuration, a test of its promises, and a README."""
+    """Write recipe/NAME in this folder, with a policy, its configuration, a test of its promises and a README."""
     try:
         target = write(name, Path())
     except ValueError as error:

@@ -33,7 +33,7 @@ ROLE = re.compile(r":\w+:`~?(?:[\w.]*\.)?(\w+)`")
 
 
 class Key(NamedTuple):
-    """A key of a configuration file: its name, its value on one line, and the comment above the key."""
+    """A key of a configuration file, with its value on one line and the comment above it."""
 
     name: str
     value: str

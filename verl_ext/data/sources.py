@@ -177,7 +177,7 @@ def _json(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
 def _json_line(line: str, number: int) -> Any:
     try:
         return json.loads(line)
-    except json.JSONDecodeError as error:  # its own numbers are those within the line
+    except json.JSONDecodeError as error:  # the error counts lines within this line
         raise ValueError(f"line {number} is not JSON ({error.msg})") from error
 
 

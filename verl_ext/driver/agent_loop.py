@@ -50,9 +50,9 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
     - A :class:`PrefixClient` answers the loop; the tokens of the prefix are masked in the loop's output. If the
       environment's answer differs from the record, ``rollout_driver.on_divergence`` decides between a failed rollout
       and a prefix that ends with the new answer.
-    - An agent that takes longer than ``rollout_driver.agent_timeout`` has failed its task: the trajectory so far gets
-      reward 0, stays out of the loss, and its tokens count. If the reward function takes too long, or the engine gave
-      no turn, the agent is not to blame, and the rollout is a failed rollout.
+    - An agent that takes longer than ``rollout_driver.agent_timeout`` has failed its task. Its trajectory so far gets
+      reward 0 and stays out of the loss, and its tokens count. If the reward function takes too long, or the engine
+      gave no turn, the agent is not to blame, and the rollout is a failed rollout.
     - A rollout that the policy has cancelled leaves a key with a tag, and no row. A rollout whose response is complete
       can no longer be cancelled: only its reward is missing.
     - Extra fields store facts that the masks do not show, such as the number of generated tokens.
@@ -136,7 +136,7 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
     def _make_loop_maker(self, agent_name: str | None) -> Callable[[], AgentLoopBase]:
         """Makes agent loops of this name for rollouts, see :func:`.loops.loop_maker`.
 
-        Without a name, as in rows of one of several files that lacks the column, the default loop is made.
+        A row has no name if its file lacks the column ``agent_name`` and another file has it: it gets the default loop.
         """
         agent_name = agent_name or self.rollout_config.agent.default_agent_loop
         if agent_name not in _agent_loop_registry:

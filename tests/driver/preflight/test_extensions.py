@@ -1,15 +1,13 @@
-"""Python that users bring is imported before Ray starts; a fault there is one sentence about its key."""
+"""Python that users bring is imported before Ray starts. A fault in it is refused in one sentence with its key."""
 
 from __future__ import annotations
 
 import sys
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from support.configs import changed, compose, good_overrides
 
-from verl_ext.data.schema import make_row, number_rows
+from verl_ext.data.schema import make_row, number_rows, write_rows
 from verl_ext.driver.preflight.validate import BadConfig, validate
 
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -68,7 +66,7 @@ def test_a_reward_file_without_a_usable_function_is_refused(content, fault, conf
 def test_without_a_reward_function_verl_must_know_every_data_source(config, module, tmp_path):
     rows = [make_row("math" if number < 30 else "mine", f"{number}+1=", "1", ability="sums") for number in range(40)]
     number_rows(rows, "train")
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    write_rows(tmp_path / "rows.parquet", rows)
     mixed = changed(config, f"data.train_files={tmp_path}/rows.parquet")
     with pytest.raises(BadConfig) as refused:
         validate(mixed)
@@ -78,7 +76,8 @@ def test_without_a_reward_function_verl_must_know_every_data_source(config, modu
     )
     validate(changed(mixed, f"{REWARD}.path={module('mine', GOOD)}"))
     (tmp_path / "loops.yaml").write_text("[]")
-    validate(changed(mixed, f"{LOOPS}={tmp_path}/loops.yaml"))  # of which one may judge
+    validate(changed(mixed, f"{LOOPS}={tmp_path}/loops.yaml"))  # a loop in it may judge
+    validate(changed(mixed, "trainer.val_only=true", "trainer.val_before_train=true"))
     validate(
         changed(
             config, f"data.val_files={tmp_path}/rows.parquet", "trainer.val_before_train=false", "trainer.test_freq=-1"
@@ -182,8 +181,8 @@ def test_rows_name_loops_that_exist_or_none(config, module, tmp_path):
     (tmp_path / "loops.yaml").write_text("- {name: mine, _target_: loops.Loop}")
     rows = [make_row("math", f"{number}+1=", str(number + 1), ability="sums") for number in range(40)]
     number_rows(rows, "train")
-    rows[1]["agent_name"], rows[2]["agent_name"] = "tool_agent", "mine"
-    pq.write_table(pa.Table.from_pylist([rows[1], rows[2], rows[0], *rows[3:]]), tmp_path / "rows.parquet")
+    rows[0]["agent_name"], rows[1]["agent_name"] = "tool_agent", "mine"
+    write_rows(tmp_path / "rows.parquet", rows)
     mixed = f"data.train_files=[{config.data.train_files},{tmp_path}/rows.parquet]"
     validate(changed(config, mixed, f"{LOOPS}={tmp_path}/loops.yaml"))
     fault = refusal(config, f"data.train_files={tmp_path}/rows.parquet")

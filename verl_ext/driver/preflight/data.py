@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -58,29 +59,33 @@ def check_validation_data(faults: Faults) -> None:
     files = _opened(faults, VALIDATION)
     empty = files is not None and not sum(file.count_rows() for file in files)
     faults.refuse_if(empty, VALIDATION, "it holds no rows, and verl needs at least one, even without validation")
-    if faults["trainer.val_before_train"] or faults["trainer.test_freq"] > 0:
+    if _validates(faults):
         for _ in _good_rows(faults, VALIDATION, files or []):
             pass
 
 
 def column(faults: Faults, name: str) -> Iterator[tuple[str, int, Any]]:
     """The key of the files, the row's number and the value, or None, of all rows that the run samples."""
-    validates = faults["trainer.val_before_train"] or faults["trainer.test_freq"] > 0
-    for key, is_used in ((TRAINING, not faults["trainer.val_only"]), (VALIDATION, validates)):
-        if not is_used:
-            continue
-        number = 0
-        for file in _opened(faults, key) or []:
-            columns = [each for each in ("data_source", name) if each in file.schema.names]
-            for batch in file.to_batches(columns=columns, batch_size=BATCH):
-                for row in batch.to_pylist():
-                    yield key, number, row.get(name)
-                    number += 1
+    for key, is_used in ((TRAINING, not faults["trainer.val_only"]), (VALIDATION, _validates(faults))):
+        files = (_opened(faults, key) or []) if is_used else []
+        for number, value in enumerate(chain.from_iterable(_values(file, name) for file in files)):
+            yield key, number, value
+
+
+def _values(file: pyarrow.dataset.Dataset, name: str) -> Iterator[Any]:
+    if name not in file.schema.names:
+        return repeat(None, file.count_rows())
+    batches = file.to_batches(columns=[name], batch_size=BATCH)
+    return (value for batch in batches for value in batch.column(name).to_pylist())
 
 
 def extra_infos(faults: Faults) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
     """As :func:`column`, of ``extra_info``; an empty mapping for a row without one."""
     return ((key, number, extra or {}) for key, number, extra in column(faults, "extra_info"))
+
+
+def _validates(faults: Faults) -> bool:
+    return bool(faults["trainer.val_before_train"]) or faults["trainer.test_freq"] > 0
 
 
 def _check_features(faults: Faults, rows: int) -> None:
@@ -153,7 +158,7 @@ def _open(faults: Faults, key: str, name: str) -> pyarrow.dataset.Dataset | None
 
 
 def _array(name: str) -> pyarrow.dataset.Dataset | None:
-    """The rows of a JSON file that holds one array; None for a file with one object a line."""
+    """The rows of a JSON file, if the file is one array; None if it has one object on each line."""
     with open(name, encoding="utf-8") as file:
         if not file.read(1) == "[":
             return None

@@ -10,6 +10,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -37,7 +38,7 @@ def check_reward_function(faults: Faults) -> None:
     if not callable(function):
         faults.refuse_if(True, f"{REWARD}.path", f"{section['name']} must be a function, and it is {function!r:.60}")
         return
-    if faults["reward.reward_manager.source"] != "register" or faults["reward.reward_model.enable"]:
+    if not _functions_judge(faults):
         return  # another manager, or a reward model, may pass more
     more = dict.fromkeys(section.get("reward_kwargs") or {})
     try:
@@ -54,29 +55,28 @@ def check_data_sources(faults: Faults) -> None:
 
     The agent loops of a user's file may judge by themselves, and so may another reward manager or a reward model.
     """
-    judged_elsewhere = faults[LOOPS_FILE] or faults["reward.reward_model.enable"]
-    if faults[f"{REWARD}.path"] or judged_elsewhere or faults["reward.reward_manager.source"] != "register":
+    if faults[f"{REWARD}.path"] or faults[LOOPS_FILE] or not _functions_judge(faults):
         return
-    judged: set[object] = set()
     for key, number, source in column(faults, "data_source"):
-        if source in judged:
-            continue
         if not _is_judged_by_verl(source):
             valid = f"verl has no reward function for data_source={source!r:.60} (row {number} of {key})"
             faults.refuse_if(True, f"{REWARD}.path", f"{valid}, name a file or pkg://package.module with one")
             return
-        judged.add(source)
 
 
+def _functions_judge(faults: Faults) -> bool:
+    """Whether one of verl's reward managers calls a reward function, without a reward model."""
+    return faults["reward.reward_manager.source"] == "register" and not faults["reward.reward_model.enable"]
+
+
+@cache
 def _is_judged_by_verl(data_source: object) -> bool:
     from verl.utils.reward_score import default_compute_score
 
     try:
         default_compute_score(data_source, "", None)
-    except NotImplementedError:
-        return False
-    except Exception:  # of a reward function that cannot read these values, or lacks a package
-        return True
+    except Exception as error:  # verl's function for this data source may fail on the values given here
+        return not isinstance(error, NotImplementedError)
     return True
 
 
@@ -109,8 +109,8 @@ def check_modules(faults: Faults) -> None:
 
 
 def check_agent_loops(faults: Faults) -> None:
-    """The agent loops of the default and of the rows are verl's, or described in the user's file, whose loops are all
-    importable."""
+    """The default loop and the rows' loops are verl's or in the user's file, and all loops of the file can be
+    imported."""
     from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
     from verl.utils.import_utils import load_class_from_fqn
 
