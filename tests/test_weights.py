@@ -21,15 +21,24 @@ from verl_ext.weights import (
 LENGTH = 6
 
 
-def make_batch(sizes, padding, seed):
-    """Rows in random order: group of each row, loss mask and per-token loss before weighting."""
+def make_batch(sizes, padding, seed, most_rows=1):
+    """Rows in random order: group and rollout of each row, loss mask and per-token loss before weighting.
+
+    A rollout has up to ``most_rows`` rows.
+    """
     rng = np.random.default_rng(seed)
-    groups = [f"g{index}" for index, size in enumerate(sizes) for _ in range(size)] + [None] * padding
-    lengths = np.array([0 if group is None else rng.integers(1, LENGTH + 1) for group in groups])
-    order = rng.permutation(len(groups))
-    groups, lengths = [groups[index] for index in order], lengths[order]
-    mask = torch.tensor(np.arange(LENGTH)[None, :] < lengths[:, None]).float()
-    return groups, lengths, mask, torch.tensor(rng.normal(size=(len(groups), LENGTH)))
+    rows = [
+        (f"g{index}", rollout)
+        for index, size in enumerate(sizes)
+        for rollout in range(size)
+        for _ in range(rng.integers(1, most_rows + 1))
+    ]
+    rows += [(None, 0)] * padding
+    lengths = np.array([0 if group is None else rng.integers(1, LENGTH + 1) for group, _ in rows])
+    order = rng.permutation(len(rows))
+    groups, rollouts = zip(*[rows[index] for index in order], strict=True)
+    mask = torch.tensor(np.arange(LENGTH)[None, :] < lengths[order, None]).float()
+    return list(groups), list(rollouts), lengths[order], mask, torch.tensor(rng.normal(size=(len(rows), LENGTH)))
 
 
 def verl_loss(loss, mask, mode, rows):
@@ -39,28 +48,31 @@ def verl_loss(loss, mask, mode, rows):
     )
 
 
-def wanted_loss(groups, loss, mask, mode, prompt_weight):
-    """Brute force: the definition of the weighting, written out over groups."""
-    rows = {g: [i for i, other in enumerate(groups) if other == g] for g in dict.fromkeys(groups) if g}
-    token_sum = {i: float((loss[i] * mask[i]).sum()) for i in range(len(groups))}
-    tokens = {i: float(mask[i].sum()) for i in range(len(groups))}
-    single = {g for g, members in rows.items() if len(members) == 1}
-    total_rows = sum(map(len, rows.values()))
-
-    def share(group):  # weight of one rollout; all weights sum to 1
-        return 1 / (len(rows) * len(rows[group])) if prompt_weight == "equal" else 1 / total_rows
-
+def wanted_loss(groups, rollouts, loss, mask, mode, prompt_weight):
+    """Brute force: the definition of the weighting, written out over groups, their rollouts and the rollouts' rows."""
+    names = [name for name in dict.fromkeys(groups) if name is not None]
+    members = {name: sorted({r for g, r in zip(groups, rollouts, strict=True) if g == name}) for name in names}
+    total_rollouts = sum(map(len, members.values()))
     numerator = denominator = 0.0
-    for group, members in rows.items():
-        for i in members:
-            value = token_sum[i] / tokens[i] if mode == "seq-mean-token-mean" else token_sum[i]
-            numerator += 0.0 if group in single else share(group) * value
-            denominator += share(group) * tokens[i]
-    if mode == "token-mean":
-        return numerator / denominator
-    if mode == "token-sum":
-        return numerator * total_rows
-    return numerator / (LENGTH if mode == "seq-mean-token-sum-norm" else 1)
+    for name in names:
+        # All weights of rollouts sum to 1.
+        weight = 1 / (len(names) * len(members[name])) if prompt_weight == "equal" else 1 / total_rollouts
+        for rollout in members[name]:
+            rows = [i for i in range(len(groups)) if groups[i] == name and rollouts[i] == rollout]
+            sums, tokens = [float((loss[i] * mask[i]).sum()) for i in rows], [float(mask[i].sum()) for i in rows]
+            # A sequence mean over a rollout with several rows is the mean of its rows.
+            value = {
+                "token-mean": sum(sums),
+                "token-sum": sum(sums),
+                "seq-mean-token-sum": np.mean(sums),
+                "seq-mean-token-sum-norm": np.mean(sums) / LENGTH,
+                "seq-mean-token-mean": np.mean(np.divide(sums, tokens)),
+            }[mode]
+            numerator += weight * value if len(members[name]) > 1 else 0.0
+            denominator += weight * sum(tokens)
+    return (
+        numerator / denominator if mode == "token-mean" else numerator * (total_rollouts if mode == "token-sum" else 1)
+    )
 
 
 @settings(max_examples=150)
@@ -68,22 +80,40 @@ def wanted_loss(groups, loss, mask, mode, prompt_weight):
     sizes=st.lists(st.integers(1, 6), min_size=1, max_size=6),
     padding=st.integers(0, 4),
     seed=st.integers(0, 10_000),
+    most_rows=st.integers(1, 3),
     mode=st.sampled_from(AGGREGATIONS),
     prompt_weight=st.sampled_from(["equal", "rollouts"]),
 )
-def test_weighted_loss_is_what_the_weighting_means(sizes, padding, seed, mode, prompt_weight):
-    groups, tokens, mask, loss = make_batch(sizes, padding, seed)
-    factors = advantage_factors(
-        groups, tokens, np.zeros(len(groups), dtype=int), prompt_weight=prompt_weight, loss_agg_mode=mode
-    )
+def test_weighted_loss_is_what_the_weighting_means(sizes, padding, seed, most_rows, mode, prompt_weight):
+    groups, rollouts, tokens, mask, loss = make_batch(sizes, padding, seed, most_rows)
+    how = {"prompt_weight": prompt_weight, "loss_agg_mode": mode, "rollouts": rollouts}
+    factors = advantage_factors(groups, tokens, np.zeros(len(groups), dtype=int), **how)
     weighted = verl_loss(loss * torch.tensor(factors)[:, None], mask, mode, len(groups))
-    assert weighted == pytest.approx(wanted_loss(groups, loss, mask, mode, prompt_weight), abs=1e-9)
+    assert weighted == pytest.approx(wanted_loss(groups, rollouts, loss, mask, mode, prompt_weight), abs=1e-9)
+
+
+@settings(max_examples=150)
+@given(
+    sizes=st.lists(st.integers(1, 3), min_size=1, max_size=3),
+    padding=st.integers(0, 1),
+    seed=st.integers(0, 10_000),
+    most_rows=st.integers(1, 2),
+)
+def test_verls_advantages_are_kept_only_if_no_factor_would_change_them(sizes, padding, seed, most_rows):
+    groups, rollouts, tokens, _, _ = make_batch(sizes, padding, seed, most_rows)
+    one_update = np.zeros(len(groups), dtype=int)
+    factors = [
+        advantage_factors(groups, tokens, one_update, prompt_weight=weight, loss_agg_mode=mode, rollouts=rollouts)
+        for weight in ("equal", "rollouts")
+        for mode in AGGREGATIONS
+    ]
+    assert are_of_one_size(groups, rollouts) == np.allclose(factors, 1.0)
 
 
 @pytest.mark.parametrize("mode", AGGREGATIONS)
 @pytest.mark.parametrize("prompt_weight", ["equal", "rollouts"])
 def test_groups_of_one_size_are_left_as_verl_has_them(mode, prompt_weight):
-    groups, tokens, _, _ = make_batch([4] * 6, 0, 1)
+    groups, _, tokens, _, _ = make_batch([4] * 6, 0, 1)
     mini_batch = mini_batch_of_rows(24, 2, 3)
     factors = advantage_factors(groups, tokens, mini_batch, prompt_weight=prompt_weight, loss_agg_mode=mode)
     np.testing.assert_allclose(factors, 1.0, rtol=1e-12)
@@ -94,7 +124,7 @@ def test_groups_of_one_size_are_left_as_verl_has_them(mode, prompt_weight):
 @pytest.mark.parametrize("mode", AGGREGATIONS)
 def test_trebling_half_of_the_groups_leaves_the_loss(mode):
     """The same rollouts, half of the groups three times over: an equal prompt weight sees no difference."""
-    groups, tokens, mask, loss = make_batch([8] * 8, 0, 2)
+    groups, _, tokens, mask, loss = make_batch([8] * 8, 0, 2)
     rows = [i for i, g in enumerate(groups) for _ in range(3 if int(g[1:]) < 4 else 1)]
     same = {"prompt_weight": "equal", "loss_agg_mode": mode}
     uniform = verl_loss(loss, mask, mode, 64)
@@ -105,7 +135,7 @@ def test_trebling_half_of_the_groups_leaves_the_loss(mode):
 
 
 def test_token_mean_is_exact_in_every_mini_batch():
-    groups, tokens, mask, loss = make_batch([2, 2, 6, 6], 0, 3)
+    groups, _, tokens, mask, loss = make_batch([2, 2, 6, 6], 0, 3)
     mini_batch = mini_batch_of_rows(16, 2, 2)
     factors = advantage_factors(groups, tokens, mini_batch, prompt_weight="equal", loss_agg_mode="token-mean")
     for index in (0, 1):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -18,23 +18,25 @@ def advantage_factors(
     *,
     prompt_weight: str,
     loss_agg_mode: str,
+    rollouts: Sequence[int] | None = None,
 ) -> np.ndarray:
     """Factors on the advantages, to give every prompt the chosen weight under verl's own loss aggregation.
 
-    With N rows (padding included), R of them real, B groups, G_i rows in the group of row i, T_i loss tokens
-    in row i, j the mini-batch of row i, and T_j the loss tokens in mini-batch j:
+    A rollout has one row, or several where an agent loop returns several outputs. With N rows (padding included), R
+    rollouts, B groups, G_i rollouts in the group of row i, K_i rows of the rollout of row i, T_i loss tokens in row i,
+    j the mini-batch of row i, and T_j the loss tokens in mini-batch j:
 
-    ==================  ================================  ==========
+    ==================  ================================  ============
     aggregation         ``equal``                         ``rollouts``
-    ==================  ================================  ==========
+    ==================  ================================  ============
     token-mean          T_j / (G_i · Σ_{k∈j} T_k / G_k)   1
     token-sum           R / (B · G_i)                     1
-    seq-mean-*          N / (B · G_i)                     N / R
-    ==================  ================================  ==========
+    seq-mean-*          N / (B · G_i · K_i)               N / (R · K_i)
+    ==================  ================================  ============
 
-    With groups of one size and no padding every factor is 1. The policy loss is positively homogeneous in the
-    advantage, so scaling the advantage scales the loss exactly; KL and entropy terms are not reweighted. A group with
-    a single row gets 0: verl would use the raw reward as the row's advantage.
+    With groups of one size, one row a rollout and no padding every factor is 1. The policy loss is positively
+    homogeneous in the advantage, so scaling the advantage scales the loss exactly; KL and entropy terms are not
+    reweighted. A group with a single rollout gets 0: verl would use the raw reward as the rollout's advantage.
 
     Args:
         groups: (N,) group of each row, None for padding.
@@ -42,20 +44,19 @@ def advantage_factors(
         mini_batch: (N,) index of the mini-batch each row is trained in.
         prompt_weight: ``equal`` or ``rollouts``.
         loss_agg_mode: verl's ``actor.loss_agg_mode``.
+        rollouts: (N,) number of each row's rollout within its group; None if every row is a rollout of its own.
 
     Returns:
         (N,) float64; padding rows have 0.
     """
-    real = np.array([group is not None for group in groups])
-    names, index, sizes = np.unique([group or "" for group in groups], return_inverse=True, return_counts=True)
-    size = sizes[index].astype(np.float64)
-    rows, rollouts, prompts = len(groups), int(real.sum()), len(names) - (not real.all())
+    real, size, rows_of_rollout = _sizes(groups, rollouts)
+    rows, total_rollouts, prompts = len(groups), (1 / rows_of_rollout[real]).sum(), len({*groups} - {None})
     if prompt_weight == "rollouts":
-        factors = np.full(rows, rows / rollouts if loss_agg_mode in SEQUENCE_MEANS else 1.0)
+        factors = rows / (total_rollouts * rows_of_rollout) if loss_agg_mode in SEQUENCE_MEANS else np.ones(rows)
     elif loss_agg_mode in SEQUENCE_MEANS:
-        factors = rows / (prompts * size)
+        factors = rows / (prompts * size * rows_of_rollout)
     elif loss_agg_mode == "token-sum":
-        factors = rollouts / (prompts * size)
+        factors = total_rollouts / (prompts * size)
     elif loss_agg_mode == "token-mean":
         tokens = np.where(real, tokens, 0.0)
         total = np.bincount(mini_batch, weights=tokens)
@@ -67,15 +68,20 @@ def advantage_factors(
     return np.where(real & (size > 1), factors, 0.0)
 
 
-def are_of_one_size(groups: Sequence[str | None]) -> bool:
-    """Whether every factor is 1: there is no padding, and all groups have the same size of at least 2."""
-    sizes = set(Counter(groups).values())
-    return None not in groups and len(sizes) == 1 and sizes != {1}
+def are_of_one_size(groups: Sequence[str | None], rollouts: Sequence[int] | None = None) -> bool:
+    """Whether every factor is 1: there is no padding, all groups have the same number of rollouts, at least 2, and all
+    rollouts have the same number of rows. The arguments are those of :func:`advantage_factors`."""
+    real, size, rows_of_rollout = _sizes(groups, rollouts)
+    return bool(real.all() and size.min() > 1 and np.ptp(size) == 0 and np.ptp(rows_of_rollout) == 0)
 
 
-def of_one_rollout(rows: Iterable[tuple[str, int]]) -> set[str]:
-    """The groups with a single rollout; ``rows`` are group and rollout of each row. A rollout may have several rows."""
-    return {group for group, rollouts in Counter(group for group, _ in set(rows)).items() if rollouts == 1}
+def _sizes(groups: Sequence[str | None], rollouts: Sequence[int] | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(N,) each: whether the row is no padding, the rollouts of its group, and the rows of its rollout."""
+    of_row = [*zip(groups, range(len(groups)) if rollouts is None else rollouts, strict=True)]
+    rows = Counter(of_row)
+    size = Counter(group for group, _ in rows)
+    real = np.array([group is not None for group in groups])
+    return real, np.array([size[group] for group in groups], dtype=np.float64), np.array([rows[key] for key in of_row])
 
 
 def mini_batch_of_rows(rows: int, workers: int, updates: int) -> np.ndarray:

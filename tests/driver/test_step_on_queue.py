@@ -170,11 +170,11 @@ def test_no_optimizer_step_is_left_to_the_rows_that_pad_a_batch(make):
     assert sorted(sum(trained, [])) == sorted(f"{p}-1_{n}_0" for p, group in rows.items() for n in range(len(group)))
 
 
-def test_a_group_of_one_rollout_has_no_gradient_however_many_rows_the_rollout_has(make):
+def test_a_rollout_counts_once_however_many_rows_it_has(make):
     """An agent loop may return several outputs for a rollout. verl takes the reward of a lone rollout as advantage."""
-    trainer = make("grpo")
+    trainer = make("grpo", "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean")
     keys, fields, tags = [], [], []
-    for uid, session, output in [("a-1", 0, 0), ("a-1", 0, 1), ("b-2", 0, 0), ("b-2", 1, 0)]:
+    for uid, session, output in [("a-1", 0, 0), ("a-1", 0, 1), ("b-2", 0, 0), ("b-2", 1, 0), ("b-2", 1, 1)]:
         scores, numbers = torch.tensor([0.0, float(session == 0)]), torch.zeros(2)
         keys.append(f"{uid}_{session}_{output}")
         mask = torch.ones(2, dtype=torch.int64)
@@ -184,9 +184,10 @@ def test_a_group_of_one_rollout_has_no_gradient_however_many_rows_the_rollout_ha
     trainer._dp_size = 1
     trainer._compute_advantage(KVBatchMeta(partition_id="train", keys=keys, tags=tags), {})
     data = tq.kv_batch_get(keys=keys, partition_id="train", select_fields=["advantages"])["advantages"]
-    lone, paired = data.unbind()[:2], data.unbind()[2:]
-    assert [row.tolist() for row in lone] == [[0.0, 0.0], [0.0, 0.0]]
-    assert all(row.abs().min() > 0.5 for row in paired)
+    # 5 rows in the mean, 2 prompts, 2 rollouts of b-2: a rollout's factor is 5 / 4, shared by its rows.
+    unit = 0.5 / (0.5**0.5 + 1e-6)
+    wanted = [0.0, 0.0, 5 / 4 * unit, -5 / 8 * unit, -5 / 8 * unit]
+    torch.testing.assert_close(torch.stack(data.unbind()), torch.tensor(wanted)[:, None].expand(5, 2))
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ from verl_ext.driver.weight_sync import WeightTurns
 from verl_ext.errors import BadConfig, CannotFillBatch
 from verl_ext.policy import Group, Prompt, RolloutPolicy
 from verl_ext.record import RecordingController
-from verl_ext.weights import advantage_factors, are_of_one_size, mini_batch_of_rows, of_one_rollout, spread_padding
+from verl_ext.weights import advantage_factors, are_of_one_size, mini_batch_of_rows, spread_padding
 
 logger = logging.getLogger(__name__)
 
@@ -246,8 +246,8 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, WeightTurns):
         over_all = self.policy.baseline == "all"
         of_whole_groups = advantages_over_all(self._groups, self.config.algorithm) if over_all else {}
         weights = {group.id: group.weight for group in self._groups}
-        lone = of_one_rollout(row[:2] for row, group in zip(rows, groups, strict=True) if group is not None)
-        same_weight = are_of_one_size(groups) and not lone and set(weights.values()) <= {1}
+        rollouts = [row.session for row in rows]
+        same_weight = are_of_one_size(groups, rollouts) and set(weights.values()) <= {1}
         if clip is None and not of_whole_groups and same_weight:
             return batch  # verl's advantages would not change
         fields = ["advantages", "response_mask"]
@@ -259,8 +259,9 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, WeightTurns):
             mini_batch_of_rows(len(batch), self._dp_size, self.updates_per_step),
             prompt_weight=self.policy.prompt_weight,
             loss_agg_mode=self.config.actor_rollout_ref.actor.loss_agg_mode,
+            rollouts=rollouts,
         )
-        factors *= [0.0 if group in lone else weights.get(group, 1.0) for group in groups]
+        factors *= [weights.get(group, 1.0) for group in groups]
         advantages = [
             (mask * of_whole_groups[row[:2]]).to(verls.dtype) if row[:2] in of_whole_groups else verls
             for row, mask, verls in zip(rows, masks, data["advantages"].unbind(), strict=True)
