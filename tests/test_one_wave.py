@@ -130,6 +130,18 @@ def test_dynamic_sampling_trains_only_on_groups_with_signal():
         assert run.metrics()["knapsack/rounds"] > 1
 
 
+def test_dynamic_sampling_of_continuous_rewards_goes_by_the_rewards(features):
+    options = {"features": features, "link": "softplus"}
+    policy = Vip(
+        train_batch_size=2, n=4, rewards="continuous", estimator_options=options, dynamic_sampling=True, max_rounds=1
+    )
+    policy.start_run(1, [""] * len(RATES))
+    policy.start_step(1, lambda count, but=(): [Prompt("a", 0), Prompt("b", 1)])
+    for prompt, rewards in (("a", (0.1, 0.4)), ("b", (0.2, 0.2))):
+        policy.on_group(Group(prompt, Prompt(prompt, 0), [Rollout(reward, False, 3, 0) for reward in rewards]))
+    assert [group.id for group in policy.take_batch()] == ["a"]
+
+
 def test_a_short_batch_of_dynamic_sampling_is_warned_about(caplog):
     short = "trains on 1 of 2 prompts"
     run = controller(Knapsack(train_batch_size=2, n=16, dynamic_sampling=True, max_rounds=2), [0.5, 0.0, 0.0])

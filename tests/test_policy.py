@@ -72,6 +72,23 @@ def test_verdicts_come_from_the_verifier_first():
     assert Group("g", Prompt("p", 0), [*rollouts(-1.0, 0.5), timed_out]).verdicts is None
 
 
+@pytest.mark.parametrize(
+    ("made", "mixed"),
+    [
+        ([Rollout(-0.5, False, 3, 0), Rollout(0.0, False, 3, 0)], False),  # an overlong penalty of one rollout
+        ([Rollout(0.0, True, 3, 0), Rollout(0.0, False, 3, 0)], True),
+        ([*rollouts(1.0, 1.0), Rollout(math.nan, None, 0, 0, failed=True)], False),
+        (rollouts(0.0, 1.0), True),
+        (rollouts(0.2, 0.7), True),
+        (rollouts(0.2, 0.2), False),
+        (rollouts(1.0), False),
+        ([], False),
+    ],
+)
+def test_a_group_is_mixed_by_its_verdicts_or_without_them_by_its_rewards(made, mixed):
+    assert Group("g", Prompt("p", 0), made).is_mixed is mixed
+
+
 def test_delay_is_of_the_oldest_rollout_and_failed_ones_do_not_count():
     group = Group("g", Prompt("p", 0), rollouts(1.0, version=2) + rollouts(0.0, version=5))
     assert group.delay(6) == 3

@@ -34,8 +34,9 @@ class OneWave(RolloutPolicy):
 
     Prompts without a prediction get ``n`` rollouts each; the allocator divides the rest of the budget.
 
-    With ``dynamic_sampling``, groups whose rewards are all equal are discarded and replaced by groups of further
-    prompts, for at most ``max_rounds`` rounds (Knapsack-RL Appendix G.5).
+    With ``dynamic_sampling``, groups whose rollouts are all correct or all wrong are discarded and replaced by groups
+    of further prompts, for at most ``max_rounds`` rounds (Knapsack-RL Appendix G.5). Without verdicts, and with
+    ``rewards=continuous``, these are the groups whose rewards are all equal.
 
     Args:
         train_batch_size: prompts per training step (B).
@@ -165,7 +166,8 @@ class OneWave(RolloutPolicy):
             actions.append(Discard(group, "empty"))
         else:
             self._finished.append(group)
-            if self.dynamic_sampling and not has_spread(group.rewards):
+            mixed = has_spread(group.rewards) if self.continuous else group.is_mixed
+            if self.dynamic_sampling and not mixed:
                 actions.append(Discard(group, "no_spread"))
             elif len(self._ready) < self.train_batch_size:
                 self._ready.append(group)

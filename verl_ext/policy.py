@@ -128,6 +128,12 @@ class Group:
         return [rollout.reward == 1.0 if rollout.correct is None else bool(rollout.correct) for rollout in usable]
 
     @property
+    def is_mixed(self) -> bool:
+        """Whether some usable rollouts are correct and others wrong; without verdicts, whether the rewards differ."""
+        verdicts = self.verdicts
+        return has_spread(self.rewards) if verdicts is None else len(set(verdicts)) == 2
+
+    @property
     def success_rate(self) -> float:
         """Share of correct rollouts; without verdicts, the mean of rewards that all lie in [0, 1].
 

@@ -16,7 +16,6 @@ from verl_ext.policy import (
     Request,
     RolloutPolicy,
     StepCost,
-    has_spread,
     oversampled,
 )
 
@@ -24,10 +23,11 @@ logger = logging.getLogger(__name__)
 
 
 class DynamicSampling(RolloutPolicy):
-    """Sample rounds of s·B prompts with ``n`` rollouts each until B groups have different rewards.
+    """Sample rounds of s·B prompts with ``n`` rollouts each until B groups have both correct and wrong rollouts.
 
-    Groups whose rewards are all equal are discarded, and so are groups beyond B, as in the authors' implementation.
-    After ``max_rounds`` rounds the step trains on the groups found so far.
+    Verdicts decide, not rewards: an overlong penalty gives a group of wrong rollouts different rewards. Without
+    verdicts, rewards have to differ. All other groups are discarded, and so are groups beyond B, as in the authors'
+    implementation. After ``max_rounds`` rounds the step trains on the groups found so far.
 
     Source: Yu et al., DAPO (arXiv 2503.14476), section 3.2; s = 3 as in the Pilot-Commit paper, section 4.3.
 
@@ -73,7 +73,7 @@ class DynamicSampling(RolloutPolicy):
     def on_group(self, group: Group) -> list[Action]:
         self._awaited -= 1
         actions: list[Action] = []
-        if not has_spread(group.rewards):
+        if not self.has_signal(group):
             self._dropped += 1
             self._no_spread += bool(group.usable)
             actions.append(Discard(group, "no_spread" if group.usable else "empty"))
@@ -88,12 +88,16 @@ class DynamicSampling(RolloutPolicy):
             return []
         if not self._ready:
             raise CannotFillBatch(
-                f"step {self._step}: none of {self._dropped} groups in {self._rounds} rounds had two different "
-                "rewards; use data that is neither too easy nor too hard for the model, or raise "
+                f"step {self._step}: none of {self._dropped} groups in {self._rounds} rounds had rollouts with "
+                "different outcomes; use data that is neither too easy nor too hard for the model, or raise "
                 "rollout_policy.max_rounds or actor_rollout_ref.rollout.n"
             )
         batch, self._ready, self._closed = self._ready, [], False
         return batch
+
+    def has_signal(self, group: Group) -> bool:
+        """Whether the group is trained on."""
+        return group.is_mixed
 
     def _sample_round(self) -> list[Action]:
         """Request the next round of prompts, or close the batch if it is full or ``max_rounds`` is reached."""
@@ -106,7 +110,7 @@ class DynamicSampling(RolloutPolicy):
         self._closed = True
         if 0 < len(self._ready) < self.train_batch_size:
             logger.warning(
-                "step %d trains on %d of %d prompts: %d groups had no reward spread in %d rounds",
+                "step %d trains on %d of %d prompts: the rollouts of %d groups had no different outcomes in %d rounds",
                 self._step,
                 len(self._ready),
                 self.train_batch_size,

@@ -102,6 +102,10 @@ class Greso(DynamicSampling):
             self._adapt()
         return batch
 
+    def has_signal(self, group: Group) -> bool:
+        """Whether the rewards differ: as in the authors' release, verdicts decide between easy and hard only."""
+        return has_spread(group.rewards)
+
     def exploration_probability(self, prompt: Prompt) -> float:
         """Probability of generating the prompt if it is drawn."""
         streak = self.streaks.get(prompt.id, 0)
@@ -143,7 +147,7 @@ class Greso(DynamicSampling):
         if len(group.usable) < 2:
             return "failed"
         streak = self.streaks.get(group.prompt.id, 0)
-        if has_spread(group.rewards):
+        if self.has_signal(group):
             self.streaks[group.prompt.id] = 0
             return "spread"
         verdicts = group.verdicts

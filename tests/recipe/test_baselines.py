@@ -10,7 +10,9 @@ import pytest
 from support.engine import BernoulliEngine, controller, run_step
 
 from recipe.dynamic_sampling.policy import DynamicSampling
+from recipe.greso.policy import Greso
 from recipe.grpo.policy import Uniform
+from recipe.knapsack.policy import Knapsack
 from verl_ext.errors import CannotFillBatch
 from verl_ext.policy import has_spread
 
@@ -38,6 +40,31 @@ def test_dynamic_sampling_trains_only_on_groups_with_spread():
         metrics = run.metrics()
         assert metrics["groups/effective_ratio"] == 1.0 and metrics["rollouts/buffered"] == 0
         assert metrics["rollouts/sampled"] == 12 * 4 * metrics["dynamic_sampling/rounds"]
+
+
+class Overlong(BernoulliEngine):
+    """Long responses lose a part of their reward; verdicts stay."""
+
+    def rollout(self, group, version):
+        made = super().rollout(group, version)
+        return replace(made, reward=made.reward - made.tokens / 100)
+
+
+@pytest.mark.parametrize(
+    ("policy", "mixed"),
+    [
+        (DynamicSampling(train_batch_size=4, n=8), True),
+        (Knapsack(train_batch_size=4, n=8, dynamic_sampling=True), True),
+        (Greso(train_batch_size=4, n=8), False),
+    ],
+)
+def test_an_overlong_penalty_makes_no_group_mixed(policy, mixed):
+    """DAPO and Knapsack-RL judge groups by correctness, and GRESO's release by rewards."""
+    run = controller(policy, [0.0, 1.0, 0.5, 0.5] * 20)
+    run.engine = Overlong(run.engine.success_rates)
+    batches = [group for step in range(1, 6) for group in run_step(run, step)]
+    assert all(has_spread(group.rewards) for group in batches)
+    assert all(0 < sum(group.verdicts) < 8 for group in batches) is mixed
 
 
 class Failing(BernoulliEngine):

@@ -142,7 +142,7 @@ def test_a_run_that_cannot_go_on_says_why(tmp_path):
     run.engine.problems = [replace(problem, reference=UNREACHABLE) for problem in run.engine.problems]
     learn(run, files(tmp_path))
     found = files(tmp_path).read()
-    assert "two different rewards" in found.ended
+    assert "rollouts with different outcomes" in found.ended
     last = found.records[run.controller.step]
     assert last["val-core/words/acc/mean@1"] >= 0 and last["generation/waves_total"] == run.engine.waves > 0
 

@@ -63,7 +63,7 @@ def test_a_run_that_cannot_go_on_says_why():
     simulated = simulate(
         Method.parse("dynamic_sampling n=8 max_rounds=1", 8), replace(WORLD, population="1:0.001:10"), 0
     )
-    assert "had two different rewards" in simulated.ended and len(simulated.records) < 12
+    assert "had rollouts with different outcomes" in simulated.ended and len(simulated.records) < 12
 
 
 def test_too_few_prompts_are_refused():
