@@ -82,6 +82,8 @@ def test_settings_are_those_of_the_pilot_commit_paper(method, model):
     assert config["data"]["max_prompt_length"] == 2048 and len(config["data"]["val_files"]) == 7
     overlong = (config["reward"].get("reward_kwargs") or {}).get("overlong_buffer_cfg") or {"enable": False}
     assert overlong["enable"] == (model == "qwen2_5_math_1_5b")
+    if overlong["enable"]:  # of rewards 0 and 1: half of the release's, for its rewards -1 and 1
+        assert (overlong["len"], overlong["penalty_factor"]) == (4096, 0.5)
     if method == "pilot_commit":
         order = "max_variance" if model == "qwen2_5_math_1_5b" else "random"
         assert (config["rollout_policy"]["order"], config["rollout_policy"]["max_rounds"]) == (order, 10)
