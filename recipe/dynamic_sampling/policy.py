@@ -73,7 +73,7 @@ class DynamicSampling(RolloutPolicy):
     def on_group(self, group: Group) -> list[Action]:
         self._awaited -= 1
         actions: list[Action] = []
-        if not self.has_signal(group):
+        if not self.keeps(group):
             self._dropped += 1
             self._no_spread += bool(group.usable)
             actions.append(Discard(group, "no_spread" if group.usable else "empty"))
@@ -95,7 +95,7 @@ class DynamicSampling(RolloutPolicy):
         batch, self._ready, self._closed = self._ready, [], False
         return batch
 
-    def has_signal(self, group: Group) -> bool:
+    def keeps(self, group: Group) -> bool:
         """Whether the group is trained on."""
         return group.is_mixed
 
@@ -110,7 +110,7 @@ class DynamicSampling(RolloutPolicy):
         self._closed = True
         if 0 < len(self._ready) < self.train_batch_size:
             logger.warning(
-                "step %d trains on %d of %d prompts: the rollouts of %d groups had no different outcomes in %d rounds",
+                "step %d trains on %d of %d prompts: %d groups in %d rounds had rollouts with a single outcome only",
                 self._step,
                 len(self._ready),
                 self.train_batch_size,

@@ -102,7 +102,7 @@ class Greso(DynamicSampling):
             self._adapt()
         return batch
 
-    def has_signal(self, group: Group) -> bool:
+    def keeps(self, group: Group) -> bool:
         """Whether the rewards differ: as in the authors' release, verdicts decide between easy and hard only."""
         return has_spread(group.rewards)
 
@@ -147,7 +147,7 @@ class Greso(DynamicSampling):
         if len(group.usable) < 2:
             return "failed"
         streak = self.streaks.get(group.prompt.id, 0)
-        if self.has_signal(group):
+        if has_spread(group.rewards):
             self.streaks[group.prompt.id] = 0
             return "spread"
         verdicts = group.verdicts
