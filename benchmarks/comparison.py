@@ -90,7 +90,6 @@ def plain(*methods: str) -> dict[str, str]:
 
 
 PLAIN = plain(*METHODS)
-CONFIRMED = plain("grpo", "recall", "knapsack", "hora", "pods")
 ON_STACK = plain("grpo", "recall", "pods")
 WITH_TOOL = {
     "grpo": "grpo",
@@ -102,7 +101,9 @@ UNIFORM = {  # GRPO with the losses of VIP and of Knapsack-RL
     "uniform_token_mean": "grpo n={n} actor_rollout_ref.actor.loss_agg_mode=token-mean "
     "rollout_driver.advantage_clip=5.0 prompt_weight=rollouts",
 }
-FREE = CONFIRMED | {"uniform_token_mean": UNIFORM["uniform_token_mean"]}
+CONFIRMED = plain("grpo", "recall", "knapsack", "hora", "pods") | {
+    "uniform_token_mean": UNIFORM["uniform_token_mean"],
+}
 QUICKSTARTS_PILOT_COMMIT = "pilot_commit n_pilot=4 n_commit=60 s=6 max_rounds=20 p_lower=0.25 p_upper=0.75"
 ON_STACK_64 = {
     "grpo": "grpo",
@@ -116,7 +117,7 @@ QUESTIONS = {
     "confirm256": Question([(4, 64), (8, 32)], CONFIRMED, LRS[2:5]),
     "step1024": Question([(n, 1024 // n) for n in NS], PLAIN),
     "tool256": Question([(8, 32), (32, 8)], WITH_TOOL, task="tool"),
-    "free": Question([(n, prompts) for n in NS[:3] for prompts in NS[1:]], FREE, LRS[1:5]),
+    "free": Question([(n, prompts) for n in NS[:3] for prompts in NS[1:]], CONFIRMED, LRS[1:5]),
     "stack64": Question([(64, 4)], ON_STACK_64, STACK_LRS, quickstart=True, on_stack=True),
     "stack256": Question([(n, 256 // n) for n in (4, 8, 16, 64)], ON_STACK, STACK_LRS, quickstart=True, on_stack=True),
     "lab256": Question([(4, 64), (8, 32)], plain("grpo", "recall"), STACK_LRS[2:5], quickstart=True),
