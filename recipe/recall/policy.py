@@ -23,10 +23,9 @@ from verl_ext.policy import (
     Request,
     RolloutPolicy,
     StepCost,
-    has_spread,
 )
 
-START, RATE = 0.25, 0.3  # of the moving average of the share of pilots whose rewards differ
+START, RATE = 0.25, 0.3  # of the moving average of the share of new prompts whose pilots differ
 RECENT, FEWEST = 256, 16  # the prior is fitted to the last RECENT pilots, once there are FEWEST
 MEANS, CORRELATIONS = (0.02, 0.98), (0.02, 0.95)  # bounds of the fitted prior
 
@@ -49,7 +48,8 @@ class Recall(RolloutPolicy):
     those of the largest worth, all worth more than a new prompt; and ``n_pilot`` rollouts for new prompts, so many that
     the prompts whose pilots differ are expected to spend the rest of B·n in wave 2. Each of these prompts gets its
     further rollouts as soon as its pilots have finished; prompts beyond B are discarded, but remembered. The groups
-    whose rewards differ are trained on.
+    with correct and wrong rollouts are trained on. Rollouts differ by their verdicts, or without verdicts by their
+    rewards.
 
     Source: this project. docs/comparison.md says how the defaults were chosen.
 
@@ -69,7 +69,7 @@ class Recall(RolloutPolicy):
             name="recall_prompts",
             pattern=r"recall/trained_(recalled|new)",
             title="Recall: trained prompts",
-            caption="Prompts per step whose rewards differ: remembered prompts, and prompts that were new.",
+            caption="Prompts per step with correct and wrong rollouts: remembered prompts, and prompts that were new.",
             unit="prompts",
             stacked=True,
         ),
@@ -103,7 +103,7 @@ class Recall(RolloutPolicy):
         self.max_rounds, self.prompt_weight = max_rounds, prompt_weight
         self.memory: dict[str, Memory] = {}  # by prompt id
         self.pilots: list[float] = []  # success rates of the last pilots
-        self.survival = START  # share of the pilots whose rewards differ, a moving average over the steps
+        self.survival = START  # share of new prompts whose pilots differ, a moving average over the steps
         self._counts: Counter[str] = Counter()  # metrics of the step
         self._ready: list[Group] = []
         self._due = False  # start_step was called, and take_batch has not returned its batch yet
@@ -183,8 +183,9 @@ class Recall(RolloutPolicy):
             return []
         if not self._ready:
             raise CannotFillBatch(
-                f"step {self._step}: no prompt had differing rewards in {self._counts['rounds']} rounds; use data that "
-                "is neither too easy nor too hard for the model, or raise rollout_policy.n_pilot"
+                f"step {self._step}: no prompt had rollouts with different outcomes in {self._counts['rounds']} "
+                "rounds; use data that is neither too easy nor too hard for the model, or raise "
+                "rollout_policy.n_pilot"
             )
         if self._counts["new"]:
             self.survival += RATE * (self._counts["survived"] / self._counts["new"] - self.survival)
@@ -209,7 +210,7 @@ class Recall(RolloutPolicy):
         """Request the second wave of a new prompt whose pilots differ, while the batch has room for it."""
         if len(group.usable) == self.n_pilot:  # the prior's formula is for rates of n_pilot rollouts
             self.pilots = [*self.pilots[1 - RECENT :], group.success_rate]
-        if not has_spread(group.rewards):
+        if not group.is_mixed:
             return self._finish(group)
         self._counts["survived"] += 1
         if not self._room:
@@ -222,7 +223,7 @@ class Recall(RolloutPolicy):
     def _finish(self, group: Group) -> list[Action]:
         if group.usable:
             self._count(group)
-        if not has_spread(group.rewards):
+        if not group.is_mixed:
             return [Discard(group, "no_spread" if group.usable else "empty")]
         self._counts["trained_recalled" if group.prompt.id in self._recalled_ids else "trained_new"] += 1
         self._ready.append(group)

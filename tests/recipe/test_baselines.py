@@ -13,6 +13,7 @@ from recipe.dynamic_sampling.policy import DynamicSampling
 from recipe.greso.policy import Greso
 from recipe.grpo.policy import Uniform
 from recipe.knapsack.policy import Knapsack
+from recipe.recall.policy import Recall
 from verl_ext.errors import CannotFillBatch
 from verl_ext.policy import has_spread
 
@@ -55,11 +56,12 @@ class Overlong(BernoulliEngine):
     [
         (DynamicSampling(train_batch_size=4, n=8), True),
         (Knapsack(train_batch_size=4, n=8, dynamic_sampling=True), True),
+        (Recall(train_batch_size=4, n=8), True),
         (Greso(train_batch_size=4, n=8), False),
     ],
 )
 def test_an_overlong_penalty_makes_no_group_mixed(policy, mixed):
-    """DAPO and Knapsack-RL judge groups by correctness, and GRESO's release by rewards."""
+    """DAPO, Knapsack-RL and Recall judge groups by correctness, and GRESO's release by rewards."""
     run = controller(policy, [0.0, 1.0, 0.5, 0.5] * 20)
     run.engine = Overlong(run.engine.success_rates)
     batches = [group for step in range(1, 6) for group in run_step(run, step)]
