@@ -15,7 +15,7 @@ from threading import Thread
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support.shells import alive, run, wait_for
+from support.shells import alive, cancel_around_the_answer, run, wait_for
 
 from verl_ext.sandbox import bash as module
 from verl_ext.sandbox.bash import Answer, Bash, ShellEnded, text_of
@@ -470,6 +470,14 @@ def test_a_command_that_breaks_the_shell_leaves_no_wrong_answer(tmp_path):
             raise ShellEnded("the shell works")
 
     at_once(tmp_path, test, BREAKS)
+
+
+def test_a_cancellation_is_not_lost_when_the_answer_comes(monkeypatch):
+    async def work(answer):
+        monkeypatch.setattr(Bash, "_exchange", lambda *_: answer)
+        await Bash(None, MOST).run(b"true", LONG)
+
+    run(cancel_around_the_answer(work, Answer(b"", b"", 0, "done", 0)))
 
 
 # ---- silence ----

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.shells import alive, run, wait_for
+from support.shells import alive, cancel_around_the_answer, run, wait_for
 
-from verl_ext.sandbox.places import EndOfProgram, Ends, Local, PlaceFailure, Stream
+from verl_ext.sandbox.places import EndOfProgram, Ends, Local, PlaceFailure, Stream, finish
 
 
 async def answer(stream: Stream, end: bytes) -> bytes:
@@ -112,3 +114,17 @@ def test_a_cancelled_run_leaves_no_process(tmp_path):
         assert not alive(int((tmp_path / "pid").read_text()))
 
     run(main())
+
+
+def test_a_cancellation_is_not_lost_when_the_program_ends():
+    killed = []
+
+    async def work(end):
+        stream = SimpleNamespace(read=AsyncMock(return_value=b""), wait=lambda: end, kill=AsyncMock())
+        try:
+            await finish(stream, 60, 10)
+        finally:
+            killed.append(stream.kill.await_count)
+
+    run(cancel_around_the_answer(work, 0))
+    assert killed[0] == 1

@@ -11,7 +11,7 @@ import time
 import pytest
 from aiohttp import web
 from support.servers import never, server, swerex_remote
-from support.shells import alive, run, wait_for
+from support.shells import alive, cancel_around_the_answer, run, wait_for
 from swerex.deployment.remote import RemoteDeployment
 from swerex.runtime.abstract import Command
 from swerex.runtime.remote import RemoteRuntime
@@ -217,6 +217,16 @@ def test_a_server_that_nobody_serves_and_an_address_that_is_none():
         run(Client("file:///etc/passwd", TOKEN).bash(servers.BEGIN, ""))
 
 
+def test_a_cancellation_is_not_lost_when_the_answer_comes(monkeypatch):
+    client = Client("http://127.0.0.1:9", TOKEN)
+
+    async def work(answer):
+        monkeypatch.setattr(client, "_exchange", lambda *_: answer)
+        assert await client.is_alive()
+
+    run(cancel_around_the_answer(work, (200, b'{"is_alive": true}')))
+
+
 # ---- swe-rex's real server ----
 
 
@@ -320,6 +330,23 @@ def test_programs_that_wait_keep_nobody_else_waiting(place):
         wait_for(lambda: not alive(number))
 
     on(place, work)
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.01, 0.05])
+def test_a_program_whose_start_is_cancelled_is_ended(place, tmp_path, pause):
+    begun = f"echo $$ > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/number; exec sleep 1000"
+
+    async def work():
+        for start in (place.run(["bash", "-c", begun], 600, 10), place.open(["bash", "-c", begun])):
+            starting = asyncio.create_task(start)
+            await asyncio.sleep(pause)
+            if starting.cancel():
+                with pytest.raises(asyncio.CancelledError):
+                    await starting
+
+    on(place, work)
+    number = tmp_path / "number"
+    wait_for(lambda: not number.exists() or not alive(int(number.read_text())))
 
 
 def test_the_end_of_a_place_ends_its_programs_and_leaves_a_shared_server(place, port, tmp_path):

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from verl.experimental.agent_loop.tool_agent_loop import AgentData, ToolAgentLoop
 from verl.experimental.agent_loop.tool_parser import FunctionCall
 
@@ -46,6 +47,26 @@ class Agent:
 
 def run(coroutine: Coroutine) -> Any:
     return asyncio.run(coroutine)
+
+
+async def cancel_around_the_answer(work: Callable[[asyncio.Future], Coroutine], answer: Any) -> None:
+    """Start ``work`` on a future answer, and cancel it some turns of the event loop after the answer has come.
+
+    A coroutine that has not ended by then has to be cancelled, in whatever turn: nobody would cancel it again.
+    """
+    for turns in range(8):
+        coming = asyncio.get_running_loop().create_future()
+        task = asyncio.create_task(work(coming))
+        for _ in range(8):
+            await asyncio.sleep(0)
+        coming.set_result(answer)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if task.cancel():
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        else:
+            assert turns
 
 
 def wait_for(condition: Callable[[], bool], *, collect: bool = False, seconds: float = 60.0) -> None:

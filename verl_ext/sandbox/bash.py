@@ -6,13 +6,14 @@ a fresh nonce that the bash never sees, so that neither an output nor a late ans
 
 from __future__ import annotations
 
-import asyncio
 import binascii
 import re
 from base64 import b64decode, b64encode
 from importlib.resources import files
 from typing import NamedTuple
 from uuid import uuid4
+
+import anyio
 
 from verl_ext.sandbox.places import BLOCK, EndOfProgram, Place, Stream
 
@@ -77,10 +78,11 @@ class Bash:
             PlaceFailure: as of the stream.
         """
         try:
-            return await asyncio.wait_for(self._exchange(command + b"\n", timeout), timeout + GRACE)
+            with anyio.fail_after(timeout + GRACE):
+                return await self._exchange(command + b"\n", timeout)
         except EndOfProgram as error:
             raise ShellEnded(str(error)) from error
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise ShellEnded(f"no answer after {timeout + GRACE:g} s") from None
 
     async def close(self) -> None:

@@ -16,6 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+import anyio
+
 POLL = 0.1  # seconds between two looks at a program that is silent: a job in its background may hold its pipe open
 BLOCK = 1 << 16  # bytes of a pipe
 KILL_TIMEOUT = 10.0  # seconds until a killed program must have ended
@@ -233,15 +235,12 @@ class Local:
 async def finish(stream: Pipes, timeout: float, most: int) -> Finished:
     """Collect the output of a program without input until it ends; kill the program after ``timeout`` seconds."""
     ends = Ends(most)
-
-    async def collect() -> int:
-        while data := await stream.read(BLOCK):
-            ends.add(data)
-        return await stream.wait()
-
     try:
-        code = await asyncio.wait_for(collect(), timeout)
-    except asyncio.TimeoutError:
+        with anyio.fail_after(timeout):
+            while data := await stream.read(BLOCK):
+                ends.add(data)
+            code = await stream.wait()
+    except TimeoutError:
         await stream.kill()
         return Finished(ends.kept(), ends.length, None)
     except asyncio.CancelledError:

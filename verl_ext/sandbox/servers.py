@@ -23,6 +23,7 @@ from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
+import anyio
 import httpx
 from swerex.deployment.abstract import AbstractDeployment
 from swerex.runtime.abstract import IsAliveResponse
@@ -131,8 +132,9 @@ class Client:
 
     async def _ask(self, method: str, path: str, body: Any, timeout: float) -> dict[str, Any]:
         try:
-            status, content = await asyncio.wait_for(self._exchange(method, path, body, timeout), timeout)
-        except (asyncio.TimeoutError, httpx.TimeoutException) as error:
+            with anyio.fail_after(timeout):
+                status, content = await self._exchange(method, path, body, timeout)
+        except (TimeoutError, httpx.TimeoutException) as error:
             raise PlaceFailure(f"the server did not answer within {timeout:g} s") from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise PlaceFailure(f"the server cannot be reached ({type(error).__name__})") from error
@@ -190,18 +192,19 @@ class Server:
     async def open(self, program: Sequence[str]) -> Stream:
         """Start a program behind two files; see :class:`~verl_ext.sandbox.places.Place`."""
         behind = _Behind(self._started(), f"/tmp/verl-ext-{uuid4().hex}")
+        self._programs.add(behind)  # first: it may have started also if no answer is awaited any more
         await behind.begin(program)
-        self._programs.add(behind)
         return behind
 
     async def run(self, program: Sequence[str], timeout: float, most: int) -> Finished:
         """Run a program to its end, or kill it after ``timeout`` seconds."""
         behind = _Behind(self._started(), f"/tmp/verl-ext-{uuid4().hex}")
-        await behind.begin(program)
         try:
+            await behind.begin(program)
             code = await behind.ending(timeout)
-            return await asyncio.wait_for(behind.finished(code, most), COLLECT_TIMEOUT)
-        except asyncio.TimeoutError as error:
+            with anyio.fail_after(COLLECT_TIMEOUT):
+                return await behind.finished(code, most)
+        except TimeoutError as error:
             raise PlaceFailure(f"the server did not hand over an output within {COLLECT_TIMEOUT:g} s") from error
         finally:
             with suppress(PlaceFailure):
@@ -227,8 +230,9 @@ class Server:
                 await behind.kill()
         self._programs.clear()
         if not self._shared:
-            with suppress(Exception):  # of modal, boto3 and daytona, for a machine that is gone
-                await asyncio.wait_for(self._deployment.stop(), COLLECT_TIMEOUT)
+            # Errors of modal, boto3 and daytona, for a machine that is gone.
+            with suppress(Exception), anyio.fail_after(COLLECT_TIMEOUT):
+                await self._deployment.stop()
 
     def _started(self) -> Client:
         if self._client is None:
