@@ -23,7 +23,7 @@ LEAST_ROUND = 1 / 4  # prompts of a further round, in units of B
 
 
 class Greso(DynamicSampling):
-    """Dynamic sampling that skips a drawn prompt with a probability that grows with its visits without reward spread.
+    """Dynamic sampling that skips prompts at random. Each visit without reward spread makes the next skip likelier.
 
     A prompt whose last z groups were all correct (easy) is generated with probability max(p_easy^z, 0.01), and one
     whose last z groups were equal but not correct (hard) with max(p_hard^z, 0.01). After each step from the second

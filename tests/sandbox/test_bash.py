@@ -54,7 +54,7 @@ def after_silence(tmp_path_factory) -> Iterator[Future]:
             return await own.run(b"sleep 17; echo done", LONG)
 
     async def end() -> None:
-        silent.cancel()  # without effect on a test that has its answer
+        silent.cancel()  # does nothing if the command has answered
         await asyncio.wait([silent])
 
     silent = loop.create_task(main())

@@ -49,7 +49,7 @@ class Answer(NamedTuple):
 
 
 class Bash:
-    """A bash that keeps its state between commands, in a process group of its own.
+    """A bash process with a process group of its own. Variables and the current folder stay between commands.
 
     Args:
         stream: of ``PROGRAM``.
@@ -86,7 +86,7 @@ class Bash:
             raise ShellEnded(f"no answer after {timeout + GRACE:g} s") from None
 
     async def close(self) -> None:
-        """End the shell and all processes that it started."""
+        """Kill the shell, its jobs, and their child processes."""
         await self._stream.kill()
 
     async def _exchange(self, command: bytes, timeout: float) -> Answer:

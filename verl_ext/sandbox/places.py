@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 
 import anyio
 
-POLL = 0.1  # seconds between two looks at a program that is silent: a job in its background may hold its pipe open
+POLL = 0.1  # seconds between two looks at a silent program, whose background jobs may hold its pipe open
 BLOCK = 1 << 16  # bytes of a pipe
 KILL_TIMEOUT = 10.0  # seconds until a killed program must have ended
 
@@ -32,7 +32,7 @@ class EndOfProgram(Exception):
 
 
 class Stream(Protocol):
-    """The pipes of a running program: its standard input, and its output (standard error included)."""
+    """A running program's pipes: a pipe for standard input, and another for standard output and standard error."""
 
     async def write(self, data: bytes) -> None:
         """Write all of ``data``. Raises EndOfProgram if the program has ended."""
@@ -103,7 +103,7 @@ class Ends:
             del self._tail[: -self._tail_size or None]
 
     def kept(self) -> bytes:
-        """The whole output, or its head and its tail."""
+        """The whole output if it has at most ``most`` bytes; otherwise ``most`` bytes of its head and its tail."""
         return bytes(self._head + (self._tail[-self._tail_size :] if self._tail_size else b""))
 
 

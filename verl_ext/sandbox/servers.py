@@ -106,7 +106,7 @@ class Client:
         self._url, self._headers = url.rstrip("/"), {"X-API-Key": token, "Accept-Encoding": "identity"}
 
     async def is_alive(self, timeout: float = ANSWER_TIMEOUT) -> bool:
-        """Whether the server says that it is alive."""
+        """True if the server reports within ``timeout`` seconds that it is alive."""
         try:
             return (await self._ask("GET", "/is_alive", None, timeout)).get("is_alive") is True
         except PlaceFailure:
@@ -192,12 +192,12 @@ class Server:
     async def open(self, program: Sequence[str]) -> Stream:
         """Start a program behind two files; see :class:`~verl_ext.sandbox.places.Place`."""
         behind = _Behind(self._started(), f"/tmp/verl-ext-{uuid4().hex}")
-        self._programs.add(behind)  # first: it may have started also if no answer is awaited any more
+        self._programs.add(behind)  # before the start, so that stop() ends the program of a cancelled start
         await behind.begin(program)
         return behind
 
     async def run(self, program: Sequence[str], timeout: float, most: int) -> Finished:
-        """Run a program to its end, or kill it after ``timeout`` seconds."""
+        """Run a program until it ends; after ``timeout`` seconds, kill it."""
         behind = _Behind(self._started(), f"/tmp/verl-ext-{uuid4().hex}")
         try:
             await behind.begin(program)
