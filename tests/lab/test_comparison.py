@@ -25,6 +25,7 @@ def lab_run(accuracies: list[float], rollouts: int, discarded: int = 0, ended: s
             "tokens/sampled_total": 1e6 * step,
             "timing_s/step": 1800.0,
             "timing_s/gen": 1000.0,
+            "groups/trained": 4.0 * step,
             "groups/effective_ratio": 0.5,
             "rollouts/effective_ratio": 0.25,
             "off_policy/delay_mean": 1.0,
@@ -49,6 +50,13 @@ def test_costs_are_those_of_the_first_validation_at_the_common_target():
     assert fast.average("groups/effective_ratio") == [0.5, 0.5] and slow.average("absent") == [None, None]
 
 
+def test_groups_count_up_to_the_target_or_to_the_end_of_a_run_that_misses_it():
+    _, (slow, fast) = compare(RUNS, 0.35)
+    assert slow.to_target("step") == [None, 2] and slow.groups_per_1000() == [30, 30]
+    assert fast.groups_per_1000() == [20, 20]
+    assert compare(RUNS)[1][0].groups_per_1000() == [30, 20]  # the target is 0.3, in the second run after step 1
+
+
 def test_a_target_that_a_seed_misses_is_reached_by_none():
     _, (slow, _) = compare(RUNS, 0.35)
     assert slow.to_target("rollouts") == [None, 200]
@@ -64,7 +72,7 @@ def test_means_and_spreads():
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
-        (lambda t, f: cost_table(t, f), ("150 ± 71", "1.41", "geometric mean", "30.0%")),
+        (lambda t, f: cost_table(t, f), ("150 ± 71", "1.41", "25.0 ± 7.1", "geometric mean", "30.0%")),
         (lambda _, f: waste_table(f), ("easy 25%",)),
         (lambda _, f: step_table(f), ("100 ± 0", "1.00", "1800 ± 0", "25.0 ± 0.0 %", "18.8 ± 0.0 %")),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +21,10 @@ from verl_ext.lab.report.summary import (
     common_target,
     destinations,
     first_at,
+    groups_per_1000,
     with_gradient,
 )
+from verl_ext.lab.report.tables import GROUPS_PER_1000
 from verl_ext.lab.table import NOTHING, Table, mean_times_fewer, number
 
 Values = list[float | None]
@@ -90,6 +93,14 @@ class MethodCost:
     def with_gradient(self) -> Values:
         """Share of all sampled rollouts that were trained on in a group with different rewards."""
         return [with_gradient(run) / run.rollouts if run.rollouts else None for run in self.runs]
+
+    def groups_per_1000(self) -> Values:
+        """Trained groups with a gradient per 1,000 rollouts, up to the target or the end of a run that misses it."""
+        reached = (first_at(run, self.target) for run in self.runs)
+        return [
+            groups_per_1000(run, point.step if point else math.inf)
+            for run, point in zip(self.runs, reached, strict=True)
+        ]
 
     def waste(self) -> dict[str, Values]:
         """By reason, share of all sampled rollouts not trained on; rollouts left in buffers are included."""
@@ -162,17 +173,21 @@ def cost_table(target: float, costs: Sequence[MethodCost]) -> Table:
             cost.name,
             spread(cost.to_target("rollouts")),
             number(mean_times_fewer(reference, cost.to_target("rollouts"))),
-            spread(cost.to_target("tokens"), ".1f", 1e-6),
-            spread(cost.to_target("seconds"), ".2f", 1 / 3600),
+            spread(cost.groups_per_1000(), ".1f"),
+            spread(cost.to_target("tokens")),
+            spread(cost.to_target("seconds"), ".1f"),
             spread(cost.to_target("step")),
             spread(cost.accuracy(), ".1f", 100, " %"),
         )
         for cost in costs
     ]
     title = f"To a held-out accuracy of {target:.1%}; mean ± standard deviation of {len(costs[0].runs)} seeds"
-    header = ("method", "rollouts", "times fewer", "tokens, M", "hours", "steps", "best accuracy")
-    caption = "Times fewer: the first method's rollouts divided by the row's; geometric mean over the seeds' ratios."
-    return Table(title, header, rows, caption, expendable=("steps", "hours", "tokens, M"))
+    header = ("method", "rollouts", "times fewer", "groups per 1,000", "tokens", "seconds", "steps", "best accuracy")
+    caption = (
+        "Times fewer: the first method's rollouts divided by the row's; geometric mean over the seeds' ratios. "
+        f"{GROUPS_PER_1000}"
+    )
+    return Table(title, header, rows, caption, expendable=("steps", "seconds", "tokens"))
 
 
 def step_table(costs: Sequence[MethodCost]) -> Table:

@@ -6,7 +6,15 @@ import pytest
 from support.runs import training_steps, write_log, write_run
 
 from verl_ext.lab.report.runs import read_run
-from verl_ext.lab.report.summary import accuracy_against, accuracy_of, deciding_share, destinations, points, summarize
+from verl_ext.lab.report.summary import (
+    accuracy_against,
+    accuracy_of,
+    deciding_share,
+    destinations,
+    groups_per_1000,
+    points,
+    summarize,
+)
 
 
 def summary_of(paths, target=None):
@@ -169,6 +177,22 @@ def test_where_rollouts_went(tmp_path):
     assert {part: counts.tolist() for part, counts in found.items()} == {
         "trained": [0, 6, 12], "discarded: too_hard": [0, 0, 5], "failed": [0, 1, 1], "buffered": [0, 3, 2],
     }  # fmt: skip
+
+
+def test_groups_with_a_gradient_count_per_1000_sampled_rollouts(tmp_path):
+    counts = [(500, 8, 0.5), (250, 4, 0.25), (250, 10, 1.0)]
+    steps: dict[int, dict[str, float]] = {
+        step: {"rollouts/sampled": sampled, "groups/trained": groups, "groups/effective_ratio": ratio}
+        for step, (sampled, groups, ratio) in enumerate(counts, 1)
+    }
+    steps[0] = {"val-core/x/acc/mean@1": 0.4}
+    steps[4] = {"rollouts/sampled": 500}  # a step without a batch
+    path = write_log(tmp_path / "a.jsonl", dict(sorted(steps.items())))
+    run = read_run([path])
+    assert [groups_per_1000(run, until) for until in (1, 2, 3, 4)] == pytest.approx([8, 5000 / 750, 15, 10])
+    assert groups_per_1000(run, 0) is None
+    assert groups_per_1000(read_run([write_log(tmp_path / "verl.jsonl", {1: {"timing_s/step": 3.0}})])) is None
+    assert summary_of([path])["runs"][0]["groups_per_1000"] == pytest.approx(10)
 
 
 def test_time_spent_deciding(tmp_path):

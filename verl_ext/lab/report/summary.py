@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -15,6 +16,7 @@ from verl_ext.lab.table import mean_times_fewer, times_fewer
 
 ROLLOUTS, TOKENS, SECONDS = "rollouts/sampled_total", "tokens/sampled_total", "timing_s/step"
 TRAINED, SIGNAL = "rollouts/trained", "rollouts/effective_ratio"
+GROUPS, GROUP_SIGNAL, SAMPLED = "groups/trained", "groups/effective_ratio", "rollouts/sampled"
 DECIDING = "allocation/seconds"
 ACCURACY = re.compile(r"val-core/(?P<source>.+)/acc/mean@\d+")
 DISCARDED = re.compile(r"rollouts/discarded_(.+)_total")
@@ -139,6 +141,21 @@ def with_gradient(run: Run) -> float:
     return sum(record[SIGNAL] * record[TRAINED] for record in run.records.values() if {SIGNAL, TRAINED} <= set(record))
 
 
+def groups_per_1000(run: Run, until: float = math.inf) -> float | None:
+    """Trained groups with different rewards per 1,000 sampled rollouts, up to and including step ``until``.
+
+    Methods and group sizes compare by this number: a share of the trained groups hides the rollouts that were sampled
+    and not trained on.
+
+    Returns:
+        None if the run lacks one of the three metrics, or sampled nothing.
+    """
+    records = [record for step, record in run.records.items() if step <= until]
+    sampled = sum(record.get(SAMPLED, 0.0) for record in records)
+    groups = [record[GROUPS] * record[GROUP_SIGNAL] for record in records if {GROUPS, GROUP_SIGNAL} <= set(record)]
+    return 1000 * sum(groups) / sampled if groups and sampled else None
+
+
 def deciding_share(run: Run) -> Series:
     """Time spent deciding, as a share of the step."""
     known = ((step, data) for step, data in run.records.items() if DECIDING in data and data.get(SECONDS, 0.0) > 0)
@@ -197,6 +214,7 @@ def _of_run(run: Run, target: float | None) -> dict[str, Any]:
         "best_accuracy": max(accuracies, default=None),
         "rollouts_to_target": reached.rollouts if reached else None,
         "to_target": asdict(reached) if reached else None,
+        "groups_per_1000": groups_per_1000(run),
         "destinations": {part: float(counts[-1]) for part, counts in destinations(run).items()},
         "deciding_median_seconds": float(np.median(deciding)) if deciding.size else None,
         "deciding_median_share": float(np.median(shares)) if shares.size else None,

@@ -7,6 +7,8 @@ from typing import Any
 
 from verl_ext.lab.table import NOTHING, Table, count, number, percent
 
+GROUPS_PER_1000 = "Groups per 1,000: trained groups with a gradient per 1,000 sampled rollouts."
+
 
 def tables(summary: dict[str, Any]) -> list[Table]:
     """In the order in which they are shown; tables without content are left out."""
@@ -64,13 +66,14 @@ def _of_costs(summary: dict[str, Any]) -> Table | None:
             (
                 run["name"],
                 *(percent(value / total if value is not None and total else None) for value in counts),
+                number(run["groups_per_1000"], ".1f"),
                 _duration(run["seconds"]),
                 NOTHING if seconds is None else f"{1000 * seconds:.1f} ms",
                 number(run["deciding_median_share"], ".2%"),
             )
         )
-    header = ("run", "trained", "discarded", "failed", "buffered", "time", "deciding", "of step")
-    caption = "Deciding: the policy's own computation, median over steps."
+    header = ("run", "trained", "discarded", "failed", "buffered", "groups per 1,000", "time", "deciding", "of step")
+    caption = f"{GROUPS_PER_1000} Deciding: the policy's own computation, median over steps."
     return Table("Where rollouts and time went", header, rows, caption) if rows else None
 
 
