@@ -75,9 +75,8 @@ def test_a_stream_counts_what_it_has_seen_and_drawn():
         "data/evicted_total": 1.0,
     }
     assert [prompt.id for prompt in stream.draw(5, but=["p3"])] == ["p0"]
-    # It gives up after two epochs without another prompt: p0 at row 5, then 8 rows.
-    assert (stream.seen_total, stream.drawn_total) == (4 + 1 + 8, 3)
-    assert stream.draw(1, but=["p0", "p3"]) == [] and stream.seen_total == 4 + 1 + 8 + 8
+    assert (stream.seen_total, stream.drawn_total) == (4 + 4, 3)  # it has met all rows once
+    assert stream.draw(1, but=["p0", "p3"]) == [] and stream.seen_total == 4 + 4 + 4
     restored = PromptStream(itertools.cycle(rows), 4, lambda prompt_id: False)
     restored.load_state_dict(stream.state_dict())
     assert restored.metrics() == stream.metrics() and restored.evicted == {"p2"}
@@ -90,6 +89,8 @@ def test_a_stream_gives_up_only_after_two_epochs_in_a_row_without_a_prompt():
     order = [*[free] * 7, Prompt("p1", 1), *[free] * 7, Prompt("p2", 2)]
     stream = PromptStream(iter(order), 4, lambda prompt_id: False)
     assert [prompt.id for prompt in stream.draw(3)] == ["p0", "p1", "p2"]
+    twice = PromptStream(itertools.cycle([free, free, Prompt("p1", 1), Prompt("p1", 1)]), 4, lambda prompt_id: False)
+    assert [prompt.id for prompt in twice.draw(3)] == ["p0", "p1"] and twice.seen_total == 3 + 8
 
 
 def test_prompts_that_were_put_back_come_first_and_once():

@@ -23,6 +23,7 @@ from verl_ext.policy import (
     Request,
     RolloutPolicy,
     StepCost,
+    first_drawn,
     has_spread,
 )
 
@@ -36,7 +37,8 @@ class OneWave(RolloutPolicy):
 
     With ``dynamic_sampling``, groups whose rollouts are all correct or all wrong are discarded and replaced by groups
     of further prompts, for at most ``max_rounds`` rounds (Knapsack-RL Appendix G.5). Without verdicts, and with
-    ``rewards=continuous``, these are the groups whose rewards are all equal.
+    ``rewards=continuous``, these are the groups whose rewards are all equal. Of the other groups, the B whose prompts
+    were drawn first are trained on.
 
     Args:
         train_batch_size: prompts per training step (B).
@@ -99,6 +101,7 @@ class OneWave(RolloutPolicy):
             self._allocate(np.full(prompts, 0.5), 2.0)
         self._awaited = self._rounds = 0
         self._due = False  # start_step was called, and take_batch has not returned its batch yet
+        self._drawn: list[str] = []
         self._ready: list[Group] = []
         self._finished: list[Group] = []
         self._predicted: dict[str, float] = {}
@@ -123,13 +126,14 @@ class OneWave(RolloutPolicy):
 
     def start_step(self, step: int, draw: Draw) -> list[Action]:
         self._step, self._draw = step, draw
-        self._ready, self._finished, self._rounds, self._predicted, self._due = [], [], 0, {}, True
+        self._drawn, self._ready, self._finished, self._rounds, self._predicted, self._due = [], [], [], 0, {}, True
         return self._sample_round()
 
     def _sample_round(self) -> list[Action]:
         prompts = self._draw(self.train_batch_size)
         self._rounds += bool(prompts)
         self._awaited = len(prompts)
+        self._drawn += [prompt.id for prompt in prompts]
         if not prompts:
             return []
         return [Request(prompt, int(count)) for prompt, count in zip(prompts, self._counts(prompts), strict=True)]
@@ -169,14 +173,14 @@ class OneWave(RolloutPolicy):
             mixed = has_spread(group.rewards) if self.continuous else group.is_mixed
             if self.dynamic_sampling and not mixed:
                 actions.append(Discard(group, "no_spread"))
-            elif len(self._ready) < self.train_batch_size:
-                self._ready.append(group)
             else:
-                actions.append(Discard(group, "surplus"))
-        short = len(self._ready) < self.train_batch_size
-        if not self._awaited and short and self._rounds < self.max_rounds:
-            actions += self._sample_round()
-        return actions
+                self._ready.append(group)
+        if self._awaited:
+            return actions
+        if len(self._ready) < self.train_batch_size and self._rounds < self.max_rounds:
+            return [*actions, *self._sample_round()]
+        self._ready, surplus = first_drawn(self._ready, self._drawn, self.train_batch_size)
+        return [*actions, *(Discard(group, "surplus") for group in surplus)]
 
     def take_batch(self) -> list[Group]:
         if self._awaited or not self._due:

@@ -415,6 +415,21 @@ def oversampled(s: float, prompts: int) -> int:
     return math.ceil(Fraction(str(s)) * prompts)
 
 
+def first_drawn(groups: Sequence[Group], drawn: Sequence[str], count: int) -> tuple[list[Group], list[Group]]:
+    """The ``count`` groups whose prompts were drawn first, and the other groups.
+
+    The groups that finish first have short responses; a batch of these would prefer prompts with short responses.
+
+    Args:
+        groups: groups of drawn prompts.
+        drawn: ids of the step's prompts in the order in which they were drawn.
+        count: groups to keep.
+    """
+    place = {prompt: index for index, prompt in enumerate(drawn)}
+    ordered = sorted(groups, key=lambda group: place[group.prompt.id])
+    return ordered[:count], ordered[count:]
+
+
 def has_spread(rewards: Sequence[float] | np.ndarray, tolerance: float = 1e-6) -> bool:
     """Whether rewards differ by more than float noise, so that some advantage of the group is not zero."""
     rewards = np.asarray(rewards, dtype=np.float64)

@@ -109,11 +109,14 @@ class PromptStream:
         """
         free = [prompt for prompt in self.returned.values() if prompt.id not in but and not self._is_passed(prompt.id)]
         prompts = {prompt.id: self.returned.pop(prompt.id) for prompt in free[:count]}
+        met = set(prompts)
         without_success = 0
-        # In a shuffled order up to two epochs can pass between two visits of the last prompt left.
-        while len(prompts) < count and without_success < 2 * self.rows_per_epoch:
+        # Once all rows were met, no other prompt is left. Rows with the same id can hide this: in a shuffled order, up
+        # to two epochs can pass between two visits of the last prompt left.
+        while len(prompts) < count and len(met) < self.rows_per_epoch and without_success < 2 * self.rows_per_epoch:
             prompt = next(self.rows)
             self.seen_total += 1
+            met.add(prompt.id)
             if prompt.id in prompts or prompt.id in but or self._is_passed(prompt.id):
                 without_success += 1
                 continue

@@ -16,6 +16,7 @@ from verl_ext.policy import (
     Request,
     RolloutPolicy,
     StepCost,
+    first_drawn,
     oversampled,
 )
 
@@ -26,8 +27,9 @@ class DynamicSampling(RolloutPolicy):
     """Sample rounds of s·B prompts with ``n`` rollouts each until B groups have both correct and wrong rollouts.
 
     Verdicts decide, not rewards: an overlong penalty gives a group of wrong rollouts different rewards. Without
-    verdicts, rewards have to differ. All other groups are discarded, and so are groups beyond B, as in the authors'
-    implementation. After ``max_rounds`` rounds the step trains on the groups found so far.
+    verdicts, rewards have to differ. All other groups are discarded. As in the authors' implementation, a round is
+    finished before groups are chosen, and the B groups whose prompts were drawn first are trained on; groups beyond B
+    are discarded. After ``max_rounds`` rounds the step trains on the groups found so far.
 
     Source: Yu et al., DAPO (arXiv 2503.14476), section 3.2; s = 3 as in the Pilot-Commit paper, section 4.3.
 
@@ -57,6 +59,7 @@ class DynamicSampling(RolloutPolicy):
         self.sampling_batch_size = oversampled(s, train_batch_size)
         self.prompt_weight = prompt_weight
         self._awaited = self._rounds = self._dropped = self._no_spread = 0
+        self._drawn: list[str] = []
         self._ready: list[Group] = []
         self._closed = False
 
@@ -67,20 +70,18 @@ class DynamicSampling(RolloutPolicy):
     def start_step(self, step: int, draw: Draw) -> list[Action]:
         self._step, self._draw = step, draw
         self._awaited = self._rounds = self._dropped = self._no_spread = 0
-        self._ready, self._closed = [], False
+        self._drawn, self._ready, self._closed = [], [], False
         return self._sample_round()
 
     def on_group(self, group: Group) -> list[Action]:
         self._awaited -= 1
         actions: list[Action] = []
-        if not self.keeps(group):
+        if self.keeps(group):
+            self._ready.append(group)
+        else:
             self._dropped += 1
             self._no_spread += bool(group.usable)
             actions.append(Discard(group, "no_spread" if group.usable else "empty"))
-        elif len(self._ready) < self.train_batch_size:
-            self._ready.append(group)
-        else:
-            actions.append(Discard(group, "surplus"))
         return actions if self._awaited else [*actions, *self._sample_round()]
 
     def take_batch(self) -> list[Group]:
@@ -106,8 +107,10 @@ class DynamicSampling(RolloutPolicy):
             if prompts:
                 self._rounds += 1
                 self._awaited = len(prompts)
+                self._drawn += [prompt.id for prompt in prompts]
                 return [Request(prompt, self.n) for prompt in prompts]
         self._closed = True
+        self._ready, surplus = first_drawn(self._ready, self._drawn, self.train_batch_size)
         if 0 < len(self._ready) < self.train_batch_size:
             logger.warning(
                 "step %d trains on %d of %d prompts: %d groups in %d rounds had rollouts with a single outcome only",
@@ -117,7 +120,7 @@ class DynamicSampling(RolloutPolicy):
                 self._dropped,
                 self._rounds,
             )
-        return []
+        return [Discard(group, "surplus") for group in surplus]
 
     def metrics(self) -> dict[str, float]:
         return {f"{self.name}/rounds": float(self._rounds), f"{self.name}/no_spread": float(self._no_spread)}

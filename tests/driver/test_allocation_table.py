@@ -99,6 +99,24 @@ def test_rollouts_of_earlier_steps_are_not_sampled_again(ahead):
     assert made._allocation[["fate", "sampled"]].to_numpy().tolist() == [["discarded_stale", 0], ["buffered", 2]]
 
 
+def test_the_log_of_trained_rollouts_has_verdicts_and_that_of_a_validation_is_verls(monkeypatch):
+    written = []
+    monkeypatch.setattr(PPOTrainer, "_dump_generations", lambda self, *given: written.append(given[4]))
+    made = Trainer(config=OmegaConf.create({"rollout_driver": {"log_allocation_freq": 0}}), controller=controller())
+    (trained, _), *_ = made.controller.ledger.left
+    trained.rollouts = [Rollout(0.5, verdict, 10, 0) for verdict in (True, False, None)]
+    validation = {"uid": ["x-0_0_0"], "acc": [0.5]}
+    made._dump_generations([], [], [], [], validation, "folder")  # before the first step
+    made.global_steps = 5
+    made.on_step_begin()
+    made.on_sample_end()
+    made.controller.ledger.begin_step()  # the next step may begin before verl writes the log
+    made._dump_generations([], [], [], [], {"uid": ["a-1_2_0", "a-1_0_0", "a-1_1_0", "a-1_1_1"]}, "folder")
+    made._dump_generations([], [], [], [], validation, "folder")
+    assert written[1]["acc"] == [None, True, False, False]
+    assert written[0] == written[2] == validation
+
+
 @pytest.mark.parametrize(("freq", "steps"), [(-1, []), (0, []), (1, [1, 2, 3, 4]), (3, [3])])
 def test_a_table_every_so_many_steps(freq, steps, tmp_path, monkeypatch):
     monkeypatch.setattr(PPOTrainer, "_compute_metrics", lambda self, *given: None)

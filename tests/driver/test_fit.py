@@ -325,6 +325,7 @@ def test_checkpoints_hold_the_rows_of_live_groups_and_metrics_and_logs_those_tha
         rewards = {f"{uid}_{session}_0": reward for uid, _, group in batch for session, reward in enumerate(group)}
         lines = [json.loads(line) for line in (logs / f"{step}.jsonl").read_text().splitlines()]
         assert {line["uid"]: line["score"] for line in lines} == rewards
+        assert all(line["acc"] is (line["score"] == 1) for line in lines)
         assert all(line["gts"] == line["uid"].split("_")[0] for line in lines)
         assert made.metrics[step]["critic/score/mean"] == pytest.approx(np.mean(list(rewards.values())))
         assert made.metrics[step]["critic/advantages/mean"] == 7

@@ -16,6 +16,7 @@ from recipe.knapsack.policy import Knapsack
 from recipe.recall.policy import Recall
 from verl_ext.errors import CannotFillBatch
 from verl_ext.policy import has_spread
+from verl_ext.testing.run import Conditions, Run
 
 
 def test_uniform_gives_every_prompt_the_same():
@@ -91,6 +92,25 @@ def test_dynamic_sampling_counts_each_group_under_its_reason():
     assert (metrics["groups/discarded_surplus"], metrics["rollouts/discarded_surplus"]) == (3, 3 * 64)
     assert (metrics["rollouts/failed"], metrics["rollouts/trained"]) == (2 * 64, 4 * 64)
     assert (metrics["dynamic_sampling/rounds"], metrics["dynamic_sampling/no_spread"]) == (1, 3)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: DynamicSampling(train_batch_size=4, n=4, s=3),
+        lambda: Greso(train_batch_size=4, n=4, s=1.5),
+        lambda: Knapsack(train_batch_size=4, n=4, dynamic_sampling=True),
+    ],
+)
+def test_the_groups_drawn_first_are_trained_whichever_finish_first(make):
+    """Short responses finish first; a batch of the first groups to finish would prefer prompts with short responses."""
+
+    def trained(order: int | None) -> list[list[str]]:
+        return [[group.id for group in step.batch] for step in Run(make, Conditions(order=order)).steps()]
+
+    expected = trained(None)
+    assert all(ids == sorted(ids, key=lambda name: int(name.rsplit("-", 1)[1])) for ids in expected)
+    assert [trained(order) for order in range(3)] == [expected] * 3
 
 
 def test_dynamic_sampling_refills_and_is_bounded(caplog):

@@ -1,9 +1,10 @@
-"""A table of the prompts of a step and their rollouts, in the user's tracker and beside the rollout logs."""
+"""Logs of a step: a table of its prompts and their rollouts, and the verdicts in verl's log of trained rollouts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pandas as pd
 from transfer_queue import KVBatchMeta
@@ -12,16 +13,21 @@ from verl.utils.tracking import Tracking
 
 from verl_ext.controller import RolloutController
 from verl_ext.policy import Group
+from verl_ext.prompts import RowKey
 
 NAME = "allocation/prompts"  # in the tracker
 
 
 class AllocationTables(PPOTrainer):
-    """Writes a table every ``rollout_driver.log_allocation_freq`` steps."""
+    """Writes a table every ``rollout_driver.log_allocation_freq`` steps, and verdicts as ``acc`` in the rollout log.
+
+    verl's log holds scores only, and a score can be more than a verdict: a format reward, an overlong penalty.
+    """
 
     controller: RolloutController
     _finished_before: Mapping[str, int] | None = None  # by group, its rollouts of earlier steps
     _allocation: pd.DataFrame
+    _verdicts: Mapping[str, list[bool | None]] = MappingProxyType({})  # of a trained group's rollouts, by group
 
     def on_step_begin(self) -> None:
         super().on_step_begin()
@@ -34,10 +40,23 @@ class AllocationTables(PPOTrainer):
         self._allocation = pd.DataFrame()
         if freq > 0 and self.global_steps % freq == 0:
             self._allocation = allocation_table(self.global_steps, self.controller, self._finished_before)
+        left = self.controller.ledger.left
+        self._verdicts = {
+            group.id: [rollout.correct for rollout in group.rollouts] for group, fate in left if fate == "trained"
+        }
         self._finished_before = self._finished()  # the next step may begin at once, and discard groups
 
     def _finished(self) -> dict[str, int]:
         return {name: len(group.rollouts) for name, group in self.controller.live.items()}
+
+    def _dump_generations(
+        self, inputs: list, outputs: list, gts: list, scores: list, reward_extra_infos_dict: dict, dump_path: str
+    ) -> None:
+        rows = [RowKey.parse(key) for key in reward_extra_infos_dict["uid"]]
+        if all(row.group in self._verdicts for row in rows):  # not a validation
+            verdicts = [self._verdicts[row.group][row.session] for row in rows]
+            reward_extra_infos_dict = {**reward_extra_infos_dict, "acc": verdicts}
+        super()._dump_generations(inputs, outputs, gts, scores, reward_extra_infos_dict, dump_path)
 
     def _compute_metrics(
         self, batch: KVBatchMeta, metrics: dict, timing_raw: dict, global_steps: int, epoch: int

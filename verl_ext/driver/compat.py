@@ -116,6 +116,9 @@ def _signatures() -> dict[Callable, tuple[str, ...]]:
         PPOTrainer._balance_batch: ("self", "batch", "metrics", "logging_prefix", "keep_minibatch"),
         PPOTrainer._compute_advantage: ("self", "batch", "metrics"),
         PPOTrainer._update_actor: ("self", "batch", "metrics"),
+        PPOTrainer._dump_generations: (
+            *("self", "inputs", "outputs", "gts", "scores", "reward_extra_infos_dict", "dump_path"),
+        ),
         PPOTrainer._compute_metrics: ("self", "batch", "metrics", "timing_raw", "global_steps", "epoch"),
         PPOTrainer.on_init_end: ("self",),
         PPOTrainer.on_train_begin: ("self",),

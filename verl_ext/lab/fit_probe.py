@@ -202,6 +202,11 @@ def main(
     except (ValueError, OSError, KeyError, TypeError) as error:
         raise typer.BadParameter(f"{error}") from error
 
+    if log.threshold is not None:
+        console.print(
+            f"A rollout without a verdict (acc) counts as correct if its score is above {log.threshold:g}; "
+            "--correct-above sets another threshold."
+        )
     found = scores(probe, fitted, held)
     title = f"{held.row.size} prompts held out, {fitted.row.size} fitted, {int(logged.rollouts.sum()):,} rollouts"
     rows = [(name, f"{loss:.3f}", f"{error:.3f}") for name, (loss, error) in found.items()]
