@@ -115,7 +115,7 @@ QUESTIONS = {
     "n64": Question([(64, 8)], PLAIN | {"pilot_commit_quickstart": QUICKSTARTS_PILOT_COMMIT}),
     "step256": Question([(n, 256 // n) for n in NS], PLAIN),
     "confirm256": Question([(4, 64), (8, 32)], CONFIRMED, LRS[2:5]),
-    "step1024": Question([(n, 1024 // n) for n in NS], PLAIN),
+    "step1024": Question([(n, 1024 // n) for n in NS], PLAIN | {"uniform_token_mean": UNIFORM["uniform_token_mean"]}),
     "tool256": Question([(8, 32), (32, 8)], WITH_TOOL, task="tool"),
     "free": Question([(n, prompts) for n in NS[:3] for prompts in NS[1:]], CONFIRMED, LRS[1:5]),
     "stack64": Question([(64, 4)], ON_STACK_64, STACK_LRS, quickstart=True, on_stack=True),
