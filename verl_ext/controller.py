@@ -265,6 +265,8 @@ class RolloutController:
 
     def _cancel(self, prompts: list[Prompt], finished: Iterable[Group]) -> None:
         """Cancel waves in generation. A wave that finished in this call stays: the policy could not know of it."""
+        if not prompts:
+            return
         just_finished = {group.id for group in finished}
         groups: dict[str, Group] = {}
         for prompt in prompts:

@@ -181,7 +181,7 @@ def roll_out(queue, model, tokenizer):
                 "__rollout_n__": rollouts,
             }
             trajectory = {"step": 6, "sample_index": 0, "rollout_n": 0, "validate": False}
-            wave = asyncio.ensure_future(worker._run_prompt(prompt, {"temperature": 1.0}, trajectory))
+            wave = asyncio.ensure_future(worker._run_prompt(prompt, {"temperature": 1.0, "logprobs": True}, trajectory))
             if cancel_when is not None:
                 while not cancel_when(worker, engine):
                     await asyncio.sleep(0)

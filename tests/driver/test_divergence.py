@@ -59,7 +59,7 @@ def run(turns, answers, prefix=None, *, goes_on=True, length=LENGTH, overrides=(
         TRANSCRIPT.set(transcript)
         messages = [{"role": "user", "content": "ask"}]
         kwargs = {"ask": {"create_kwargs": {"answers": answers}}}
-        output = await loop.run({"temperature": 1.0}, raw_prompt=messages, tools_kwargs=kwargs)
+        output = await loop.run({"temperature": 1.0, "logprobs": True}, raw_prompt=messages, tools_kwargs=kwargs)
         if playback is not None:
             mask_prefix(output, playback, version=9)
         return output
@@ -149,7 +149,7 @@ def test_an_observation_before_a_turn_that_the_prefix_cuts():
     assert playback.turn_tokens == length_of(turns[0]) + 7
     output, engine, playback, _ = run(["other"], ["another", "two"], prefix)
     assert playback.diverged and "a long" not in TOKENIZER.decode(output.response_ids)
-    assert engine.calls[0]["sampling_params"] == {"temperature": 1.0}  # a whole turn
+    assert engine.calls[0]["sampling_params"] == {"temperature": 1.0, "logprobs": True}  # a whole turn
     assert (sum(output.response_mask), playback.turn_tokens) == (length_of("other"), length_of(turns[0]))
 
 

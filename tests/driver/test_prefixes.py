@@ -26,7 +26,7 @@ def tool():
     return SqliteTool({"type": "native"})
 
 
-def run(loop_name, tokenizer, turns, prefix=None, tools=(), script=SCRIPT, question="+4 *2", overrides=()):
+def run(loop_name, tokenizer, turns, prefix=None, tools=(), script=SCRIPT, question="+4 *2", overrides=(), logprobs=True):
     """One rollout: the loop's output after masking, the engine, the playback."""
     engine = ScriptedEngine(tokenizer, turns)
     playback = None if prefix is None else PrefixPlayback(prefix)
@@ -36,7 +36,7 @@ def run(loop_name, tokenizer, turns, prefix=None, tools=(), script=SCRIPT, quest
         PLAYBACK.set(playback)
         kwargs = {"sql": {"create_kwargs": {"script": script}}}
         messages = [{"role": "user", "content": question}]
-        output = await loop.run({"temperature": 1.0}, raw_prompt=messages, tools_kwargs=kwargs)
+        output = await loop.run({"temperature": 1.0, "logprobs": logprobs}, raw_prompt=messages, tools_kwargs=kwargs)
         if playback is not None:
             mask_prefix(output, playback, version=9)
         return output
@@ -62,6 +62,20 @@ def test_a_single_turn_goes_on_where_the_prefix_ends(tokenizer, ratio):
     assert again.response_mask == [0] * cut + [1] * (len(again.response_ids) - cut)
     assert again.response_logprobs == [0.0] * cut + [-0.5] * (len(again.response_ids) - cut)
     assert again.extra_fields["min_global_steps"] == 3  # of the real call
+
+
+@pytest.mark.parametrize("ratio", [0.2, 0.5])
+def test_without_log_probabilities_a_prefix_is_replayed_as_well(tokenizer, tool, ratio):
+    """A prefix that ends within a turn, and one that ends with an observation."""
+    turns = [*STEPS, "22"]
+    first, _, _ = run("tool_agent", tokenizer, turns, tools=[tool], logprobs=False)
+    prefix = recorded(first).prefix(ratio)
+    again, engine, _ = run("tool_agent", tokenizer, ["9"], prefix, [tool], logprobs=False)
+    assert len(engine.calls) == 1 and again.response_logprobs is None
+    assert again.response_ids[: len(prefix)] == first.response_ids[: len(prefix)]
+    single, _, _ = run("single_turn_agent", tokenizer, ["the answer is 42"], logprobs=False)
+    again, _, _ = run("single_turn_agent", tokenizer, ["43"], recorded(single).prefix(ratio), logprobs=False)
+    assert again.response_logprobs is None
 
 
 def test_an_agent_replays_its_first_interaction_through_the_tool(tokenizer, tool):
@@ -144,7 +158,7 @@ def test_a_replay_that_a_limit_ends_early_is_no_replay(tokenizer, tool):
 
 def test_without_a_prefix_nothing_changes(tokenizer):
     output, engine, _ = run("single_turn_agent", tokenizer, ["42"])
-    assert engine.calls[0]["sampling_params"] == {"temperature": 1.0}
+    assert engine.calls[0]["sampling_params"] == {"temperature": 1.0, "logprobs": True}
     assert output.response_mask == [1] * len(output.response_ids)
 
 

@@ -48,7 +48,10 @@ def sql_call(query: str) -> str:
 
 @dataclass
 class ScriptedEngine:
-    """Answers each call with the next of its turns, cut off at ``max_tokens``, and records the requests."""
+    """Answers each call with the next of its turns, cut off at ``max_tokens``, and records the requests.
+
+    As vLLM, it gives log-probabilities if they are asked for.
+    """
 
     tokenizer: Any
     turns: Iterable[str]
@@ -63,9 +66,8 @@ class ScriptedEngine:
         tokens = self.tokenizer.encode(next(self.turns) + END, add_special_tokens=False)
         tokens = tokens[: sampling_params.get("max_tokens")]
         steps = {"global_steps": self.version, "min_global_steps": self.version, "max_global_steps": self.version}
-        return TokenOutput(
-            token_ids=tokens, log_probs=[-0.5] * len(tokens), stop_reason="completed", extra_fields=steps
-        )
+        log_probs = [-0.5] * len(tokens) if sampling_params.get("logprobs") else None
+        return TokenOutput(token_ids=tokens, log_probs=log_probs, stop_reason="completed", extra_fields=steps)
 
 
 def make_loop(name: str, client: Any, tokenizer: Any, tools: Sequence[Any] = (), *overrides: str) -> AgentLoopBase:

@@ -84,7 +84,7 @@ class PrefixClient:
         if playback is not None and not playback.is_over:
             turn = playback.next_turn(prompt_ids)
             if playback.diverged and not playback.is_over:  # any short answer without a tool call ends the loop
-                return _recorded(playback.prefix.tokens[:1].tolist())
+                return _recorded(playback.prefix.tokens[:1].tolist(), sampling_params)
         if turn is None:
             return await self._client.generate(
                 request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **kwargs
@@ -94,7 +94,7 @@ class PrefixClient:
         if "max_tokens" in sampling_params:  # the request's own limit, from the beginning of the turn
             room = min(room, sampling_params["max_tokens"] - len(recorded))
         if turn.stop < len(playback.prefix) or room < 1:
-            return _recorded(recorded)
+            return _recorded(recorded, sampling_params)
         # The prefix ends within this turn, so the policy continues the turn.
         output = await self._client.generate(
             request_id,
@@ -102,15 +102,17 @@ class PrefixClient:
             sampling_params={**sampling_params, "max_tokens": room},
             **kwargs,
         )
-        log_probs = None if output.log_probs is None else [0.0] * len(recorded) + list(output.log_probs)
+        answer = _recorded(recorded, sampling_params)
+        log_probs = None if answer.log_probs is None else answer.log_probs + list(output.log_probs)
         tokens = recorded + list(output.token_ids)
         return output.model_copy(update={"token_ids": tokens, "log_probs": log_probs})
 
 
-def _recorded(tokens: list[int]) -> TokenOutput:
+def _recorded(tokens: list[int], sampling_params: dict[str, Any]) -> TokenOutput:
     """A recorded turn as an answer, without extra fields: the loop keeps the first extra fields received,
-    and these must be the policy's."""
-    return TokenOutput(token_ids=tokens, log_probs=[0.0] * len(tokens), stop_reason="completed")
+    and these must be the policy's. As the engine, it has log-probabilities only if they are asked for."""
+    log_probs = [0.0] * len(tokens) if sampling_params.get("logprobs") else None
+    return TokenOutput(token_ids=tokens, log_probs=log_probs, stop_reason="completed")
 
 
 def mask_prefix(output: AgentLoopOutput, playback: PrefixPlayback, version: int) -> None:

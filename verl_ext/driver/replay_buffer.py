@@ -81,7 +81,9 @@ class GroupReplayBuffer(ReplayBuffer):
         while True:
             started = time.perf_counter()
             self._sync_metadata_from_transfer_queue()
-            self.controller.finish_waves(self.finished_waves())
+            finished = self.finished_waves()
+            self.poll_interval = max(self._shortest_interval, POLL_SHARE * (time.perf_counter() - started))
+            self.controller.finish_waves(finished)
             groups = groups or self.controller.take_batch()
             if groups and not (drain and self.controller.outstanding):
                 self._drop_untrained(groups)
@@ -89,7 +91,6 @@ class GroupReplayBuffer(ReplayBuffer):
                 return self._materialize_batch(PARTITION, ids, self._in_random_order(ids)), {}
             if not groups:
                 self.controller.check_progress()
-            self.poll_interval = max(self._shortest_interval, POLL_SHARE * (time.perf_counter() - started))
             last_debug = self._wait_for_next_poll(PARTITION, last_debug)
 
     def _in_random_order(self, groups: list[str]) -> dict[str, dict]:

@@ -176,7 +176,7 @@ class _Server:
         client.settimeout(PATIENCE)
         try:
             request, files = _receive(client)
-        except (OSError, ValueError):  # the client has ended meanwhile
+        except (OSError, ValueError, struct.error):  # the client has ended meanwhile
             client.close()
             return
         if (pid := os.fork()) == 0:

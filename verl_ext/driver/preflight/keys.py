@@ -35,6 +35,10 @@ ATTENTION = f"{MODEL}.override_config.attn_implementation"
 # (opo), or end the run (grpo_passk).
 GROUP_ADVANTAGES = ("grpo", "grpo_vectorized", "rloo", "rloo_vectorized", "reinforce_plus_plus_baseline")
 
+# Scaling the advantages would not scale these losses, or they take means or choose tokens over micro-batches, whose
+# number varies (dro, kl_cov, clip_cov, geo_mean); bypass_mode reads a section that nothing fills.
+REFUSED_LOSSES = {"dro", "kl_cov", "clip_cov", "geo_mean", "bypass_mode"}
+
 
 def unset(valid: str) -> Kind:
     """A kind of key with only null, false or empty as valid values, for the reason given."""
@@ -243,8 +247,7 @@ def check_names(faults: Faults) -> None:
         if manager.get("source") == "register":
             _check_name(faults, "reward.reward_manager.name", managers.registry.REWARD_MANAGER)
     _check_name(faults, f"{ROLLOUT}.multi_turn.format", ToolParser._registry)
-    # geo_mean takes means over micro-batches, whose number varies; bypass_mode reads a section that nothing fills.
-    _check_name(faults, f"{ACTOR}.policy_loss.loss_mode", set(POLICY_LOSS_REGISTRY) - {"geo_mean", "bypass_mode"})
+    _check_name(faults, f"{ACTOR}.policy_loss.loss_mode", set(POLICY_LOSS_REGISTRY) - REFUSED_LOSSES)
     key = "algorithm.rollout_correction.rollout_rs"
     chosen, known = faults[key], sorted(SUPPORTED_ROLLOUT_RS_OPTIONS)
     unknown = chosen is not None and not {each.strip() for each in str(chosen).split(",")} <= set(known)
