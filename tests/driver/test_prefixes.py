@@ -26,7 +26,9 @@ def tool():
     return SqliteTool({"type": "native"})
 
 
-def run(loop_name, tokenizer, turns, prefix=None, tools=(), script=SCRIPT, question="+4 *2", overrides=(), logprobs=True):
+def run(
+    loop_name, tokenizer, turns, prefix=None, tools=(), script=SCRIPT, question="+4 *2", overrides=(), logprobs=True
+):
     """One rollout: the loop's output after masking, the engine, the playback."""
     engine = ScriptedEngine(tokenizer, turns)
     playback = None if prefix is None else PrefixPlayback(prefix)
