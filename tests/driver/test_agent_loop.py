@@ -313,7 +313,11 @@ def test_a_new_answer_that_leaves_no_room(roll_out, tokenizer, on_divergence, tr
     assert extra(row)["diverged"] and extra(row)["truncated"] == truncated
 
 
-def test_the_agent_is_not_to_blame_for_an_engine_that_fails_too_late(roll_out):
+def without_row(status: str, tokens: int) -> dict:
+    return {"status": status, "generated_tokens": tokens, "min_global_steps": None}
+
+
+def test_the_agent_is_not_to_blame_for_an_engine_that_fails_too_late(roll_out, tokenizer):
     def turns():
         yield ADD
         raise RuntimeError("the engine has a fault")
@@ -326,6 +330,8 @@ def test_the_agent_is_not_to_blame_for_an_engine_that_fails_too_late(roll_out):
 
     status, row, engine = roll_out(turns(), engine_class=Engine)
     assert (status, row, len(engine.calls)) == ("failure", None, 2)
+    # The turn before the fault is paid for.
+    assert engine.tags[f"{UID}_2_0"] == without_row("failed", length_of(tokenizer, ADD))
 
 
 def test_the_agent_is_not_to_blame_for_a_time_out_of_the_engine(roll_out):
@@ -337,7 +343,7 @@ def test_the_agent_is_not_to_blame_for_a_time_out_of_the_engine(roll_out):
     assert (status, row) == ("failure", None)
 
 
-def test_the_agent_is_not_to_blame_for_a_reward_that_never_comes(roll_out):
+def test_the_agent_is_not_to_blame_for_a_reward_that_never_comes(roll_out, tokenizer):
     class Worker(WaveWorker):
         calls = 0
 
@@ -348,8 +354,23 @@ def test_the_agent_is_not_to_blame_for_a_reward_that_never_comes(roll_out):
                 await asyncio.Event().wait()
             await super()._compute_score(outputs, kwargs)
 
-    status, row, _ = roll_out([ADD, "11"], worker_class=Worker)
+    status, row, engine = roll_out([ADD, "11"], worker_class=Worker)
     assert (status, row) == ("failure", None)
+    assert engine.tags[f"{UID}_2_0"] == without_row("failed", length_of(tokenizer, ADD, "11"))
+
+
+def test_a_row_that_the_queue_refuses_leaves_no_tag(roll_out, monkeypatch):
+    """The driver warns of a key that TransferQueue has registered and not stored, so the key must stay as it is."""
+    put = tq.async_kv_batch_put
+
+    async def refuse(keys, fields, **further):
+        if fields is not None:
+            raise RuntimeError("the queue is full")
+        await put(keys=keys, fields=fields, **further)
+
+    monkeypatch.setattr(tq, "async_kv_batch_put", refuse)
+    status, row, engine = roll_out([ADD, "11"])
+    assert (status, row) == ("failure", None) and engine.tags == {UID: {"status": "failure"}}
 
 
 def test_no_deadline_without_a_setting(roll_out, tokenizer):
@@ -410,7 +431,7 @@ def test_a_limit_of_a_request_includes_its_prefix(roll_out, tokenizer):
 
 
 def cancelled(tokens: int) -> dict:
-    return {"status": "cancelled", "generated_tokens": tokens, "min_global_steps": None}
+    return without_row("cancelled", tokens)
 
 
 def test_a_cancel_ends_a_tool_call_and_leaves_a_tag_alone(roll_out, tokenizer):

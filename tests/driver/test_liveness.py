@@ -133,6 +133,19 @@ def test_losing_a_worker_ends_the_wait_for_another(cluster, monkeypatch):
         ray.get(answer, timeout=120)
 
 
+def test_the_watch_goes_on_after_a_check_that_ray_could_not_answer(cluster, monkeypatch, caplog):
+    answers = iter([ray.exceptions.RpcError("the head is busy"), WorkerLost("a worker is lost")])
+
+    def check():
+        raise next(answers)
+
+    monkeypatch.setattr(liveness, "INTERVAL", 0.2)
+    monkeypatch.setattr(liveness, "check_workers", check)
+    with pytest.raises(WorkerLost, match="a worker is lost"), Watch():
+        ray.get(run_of_an_hour.remote(), timeout=120)
+    assert "could not be checked: the head is busy" in caplog.text
+
+
 def test_with_one_node_a_lost_worker_is_an_error_at_once(cluster, monkeypatch):
     monkeypatch.setattr(liveness, "INTERVAL", 0.2)
     monkeypatch.setattr(liveness, "NOTICE", 3600.0)

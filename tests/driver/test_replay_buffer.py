@@ -138,6 +138,19 @@ def test_missing_sessions_are_counted_as_failed_and_the_rest_is_trained(make):
     assert (metrics["rollouts/sampled"], metrics["rollouts/failed"], metrics["rollouts/trained"]) == (8, 4, 4)
 
 
+def test_tokens_of_a_failed_rollout_count_though_it_has_no_row(make):
+    writer = QueueWriter(missing=(1, 3))
+    buffer = make(Uniform(train_batch_size=2, n=4), writer)
+    begin(buffer)
+    writer.write_failed(next(iter(buffer.controller.live)), failed=[1], tokens=50)
+    batch, _ = buffer.sample(1, "train", 2)
+    metrics = buffer.controller.metrics()
+    assert (metrics["rollouts/failed"], metrics["rollouts/trained"]) == (4, 4)
+    assert metrics["tokens/sampled"] - metrics["tokens/trained"] == 50
+    assert {key.split("_")[1] for key in batch.keys} == {"0", "2"}
+    assert set(stored("train")) == set(batch.keys)
+
+
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
 def test_a_reward_that_is_not_finite_never_reaches_the_update(make, broken):
     buffer = make(Uniform(train_batch_size=2, n=4), QueueWriter(reward=lambda session: broken if session == 2 else 1.0))

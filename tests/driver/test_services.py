@@ -55,13 +55,15 @@ def engines():
     class Engine:
         def __init__(self):
             self.requests = 0
+            self.interrupted = {98: 0, 99: 2}  # first token of the prompt -> tokens of its first answer
 
         async def generate(self, prompt_ids, sampling_params, request_id, image_data=None, video_data=None):
             self.requests += 1
             if not prompt_ids:
                 raise ValueError("Prompt length leaves no room")
-            aborted = prompt_ids[0] == 99 and len(prompt_ids) == 1
-            tokens = [prompt_ids[0]] * (2 if aborted else sampling_params.pop("max_tokens", 3))
+            first = self.interrupted.pop(prompt_ids[0], None)
+            aborted = first is not None
+            tokens = [prompt_ids[0]] * (first if aborted else sampling_params.pop("max_tokens", 3))
             assert sampling_params.pop("logprobs") and sampling_params.pop("detokenize") is False
             steps = {"global_steps": 4 if aborted else 5}
             return TokenOutput(token_ids=tokens, stop_reason="aborted" if aborted else "completed", extra_fields=steps)
@@ -114,16 +116,19 @@ def test_a_wave_of_requests_is_balanced_over_the_engines_and_released(engines, b
     assert ray.get(balancer.get_total_inflight.remote()) == 0
 
 
-def test_an_interrupted_response_goes_on_with_the_next_weights(balancer, config):
+@pytest.mark.parametrize(("token", "oldest"), [(98, 5), (99, 4)])
+def test_an_interrupted_response_goes_on_with_the_next_weights(balancer, config, token, oldest):
+    """A response that was interrupted before its first token has no token of the old weights."""
     client = FullyAsyncLLMServerClient(config, balancer)
     gather_requests(client, "vllm")
 
     async def main():
-        return await TokenClient(client).generate("id", prompt_ids=[99], sampling_params={"logprobs": True})
+        TRANSCRIPT.set(Transcript())
+        return await TokenClient(client).generate("id", prompt_ids=[token], sampling_params={"logprobs": True})
 
     output = asyncio.run(main())
-    assert output.token_ids == [99] * 8
-    assert (output.extra_fields["min_global_steps"], output.extra_fields["max_global_steps"]) == (4, 5)
+    assert output.token_ids == [token] * 8
+    assert (output.extra_fields["min_global_steps"], output.extra_fields["max_global_steps"]) == (oldest, 5)
 
 
 @pytest.fixture(scope="module")

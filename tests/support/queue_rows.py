@@ -11,7 +11,7 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from support.configs import changed, compose
 from support.forks import with_verl
-from verl_ext.driver.agent_loop import cancelled_key
+from verl_ext.driver.agent_loop import CANCELLED, FAILED, key_without_row
 
 CAPACITY = 200  # rows
 _running = False
@@ -103,9 +103,15 @@ class QueueWriter:
 
     def write_cancelled(self, uid, finished, cancelled):
         """The end of a cancelled wave: some rollouts finish, the others leave a tag; each has generated its number."""
-        keys, tags = zip(*(cancelled_key(uid, session, tokens=session) for session in cancelled), strict=True)
+        ended = (key_without_row(uid, session, CANCELLED, tokens=session) for session in cancelled)
+        keys, tags = zip(*ended, strict=True)
         tq.kv_batch_put(keys=list(keys), partition_id="train", tags=list(tags))
         self.write(uid, finished)
+
+    def write_failed(self, uid, failed, tokens):
+        """Tags of rollouts that failed after they had generated ``tokens``."""
+        keys, tags = zip(*(key_without_row(uid, session, FAILED, tokens) for session in failed), strict=True)
+        tq.kv_batch_put(keys=list(keys), partition_id="train", tags=list(tags))
 
     def write(self, uid, sessions):
         status = "failure" if self.missing else "finished"

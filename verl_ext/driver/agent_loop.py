@@ -39,7 +39,7 @@ PREFIX = "rollout_prefix"  # state_dict() of the prefix, a Trajectory; {} for ro
 SAMPLING = "rollout_sampling"  # state_dict() of the request's Sampling; {} for rollouts sampled as configured
 # Extra fields of a trajectory's row.
 GENERATED, REPLAYED, TRUNCATED, DIVERGED = "generated_tokens", "prefix_tokens", "truncated", "diverged"
-CANCELLED = "cancelled"  # status of a cancelled rollout's key, which has no row
+CANCELLED, FAILED = "cancelled", "failed"  # status of the key of a rollout without a row
 
 
 class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
@@ -53,8 +53,8 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
     - An agent that takes longer than ``rollout_driver.agent_timeout`` has failed its task. Its trajectory so far gets
       reward 0 and stays out of the loss, and its tokens count. If the reward function takes too long, or the engine
       gave no turn, the agent is not to blame, and the rollout is a failed rollout.
-    - A rollout that the policy has cancelled leaves a key with a tag, and no row. A rollout whose response is complete
-      can no longer be cancelled: only its reward is missing.
+    - A rollout that the policy has cancelled, or that has failed, leaves a key with a tag, and no row: its tokens were
+      generated and count. A rollout whose response is complete can no longer be cancelled: only its reward is missing.
     - Extra fields store facts that the masks do not show, such as the number of generated tokens.
     """
 
@@ -112,16 +112,27 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
         TRANSCRIPT.set(transcript)
         kwargs["session_id"] = session_id + int(session_offset)
         try:
+            await self._run_in_time(sampling_params, trajectory, transcript, **kwargs)
+        except Exception:
+            if not (trajectory["validate"] or transcript.is_judged):
+                key, tag = key_without_row(kwargs["uid"], kwargs["session_id"], FAILED, transcript.generated)
+                await self._rows.async_kv_put(key, "train", tag)
+            raise
+
+    async def _run_in_time(self, sampling_params, trajectory, transcript: Transcript, **kwargs):
+        """Run the agent loop until it ends, takes longer than ``rollout_driver.agent_timeout``, or is cancelled."""
+        try:
             WAVE.get().begin(transcript)
             with time_limit(None if trajectory["validate"] else self._timeout, transcript):
                 return await self._run_new_loop(sampling_params, trajectory, **kwargs)
         except asyncio.CancelledError:
             if transcript.cancelled:
-                key, tag = cancelled_key(kwargs["uid"], kwargs["session_id"], transcript.generated)
+                key, tag = key_without_row(kwargs["uid"], kwargs["session_id"], CANCELLED, transcript.generated)
                 await self._rows.async_kv_put(key, "train", tag)
                 return
             if not transcript.is_late:
                 raise
+            playback = PLAYBACK.get()
             is_lost = playback is not None and playback.diverged and not playback.is_over
             if transcript.prompt is None or transcript.loop_has_ended or is_lost:
                 raise asyncio.TimeoutError(f"no trajectory after agent_timeout={self._timeout} s") from None
@@ -167,7 +178,8 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
             if playback is not None:
                 mask_prefix(each, playback, version)
             for name in ("min_global_steps", "max_global_steps"):  # verl fails at a step's metrics if one is missing
-                each.extra_fields.setdefault(name, version)
+                if each.extra_fields.get(name) is None:
+                    each.extra_fields[name] = version
             cut_to(each, transcript.most)
             each.extra_fields |= _replay(playback)
             # A loop that ends within a prefix was ended by a limit, or by a tool.
@@ -182,6 +194,7 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
     async def _compute_score(self, outputs: list[AgentLoopOutput], kwargs: Mapping) -> None:
         """Name the prompt of a validation sample in ``trainer.validation_data_dir``: verl's ``uid`` there is a UUID."""
         await super()._compute_score(outputs, kwargs)
+        TRANSCRIPT.get().is_judged = True
         if prompt_id_of_group(kwargs["uid"]) is None:
             source, extra = kwargs.get("data_source"), outputs[-1].extra_fields
             identity = prompt_id(source, kwargs["raw_prompt"], (kwargs.get("reward_model") or {}).get("ground_truth"))
@@ -215,9 +228,9 @@ def time_limit(seconds: float | None, transcript: Transcript) -> Iterator[None]:
             timer.cancel()
 
 
-def cancelled_key(uid: str, session: int, tokens: int) -> tuple[str, dict[str, Any]]:
-    """Key and tag of a cancelled rollout."""
-    return f"{uid}_{session}_0", {"status": CANCELLED, GENERATED: tokens, "min_global_steps": None}
+def key_without_row(uid: str, session: int, status: str, tokens: int) -> tuple[str, dict[str, Any]]:
+    """Key and tag of a rollout without a row, which is ``CANCELLED`` or ``FAILED`` and has generated ``tokens``."""
+    return f"{uid}_{session}_0", {"status": status, GENERATED: tokens, "min_global_steps": None}
 
 
 def cut_to(output: AgentLoopOutput, most: int | None) -> None:

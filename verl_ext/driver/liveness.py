@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import signal
 import threading
 import time
@@ -17,6 +18,8 @@ from ray.util.placement_group import PlacementGroup, placement_group_table
 
 from verl_ext.driver.cluster import QUEUE_NAMESPACE, read_note, write_note
 from verl_ext.errors import EveryRolloutFailed, RunError
+
+logger = logging.getLogger(__name__)
 
 INTERVAL = 5.0  # seconds between two checks
 NOTICE = 30.0  # seconds; after the loss of a worker, Ray may take this long to notice the loss of the node
@@ -168,8 +171,11 @@ class Watch:
 
     def _look(self) -> None:
         while not self._left.wait(INTERVAL):
-            if ray.is_initialized() and (lost := self._loss()):
-                self._lost = lost
+            try:
+                self._lost = self._loss() if ray.is_initialized() else None
+            except ray.exceptions.RayError as error:  # Ray could not answer, which says nothing of the run
+                logger.warning("the run's nodes and workers could not be checked: %s", error)
+            if self._lost is not None:
                 signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR2)
                 return
 

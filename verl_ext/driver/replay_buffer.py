@@ -16,7 +16,15 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from verl_ext.controller import RolloutController
-from verl_ext.driver.agent_loop import CANCELLED, DIVERGED, GENERATED, REPLAYED, TRUNCATED, cancelled_key
+from verl_ext.driver.agent_loop import (
+    CANCELLED,
+    DIVERGED,
+    FAILED,
+    GENERATED,
+    REPLAYED,
+    TRUNCATED,
+    key_without_row,
+)
 from verl_ext.errors import EveryRolloutFailed, RunError
 from verl_ext.policy import Group, Rollout
 from verl_ext.prompts import RowKey
@@ -156,14 +164,16 @@ class GroupReplayBuffer(ReplayBuffer):
         return [(uid, self._rollouts(group, sessions[uid], rows)) for uid, group in ended.items()]
 
     def _read_rows(self, keys: list[str]) -> dict[str, _Row]:
-        """The stored data of each trajectory. A cancelled rollout has a tag alone."""
+        """The stored data of each trajectory. A cancelled or failed rollout has a tag alone."""
         tags = self.partitions[PARTITION]
-        cancelled = {
-            key: _Row(tokens=tags[key][GENERATED], cancelled=True) for key in keys if tags[key]["status"] == CANCELLED
+        tags_alone = {
+            key: _Row(tokens=tags[key][GENERATED], cancelled=tags[key]["status"] == CANCELLED)
+            for key in keys
+            if tags[key]["status"] in (CANCELLED, FAILED)
         }
-        keys = [key for key in keys if key not in cancelled]
+        keys = [key for key in keys if key not in tags_alone]
         if not keys:
-            return cancelled
+            return tags_alone
         fields = ["rm_scores", "extra_fields"]
         if self.controller.policy.reads_trajectories:
             fields += ["responses", "response_mask"]
@@ -174,7 +184,7 @@ class GroupReplayBuffer(ReplayBuffer):
             pairs = zip(data["responses"].unbind(), data["response_mask"].unbind(), strict=True)
             trajectories = [Trajectory(ids.numpy(), mask.numpy()) if mask[0] else None for ids, mask in pairs]
         extras = data.pop("extra_fields").tolist()
-        return cancelled | {
+        return tags_alone | {
             key: _Row(
                 reward=reward,
                 tokens=extra[GENERATED],
@@ -227,7 +237,7 @@ class GroupReplayBuffer(ReplayBuffer):
         for uid in self.controller.cancelled:
             group = self.controller.live[uid]
             sessions = range(len(group.rollouts), len(group.rollouts) + group.outstanding)
-            lost = [cancelled_key(uid, session, tokens=0) for session in sessions]
+            lost = [key_without_row(uid, session, CANCELLED, tokens=0) for session in sessions]
             tags |= {key: tag for key, tag in lost if key not in stored} | {uid: {"status": "finished"}}
         if tags:
             tq.kv_batch_put(keys=list(tags), partition_id=partition_id, tags=list(tags.values()))

@@ -65,10 +65,19 @@ class VllmEngine(GatheredActor):
 
 
 def _note_answer(transcript: Transcript, answer: asyncio.Future) -> None:
-    """Relabel a cancelled request: verl's client generates on after "aborted", and returns the tokens otherwise."""
+    """Correct the answer of a request that was aborted.
+
+    verl's client generates on after "aborted", with the next weights, so a cancelled request gets another reason. And
+    it takes the policy version of the first answer for the oldest of the response, though that answer may be empty.
+    """
     del transcript.requests[answer]
-    if transcript.cancelled and not answer.cancelled() and answer.exception() is None:
-        answer.result().stop_reason = "cancelled"
+    if answer.cancelled() or answer.exception() is not None:
+        return
+    output = answer.result()
+    if not output.token_ids and output.stop_reason in ("aborted", "abort"):
+        output.extra_fields["global_steps"] = None
+    if transcript.cancelled:
+        output.stop_reason = "cancelled"
 
 
 class TokenClient:
