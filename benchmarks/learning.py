@@ -24,6 +24,11 @@ from rich.console import Console
 PROMPTS, ROLLOUTS = 32, 8  # per step and per prompt: 256 rollouts a step for methods with one wave
 TEMPERATURE = 1.5  # in training and validation; at 1 the model has little left to learn from so few rollouts
 TRAINING_PROMPTS = 256  # eight steps an epoch, so that remembered success rates can matter
+PREFIX_CONTROL = [  # the constants of the published runs, which are older than the recipe's defaults
+    "rollout_policy.initial_ratio=0.3",
+    "rollout_policy.dead_zone=0.075",
+    "rollout_policy.step=0.05",
+]
 RECIPES = {
     "grpo": [f"actor_rollout_ref.rollout.n={ROLLOUTS}"],
     "dynamic_sampling": [f"actor_rollout_ref.rollout.n={ROLLOUTS}", "trainer.test_freq=2"],  # further rollouts per step
@@ -34,14 +39,14 @@ RECIPES = {
         f"actor_rollout_ref.rollout.n={ROLLOUTS}",
         "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean",  # as grpo, so that only the allocation differs
     ],
-    "prefix_sampling": [f"actor_rollout_ref.rollout.n={ROLLOUTS}", "rollout_policy.step=0.05"],
+    "prefix_sampling": [f"actor_rollout_ref.rollout.n={ROLLOUTS}", *PREFIX_CONTROL],
 }
 """Overrides of each recipe: group sizes that fit the task."""
 STEERED = [
     f"actor_rollout_ref.rollout.n={ROLLOUTS}",
     "actor_rollout_ref.actor.optim.lr=3e-5",
     "data.train_max_samples=1024",
-    "rollout_policy.step=0.05",
+    *PREFIX_CONTROL,
     "trainer.test_freq=-1",
 ]
 VARIANTS = {"prefix_ada": STEERED, "prefix_fix": [*STEERED, "rollout_policy.adaptive=false"]}

@@ -49,8 +49,8 @@ DRIFTS = {
     "slow": LIFT * np.linspace(0, 1, STEPS).round(1),  # ten stairs, so that few expected rates are computed
     "jump": LIFT * (np.arange(STEPS) >= STEPS // 2),
 }
-GRID = {"ema_alpha": (0.02, 0.05, 0.1, 0.2), "dead_zone": (0.05, 0.075, 0.1), "step": (0.01, 0.02, 0.05)}
-INITIAL_RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.7)
+GRID = {"ema_alpha": (0.02, 0.05, 0.1, 0.2), "dead_zone": (0.03, 0.05, 0.075, 0.1), "step": (0.01, 0.02, 0.05)}
+INITIAL_RATIOS = (0.1, 0.2, 0.3, 0.4, 0.55, 0.7)
 console = open_console()
 
 

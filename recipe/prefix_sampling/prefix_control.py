@@ -26,8 +26,9 @@ class PrefixControl:
     within the bounds. The half-life of m_k is ln 0.5 / ln(1 - alpha) groups. Assumption: a longer prefix changes the
     pass rate in the direction above.
 
-    Target and cooldown are the paper's. The other constants are missing in our text of the paper: the memory in Table 3
-    implies the upper bound, the lower bound mirrors it, and ``benchmarks/prefix_control.py`` chose the rest.
+    Target and cooldown are the paper's. The other constants are missing in our text of the paper. The initial ratio,
+    alpha, the dead zone and the step are those of the authors' earlier report (the 32B run); the memory in Table 3
+    implies the upper bound, and the lower bound mirrors it.
 
     Args:
         n: rollouts of a group.
@@ -51,12 +52,12 @@ class PrefixControl:
         self,
         n: int,
         buckets: Sequence[int],
-        initial_ratio: float = 0.3,
+        initial_ratio: float = 0.55,
         ratio_bounds: Sequence[float] = (0.05, 0.95),
         target: float = 0.5,
         ema_alpha: float = 0.05,
-        dead_zone: float = 0.075,
-        step: float = 0.02,
+        dead_zone: float = 0.03,
+        step: float = 0.05,
         cooldown: int = 5,
         adaptive: bool = True,
     ):

@@ -122,19 +122,19 @@ POLICIES = {
         "positive_threshold": 0.7,
         "prompt_weight": "rollouts",
     },
-    # Prefix Sampling: band of Section 2.2, target and cooldown; the other numbers of Table 9 are lost, and ours
+    # Prefix Sampling: band, target and cooldown of the paper; first ratio, alpha, dead zone, step: the authors' report
     "prefix_sampling": {
         "n": 8,
         "band": [0.375, 0.625],
         "sides": "both",
         "use_prefixes": True,
         "adaptive": True,
-        "initial_ratio": 0.3,
+        "initial_ratio": 0.55,
         "ratio_bounds": [0.05, 0.95],
         "target": 0.5,
         "ema_alpha": 0.05,
-        "dead_zone": 0.075,
-        "step": 0.02,
+        "dead_zone": 0.03,
+        "step": 0.05,
         "cooldown": 5,
         "max_rounds": 10,
         "prompt_weight": "equal",

@@ -180,11 +180,11 @@ POPULATIONS = [(gain, drift) for gain in (3.0, 5.0) for drift in ("none", "up", 
 
 
 @pytest.mark.parametrize(("median_gain", "drift"), POPULATIONS)
-def test_children_come_to_the_target_and_stay_in_the_dead_zone(median_gain, drift):
+def test_children_come_to_the_target_and_stay_near_it(median_gain, drift):
     _, rates = simulated(median_gain, drift, adaptive=True)
     without_prefix = [Population(8, median_gain).pass_rate(bucket, 0.0) for bucket in BUCKETS]
     final = rates[:, -50:].mean(axis=1)
-    assert (np.abs(final - 0.5) < PrefixControl(8, BUCKETS).dead_zone).all()
+    assert (np.abs(final - 0.5) < 0.06).all()
     assert (np.abs(final - 0.5) < 0.5 * np.abs(np.array(without_prefix) - 0.5)).all()
 
 

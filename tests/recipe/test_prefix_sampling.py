@@ -51,7 +51,7 @@ def test_skewed_groups_are_rolled_out_again_beside_fresh_prompts():
     replayed = {request.target.id: request.prefix for request in second if request.prefix is not None}
     assert set(replayed) == {"p1", "p2", "p6", "p7"}  # 3 to 5 of 8 are balanced
     assert {name: int(prefix.tokens[0]) for name, prefix in replayed.items()} == {"p1": 1, "p2": 1, "p6": 0, "p7": 0}
-    assert {len(prefix) for prefix in replayed.values()} == {int(0.3 * LENGTH)}
+    assert {len(prefix) for prefix in replayed.values()} == {int(0.55 * LENGTH)}
     assert not {request.target.id for request in second if request.prefix is None} & set(replayed)
 
 
@@ -245,7 +245,7 @@ def test_the_controller_has_the_parameters_of_the_policy():
     assert controlled(policy, rates) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("target", "ratio"), [(0.4, 0.28), (0.5, 0.28), (0.6, 0.32)])
+@pytest.mark.parametrize(("target", "ratio"), [(0.4, 0.5), (0.5, 0.5), (0.6, 0.6)])
 def test_below_the_target_prefixes_become_longer(target, ratio):
     policy = PrefixSampling(train_batch_size=1, n=8, target=target, ema_alpha=1.0, dead_zone=0.01)
     assert controlled(policy, [0.55]) == pytest.approx([ratio])
@@ -253,7 +253,7 @@ def test_below_the_target_prefixes_become_longer(target, ratio):
 
 def test_the_paper_waits_five_updates_after_a_step():
     policy = PrefixSampling(train_batch_size=1, n=8, ema_alpha=1.0)
-    assert controlled(policy, [0.0] * 8) == pytest.approx([0.32] * 6 + [0.34] * 2)
+    assert controlled(policy, [0.0] * 8) == pytest.approx([0.6] * 6 + [0.65] * 2)
 
 
 def test_a_group_without_signal_is_replaced_when_no_other_has_any():
