@@ -84,8 +84,8 @@ def profiles_table() -> str:
     """Markdown: the profiles, and the memory of a GPU under each."""
     header = (
         "| profile | size | GPUs, at least | longest sequence | TP | offload | vLLM's share | KV cache per GPU | "
-        "longest sequences at once, per engine | max_num_seqs | update tokens | take | log-prob tokens | take | "
-        "GPUs for a sequence | fullest |"
+        "longest sequences at once, per engine | max_num_seqs | update tokens | their memory | log-prob tokens | "
+        "their memory | GPUs for a sequence | fullest |"
     )
     rows = []
     for gpu, memory in GPU_MEMORY.items():

@@ -27,6 +27,8 @@ fi
 check_machine "the CPU stack"
 rm -f "$VENV/.install"
 make_environment "the CPU stack"
+"$VENV/bin/python" -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null ||
+  refuse "vLLM's CPU build needs libnuma.so.1: apt-get install libnuma1 (Debian), or dnf install numactl-libs (Fedora)."
 phase "torch $TORCH, CPU build (about 200 MB)" install_torch
 phase "verl, Ray, vLLM and $(grep -c == requirements/cpu.txt) packages in all" uv_install -r requirements/cpu.txt
 phase "this project" uv_install --no-build-isolation -e .

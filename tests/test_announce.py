@@ -37,6 +37,17 @@ def test_rollouts_of_a_step_and_their_ratio_to_grpo():
     )
 
 
+def test_checkpoints_and_whether_the_run_continues_from_one():
+    folder = "trainer.default_local_dir=/runs/a"
+    assert of("grpo", "hardware=verl", folder)[1] == (
+        "Checkpoints: only if SIGUSR1 stops the run (trainer.save_freq=-1), in /runs/a; the run resumes from the last "
+        "one there."
+    )
+    assert of("grpo", "hardware=verl", folder, "trainer.save_freq=5", "trainer.resume_mode=disable")[1] == (
+        "Checkpoints: every 5 steps, in /runs/a."
+    )
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_under_verls_hardware_every_changed_default_is_listed_with_its_reason(recipe, default):
     """An independent comparison: verl's file and the composed configuration, key by key."""
@@ -53,9 +64,9 @@ def test_under_verls_hardware_every_changed_default_is_listed_with_its_reason(re
 
     plain = (OmegaConf.to_container(each, resolve=False) for each in (config, default))
     expected = {key for key in differing(*plain) if not key.startswith(skipped)} - given
-    listed = {line.strip().partition(": ")[0] for line in lines[2:]}
+    listed = {line.strip().partition(": ")[0] for line in lines[3:]}
     assert listed == expected and "actor_rollout_ref.actor.use_dynamic_bsz" in listed
-    assert all(len(line.partition(" -> ")[2].partition(". ")[2]) >= len("Rollouts per prompt.") for line in lines[2:])
+    assert all(len(line.partition(" -> ")[2].partition(". ")[2]) >= len("Rollouts per prompt.") for line in lines[3:])
 
 
 def test_values_of_the_user_are_not_listed():
@@ -68,7 +79,7 @@ def test_values_of_the_user_are_not_listed():
 def test_profiles_and_experiments_are_counted_and_named():
     lines = of("pilot_commit", "experiment=qwen3_8b")
     config = compose("pilot_commit", "experiment=qwen3_8b")
-    count = len(changes(config, ["experiment=qwen3_8b"])) - (len(lines) - 3)
+    count = len(changes(config, ["experiment=qwen3_8b"])) - (len(lines) - 4)
     assert (
         lines[-1]
         == f"{count} more keys of verl are set by hardware=h200 and experiment=qwen3_8b; --cfg job shows all values."

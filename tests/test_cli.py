@@ -99,15 +99,15 @@ def test_a_mistyped_name_is_answered_with_the_names_there_are(run):
 
 def test_a_missing_extra_is_named(run, monkeypatch):
     monkeypatch.setattr("verl_ext.extras.find_spec", lambda name: None)
-    assert run("report", "x") == (2, "", "error: typer is not installed: pip install 'verl-ext[tools]'.\n")
-    assert run("train", "--help") == (2, "", "error: yaml is not installed: pip install 'verl-ext[tools]'.\n")
+    assert run("report", "x") == (2, "", "error: typer is not installed: pip install '.[tools]' in the checkout.\n")
+    assert run("train", "--help") == (2, "", "error: yaml is not installed: pip install '.[tools]' in the checkout.\n")
 
 
 def test_training_without_verl_names_the_extra_of_the_hardware(run, monkeypatch):
     here = {"yaml", "hydra"}
     monkeypatch.setattr("verl_ext.extras.find_spec", lambda name: name if name in here else None)
     monkeypatch.setattr(sys, "argv", ["verl-ext"])
-    assert run("train", "grpo") == (2, "", "error: verl is not installed: pip install 'verl-ext[cpu]'.\n")
+    assert run("train", "grpo") == (2, "", "error: verl is not installed: pip install '.[cpu]' in the checkout.\n")
     code, printed, error = run("train", "grpo", "hardware=b200")
     assert (code, printed) == (2, "")
     assert error.startswith("error: verl is not installed: bash examples/install_gpu.sh, or pip install ")
@@ -117,7 +117,7 @@ def test_a_first_run_without_verl_names_the_extra(run, monkeypatch):
     monkeypatch.setattr("verl_ext.extras.find_spec", lambda name: name if name in ("typer", "rich") else None)
     monkeypatch.setitem(sys.modules, "psutil", None)
     monkeypatch.delitem(sys.modules, "verl_ext.first_run.node", raising=False)
-    assert run("first_run") == (2, "", "error: psutil is not installed: pip install 'verl-ext[verl]'.\n")
+    assert run("first_run") == (2, "", "error: psutil is not installed: pip install '.[verl]' in the checkout.\n")
 
 
 def test_recipes_in_the_current_folder_are_found(run, monkeypatch, tmp_path):

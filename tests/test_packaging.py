@@ -103,7 +103,9 @@ def test_a_command_of_an_extra_says_which_one_to_install(core, arguments, tmp_pa
     command = [core.parent / "verl-ext", *arguments[1:]] if arguments[0] == "verl-ext" else [core, "-m", *arguments]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert result.returncode == 2 and not result.stdout
-    assert re.fullmatch(r"error: \w+ is not installed: pip install 'verl-ext\[(tools|cpu)\]'\.\n", result.stderr)
+    assert re.fullmatch(
+        r"error: \w+ is not installed: pip install '\.\[(tools|cpu)\]' in the checkout\.\n", result.stderr
+    )
 
 
 def test_nothing_but_the_two_packages_is_in_the_wheel(wheel):

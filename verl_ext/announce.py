@@ -1,4 +1,4 @@
-"""Says, before a run starts, how many rollouts a step takes, and which of verl's defaults the recipe changes."""
+"""Says, before a run starts, the rollouts of a step, where checkpoints are, and which of verl's defaults change."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OURS = ("rollout_policy", "rollout_driver", "hardware_name", "model_engine")
 
 
 def announcement(recipe: str, config: DictConfig, policy: RolloutPolicy, overrides: Sequence[str]) -> list[str]:
-    """Lines for a reader: the rollouts of a step, then each changed default with the reason.
+    """Lines for a reader: the rollouts of a step, the checkpoints, then each changed default with the reason.
 
     Args:
         recipe: a name in :func:`~verl_ext.recipes.recipes`.
@@ -29,7 +29,7 @@ def announcement(recipe: str, config: DictConfig, policy: RolloutPolicy, overrid
     }
     changed = changes(config, overrides)
     own = {key: change for key, change in changed.items() if key in reasons}
-    lines = [cost_line(recipe, policy)]
+    lines = [cost_line(recipe, policy), checkpoint_line(config.trainer)]
     if own:
         lines.append("This recipe changes these defaults of verl; a value of yours on the command line wins:")
         lines += [f"  {key}: {before} -> {after}. {reasons[key]}".rstrip() for key, (before, after) in own.items()]
@@ -50,6 +50,14 @@ def cost_line(recipe: str, policy: RolloutPolicy) -> str:
         f"{recipe}: a step samples {cost.usual:,} rollouts{at_most}, {cost.usual / uniform:.3g} times the {uniform:,} "
         f"of GRPO with {cost.prompts:,} prompts and n = {cost.n}."
     )
+
+
+def checkpoint_line(trainer: DictConfig) -> str:
+    """When the run saves checkpoints, and whether it continues from one that is there."""
+    every = trainer.save_freq
+    saved = f"every {every} steps" if every > 0 else f"only if SIGUSR1 stops the run (trainer.save_freq={every})"
+    resumed = "; the run resumes from the last one there" if trainer.resume_mode == "auto" else ""
+    return f"Checkpoints: {saved}, in {trainer.default_local_dir}{resumed}."
 
 
 def changes(config: DictConfig, overrides: Sequence[str]) -> dict[str, tuple[str, str]]:

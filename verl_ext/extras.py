@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from verl_ext.errors import RunError
 
 # verl's packages for GPUs are not all on the package index, so no extra can install them.
-INSTALLERS = {"gpu": "bash examples/install_gpu.sh, or pip install 'verl-ext[verl]' beside an engine of your own"}
+INSTALLERS = {"gpu": "bash examples/install_gpu.sh, or pip install '.[verl]' beside an engine of your own"}
 
 
 class MissingExtra(RunError, ImportError):
@@ -24,5 +24,5 @@ def require(extra: str, *modules: str) -> None:
     """
     for module in modules:
         if find_spec(module) is None:
-            remedy = INSTALLERS.get(extra, f"pip install 'verl-ext[{extra}]'")
+            remedy = INSTALLERS.get(extra, f"pip install '.[{extra}]' in the checkout")
             raise MissingExtra(f"{module} is not installed: {remedy}.", name=module)

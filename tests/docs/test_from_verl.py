@@ -58,12 +58,14 @@ def test_the_commands_of_the_page_run_the_recipe_with_the_arguments_of_the_scrip
         text=True,
         check=True,
     ).stdout.splitlines()
-    assert printed == ["-m", "recipe.knapsack", "hardware=verl", *ARGUMENTS, "trainer.total_training_steps=200"]
-    config = compose("knapsack", *overrides, printed[-1])
+    own = ["trainer.total_training_steps=200", "trainer.experiment_name=knapsack"]
+    assert printed == ["-m", "recipe.knapsack", "hardware=verl", *ARGUMENTS, *own]
+    config = compose("knapsack", *overrides, *own)
     assert validate(config).step_cost().usual == 2560 and config.trainer.total_training_steps == 200
 
 
 def test_the_lines_on_the_page_are_those_of_a_run(overrides):
+    overrides = [*overrides, "trainer.experiment_name=knapsack"]
     config = compose("knapsack", *overrides)
     lines = announcement("knapsack", config, validate(config), overrides)
     assert "\n".join(lines) == re.search(r"```text\n(.*?)\n```", PAGE, re.DOTALL)[1]
@@ -115,3 +117,33 @@ def test_arguments_of_verls_other_scripts_are_refused_by_name(overrides, argumen
     with pytest.raises(BadConfig) as refusal:
         validate(compose("grpo", *overrides, *more, argument))
     assert any(argument.partition("=")[0] in sentence and why in sentence for sentence in refusal.value.sentences)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "algorithm.adv_estimator=gae",
+        "actor_rollout_ref.actor.policy_loss.loss_mode=kl_cov",
+        "algorithm.filter_groups.enable=true",
+        "data.gen_batch_size=1024",
+        "trainer.use_v1=false",
+        "actor_rollout_ref.actor.use_dynamic_bsz=false",
+        "critic.enable=true",
+        "reward.reward_model.enable=true",
+        "actor_rollout_ref.actor.checkpoint.async_save=true",
+        "trainer.v1.sampler.max_off_policy_threshold=2",
+    ],
+)
+def test_keys_of_the_table_are_refused(override, overrides):
+    key = override.partition("=")[0]
+    assert f"`{key}`" in PAGE
+    with pytest.raises(BadConfig) as refusal:
+        validate(compose("knapsack", *overrides, override))
+    assert any(sentence.startswith(key.rpartition(".")[0]) for sentence in refusal.value.sentences)
+
+
+def test_the_reward_function_of_the_page_gives_a_verdict():
+    names: dict = {}
+    exec(re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)[1], names)
+    for response, verdict in (("It is 5", 1.0), ("It is 6", 0.0)):
+        assert names["compute_score"]("gsm8k", response, "5", None) == {"score": verdict, "acc": verdict}

@@ -49,7 +49,7 @@ for module in NEEDS_AN_EXTRA:
     try:
         importlib.import_module(module)
     except ImportError as error:
-        assert "pip install 'verl-ext[tools]'" in str(error), error
+        assert "pip install '.[tools]' in the checkout" in str(error), error
     else:
         raise AssertionError(f"{module} imports")
 

@@ -47,7 +47,7 @@ def find_model(model: str | os.PathLike[str] | None = None) -> Path:
     if not (folder / "modules.json").is_file():
         raise ValueError(f"{folder} has no modules.json, so it is not a sentence-transformers model.")
     if importlib.util.find_spec("sentence_transformers") is None:
-        raise ValueError(f"model={folder} needs sentence-transformers: pip install 'verl-ext[embeddings]'.")
+        raise ValueError(f"model={folder} needs sentence-transformers: pip install '.[embeddings]' in the checkout.")
     return folder.resolve()
 
 
