@@ -6,6 +6,8 @@ import json
 import multiprocessing.spawn
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import time
@@ -146,6 +148,14 @@ def test_a_killed_command_takes_its_fork_along(driver):
     process.stdout.close()
     wait_for(lambda: not fork.is_running())
     assert forked(driver.python)
+
+
+@pytest.mark.parametrize("sent", [b"", b"abc", struct.pack(fork_client.NUMBER, 100) + b"{"])
+def test_a_client_that_ends_within_its_request_does_not_end_the_server(driver, sent):
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(Path(driver.python).parent / fork_server.ADDRESS))
+        client.sendall(sent)
+    assert driver.run("-c", "print(42)").stdout == "42\n"
 
 
 def test_forks_share_neither_process_group_nor_random_numbers(driver):
