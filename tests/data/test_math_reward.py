@@ -148,6 +148,76 @@ def test_words_and_lists_in_an_answer_line(line, right, wrong):
 
 
 @pytest.mark.parametrize(
+    ("solution", "truth", "right"),
+    [
+        ("The sum is 17. Answer: \\(50\\%\\)", "17", False),
+        ("The sum is 17. Answer: \\(50\\%\\)", "50", True),
+        ("We count 17 cases.\nAnswer: cannot be determined", "17", False),
+        ("We count $17$ cases, so\nAnswer: unknown", "17", False),
+        ("We count 17 cases.\nAnswer: none in 2", "17", False),
+        ("We count 17 cases.\nAnswer:\n\\[\n10\n\\]", "10", True),
+        ("Answer: Evelyn", r"\text{Evelyn}", True),
+        ("Answer: Evelyn", r"\text{Evan}", False),
+        ("It is 17.\nAnswer: Yes", "Yes", True),
+        ("It is 17.\nAnswer: **No**.", "Yes", False),
+        (r"Answer: $\text{No}$", "No", True),
+    ],
+)
+def test_no_number_of_the_reasoning_replaces_an_answer_line(solution, truth, right):
+    assert math_reward.is_correct(solution, truth) is right
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth", "wrong"),
+    [
+        ("90°", "90", "9"),
+        (r"90^\circ", "90°", "9°"),
+        (r"1\,234", "1234", "235"),
+        ("1 234 567", "1234567", "1"),
+        ("5.", "5", "4"),
+        ("2024", "2024.", "2023."),
+        (r"10~\text{cm}^2", "10", "100"),
+        (r"\text{2 hours}", "2", "3"),
+        ("2√3", r"2\sqrt{3}", "3"),
+        ("2√{35}", r"2\sqrt{35}", "35"),
+        (r"50~\%", "50", "49"),
+        ("50%.", "50", "49"),
+        ("−3", "-3", "3"),
+        ("2π", r"2\pi", "2"),
+    ],
+)
+def test_common_notations(answer, truth, wrong):
+    for solution in (rf"\boxed{{{answer}}}", f"We get 17.\nAnswer: {answer}", rf"Answer: \({answer}\)"):
+        assert math_reward.is_correct(solution, truth), solution
+        assert not math_reward.is_correct(solution, wrong)
+
+
+@pytest.mark.parametrize(
+    ("boxes", "truth", "right"),
+    [
+        (r"\boxed{10\text{ cm}} \boxed{10}", "10", True),
+        (r"\boxed{1,234}, \boxed{1234}", "1234", True),
+        (r"\boxed{(1,2)} and \boxed{(1, 2)}", "(1,2)", True),
+        (r"\boxed{Yes} \boxed{\text{Yes}}", "Yes", True),
+        ("\\boxed{C}\n\n\\boxed{C. 5}", "C", True),
+        (r"\boxed{10} \boxed{11}", "10", False),
+        (r"\boxed{10\text{ cm}} \boxed{11} \boxed{10}", "10", False),
+        ("\\boxed{C}\n\n\\boxed{D. 5}", "C", False),
+    ],
+)
+def test_neighbouring_boxes_may_repeat_an_answer_in_another_form(boxes, truth, right):
+    assert math_reward.is_correct(boxes, truth) is right
+
+
+@pytest.mark.parametrize("answer", ["Option {}", "The correct answer is {}", "{} - Paris", "({})", "{}) 5", "{}. 5"])
+@pytest.mark.parametrize("letter", ["B", "E", "J"])
+def test_the_letter_of_one_of_ten_options_with_words(answer, letter):
+    assert math_reward.is_correct(f"Answer: {answer.format(letter)}", letter)
+    assert not math_reward.is_correct(f"Answer: {answer.format(letter)}", "C")
+    assert not math_reward.is_correct(f"Answer: not {answer.format(letter)}", letter)
+
+
+@pytest.mark.parametrize(
     "answer",
     [
         "C) 5",
@@ -191,7 +261,7 @@ def test_a_letter_counts_as_an_option_only_where_the_truth_is_one():
     ],
 )
 def test_boxes_are_found_in_linear_time(solution):
-    assert math_reward._last_box(solution) == "1"
+    assert math_reward._last_boxes(solution) == ["1"]
 
 
 @pytest.mark.parametrize("truth", [None, "", " "])

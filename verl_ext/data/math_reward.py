@@ -17,15 +17,21 @@ WORD = re.compile(r"(?<![\\A-Za-z])(?!and\b)[A-Za-z]{3,}")  # no command of LaTe
 COMMAND = re.compile(r"\\[A-Za-z]")
 DIGIT = re.compile(r"\d")
 FORMULA = re.compile(r"(?<!\\)\$|\\[(\[]")  # in its own signs; \$ is the currency
+ALONE = re.compile(r"\$\$?([^$]+)\$\$?|\\[(\[]((?:(?!\\[()\[\]]).)+)\\[)\]]")  # a formula and nothing else
 PLAIN = re.compile(r"[A-Za-z]{2,}[,:.]?")
-OPTIONS = tuple("ABCD")  # the truths of GPQA
-OPTION = re.compile(r"(?:\\[a-z]+\{ ?)?\(? ?([A-D]) ?\}? ?[).:]")  # the letter in "C) 5" and "\text{(C) 5}"
-LETTER = re.compile(r"(?<![A-Za-z])[A-D](?= ?\}? ?[).:])")  # of an option, anywhere
+OPTIONS = tuple("ABCDEFGHIJ")  # truths of GPQA, with four options, and of sets with up to ten
+OPTION = re.compile(r"(?:\\[a-z]+\{ ?)?\(? ?([A-J]) ?\}? ?[).:]")  # the letter in "C) 5" and "\text{(C) 5}"
+LETTER = re.compile(r"(?<![A-Za-z])[A-J](?= ?\}? ?[).:])")  # of an option, anywhere
 BRACE = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\\\(?!boxed|fbox)|\\[{}]|[{}]")  # escaped braces do not count
 # Between the boxes of one answer: commas, "and", "or", space, and the signs around a formula.
 JOINT = re.compile(r"(?:[\s,;$]|\\[()\[\] ,;]|\b(?:and|or)\b|\\text\{\s*(?:and|or)\s*\})*")
 SCIENTIFIC = re.compile(r"(?<![A-Za-z\d.])(-?\d+(?:\.\d+)?)[eE]([+-]?\d+)(?!\w|\.\d)")  # math-verify reads 2e3 as 2·e·3
 PERCENT = re.compile(r"\\?%\Z")
+SIGNS = str.maketrans({"°": r"^{\circ}", "−": "-", "~": " ", "×": r"\times ", "π": r"\pi "})
+ROOT = re.compile(r"√\s*(\d+|\{[^{}]*\})")
+GROUPED = re.compile(r"(?<![\d.])(\d{1,3})((?:(?:\\[,;: ]| )\d{3})+)(?!\d)")  # 1\,234; math-verify adds 1 and 234
+UNIT = re.compile(r"\\text\{\s*(-?\d[\d.,]*)\s+[A-Za-z][^{}]*\}\Z")  # \text{2 hours}
+TAIL = re.compile(r"(?:\\[,;: ]|[\s.,;])+\Z")
 SMALL = 1e-3  # math-verify rounds numbers to 6 decimals: too few for a smaller truth
 DIGITS = 6, 12  # digits after a small truth's zeros: of a rounded number, and of the difference of two exact ones
 LIMIT = 5  # seconds for the parsing, and for each comparison, by an alarm that interrupts Python but no call into C
@@ -58,13 +64,21 @@ def is_correct(solution: str, ground_truth: Any) -> bool:
     Raises:
         TooExpensive: not equal as far as compared, and a limit ended a parsing or a comparison.
     """
+    truth = str(ground_truth).strip()
+    boxes = _last_boxes(solution)
+    if _are_equal(_boxed(truth), _answer(solution, boxes, truth)):
+        return True
+    # The same answer in several forms: each box alone must be right, or a response could name several answers.
+    return len(boxes) > 1 and all(_are_equal(_boxed(truth), _answer(solution, [box], truth)) for box in boxes)
+
+
+def _are_equal(*texts: str) -> bool:
+    """Whether math-verify finds a truth and an answer equal, both as texts for its parser."""
     from math_verify import parse, verify
     from math_verify.errors import TimeoutException
 
     limits = (TimeoutException, MemoryError)
     stopped = None
-    truth = str(ground_truth).strip()
-    texts = _boxed(truth), _answer(solution, truth)
     try:
         truths, answers = (
             parse(SCIENTIFIC.sub(r"\1\\times10^{\2}", text), parsing_timeout=LIMIT, raise_on_error=True)
@@ -97,25 +111,37 @@ def _accuracy(truth: Any) -> dict[str, int]:
     return {"float_rounding": zeros + rounded, "numeric_precision": zeros + exact}
 
 
-def _answer(solution: str, truth: str) -> str:
-    """The text for math-verify: the solution's last box alone, or its last line ``Answer: ...``, if there is one.
+def _answer(solution: str, boxes: list[str], truth: str) -> str:
+    """The text for math-verify: the solution's last boxes alone, or its last line ``Answer: ...``, if there is one.
 
     Of a whole solution, math-verify may join the last box with a box that the solution takes back, and it prefers
-    "the final answer is $3$. I hope" to any box.
+    "the final answer is $3$. I hope" to any box. Where it cannot read an answer, it takes a number of the reasoning.
     """
-    box, line = _last_box(solution), _answer_line(solution)
-    if truth in OPTIONS and (option := OPTION.match(box or line)) and set(LETTER.findall(box or line)) == {option[1]}:
-        return _boxed(option[1])
+    box, rest = ", ".join(boxes), solution.rpartition(MARK)[2]
+    line = _answer_line(solution)
+    if truth in OPTIONS and _option(box or line) == truth:
+        return _boxed(truth)
     if box:
         return _boxed(box)
-    return _line_in_a_box(line) or solution
+    if not line:
+        return solution
+    if not line.endswith(":") and not any(sign.search(line) for sign in (FORMULA, DIGIT, COMMAND)):
+        return _boxed(line)  # words
+    return _line_in_a_box(line) or f"{MARK} {rest.strip()}"
 
 
-def _last_box(solution: str) -> str:
-    """The content of the last complete box that is not empty; empty without such a box.
+def _option(text: str) -> str:
+    """The letter of an option, with or without the option's text or words before it; empty without just one letter."""
+    if (option := OPTION.match(text)) and set(LETTER.findall(text)) == {option[1]}:
+        return option[1]
+    others = [word.strip("().:*-–") for word in text.split() if not PLAIN.fullmatch(word)]
+    letters = [word for word in others if word]
+    return letters[0] if len(letters) == 1 and not re.search(r"\b(?:not|except)\b", text, re.IGNORECASE) else ""
 
-    Neighbouring boxes make one answer, such as ``\\boxed{1}, \\boxed{2}``, and their contents are joined by commas.
-    """
+
+def _last_boxes(solution: str) -> list[str]:
+    """The content of the last complete box that is not empty, and of its neighbours, which make one answer with it, as
+    in ``\\boxed{1}, \\boxed{2}``; empty without such a box."""
     boxes: list[tuple[re.Match, re.Match]] = []  # first and last sign of each box that is within no other box
     opened: list[re.Match] = []
     for sign in BRACE.finditer(solution):
@@ -135,7 +161,7 @@ def _last_box(solution: str) -> str:
             break
         start = opening.start()
         contents.append(content)
-    return ", ".join(dict.fromkeys(reversed(contents)))
+    return list(dict.fromkeys(reversed(contents)))
 
 
 def _answer_line(solution: str) -> str:
@@ -149,7 +175,9 @@ def _line_in_a_box(line: str) -> str:
 
     math-verify reads LaTeX only in a box or in dollar signs: of ``Answer: 3\\sqrt{13} meters``, it would read the 3.
     """
-    if not line or FORMULA.search(line):
+    if formula := ALONE.fullmatch(line):
+        return _boxed(formula[1] or formula[2])
+    if FORMULA.search(line):
         return ""
     if WORD.search(line):
         words = line.split()
@@ -161,8 +189,11 @@ def _line_in_a_box(line: str) -> str:
 
 
 def _boxed(text: str) -> str:
-    """A truth or an answer in a box, without a final percent sign: 50 and 50 % are equal.
+    """A truth or an answer in a box, in notation that math-verify reads.
 
-    math-verify finds no number in ``\\boxed{50\\%}``.
+    The final stop goes, and a final percent sign: 50 and 50 % are equal, and math-verify finds no number in
+    ``\\boxed{50\\%}``.
     """
-    return f"\\boxed{{{PERCENT.sub('', text.strip())}}}"
+    text = GROUPED.sub(lambda found: found[1] + re.sub(r"\D", "", found[2]), text.strip().translate(SIGNS))
+    text = UNIT.sub(r"\1", ROOT.sub(r"\\sqrt{\1}", TAIL.sub("", text)))
+    return f"\\boxed{{{PERCENT.sub('', text)}}}"

@@ -12,7 +12,6 @@ from verl_ext.data.limited import tagged_answer
 
 TEXT = r"(?:(?!</?(?:think|answer)>).)*"  # without another tag
 FORMAT = re.compile(rf"\s*<think>{TEXT}</think>\s*<answer>{TEXT}</answer>\s*", re.DOTALL)
-MATHEMATICS = re.compile(r"[\d\\$]")
 
 
 def compute_score(
@@ -25,19 +24,14 @@ def compute_score(
 ) -> dict[str, float]:
     """``score = format_weight * format + (1 - format_weight) * acc``.
 
-    Only the text in the last ``<answer>`` tags is compared with ``ground_truth``. A text with a number or LaTeX is
-    judged as a line ``Answer: ...`` would be; words alone are the answer.
+    Only the text in the last ``<answer>`` tags is compared with ``ground_truth``, as a line ``Answer: ...`` would be.
 
     Returns:
         ``score``; ``format`` in {0, 1}; ``acc``, ``timed_out`` and ``verifier_error`` as of
         :func:`verl_ext.data.math_reward.compute_score`.
     """
     answer = " ".join((tagged_answer(solution_str) or "").split())
-    if MATHEMATICS.search(answer):
-        answer = f"{math_reward.MARK} {answer}"
-    elif answer:
-        answer = f"\\boxed{{{answer.strip('*. ')}}}"
-    verdict = math_reward.compute_score(data_source, answer, ground_truth)
+    verdict = math_reward.compute_score(data_source, answer and f"{math_reward.MARK} {answer}", ground_truth)
     formatted = float(FORMAT.fullmatch(solution_str) is not None)
     score = format_weight * formatted + (1 - format_weight) * verdict["acc"]
     return {**verdict, "score": score, "format": formatted}
