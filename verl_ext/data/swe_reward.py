@@ -69,7 +69,7 @@ def expected_statuses(expected: str) -> dict[str, str]:
 def is_as_expected(log: str, expected: str) -> bool:
     """Whether exactly the expected tests ran, each with the expected status, which may be a failure.
 
-    A line without a test's name, such as an error of a file, counts as one entry with any status, as in R2E-Gym's grader.
+    A line without a name, such as an error of a file, counts as one entry with any status, as in R2E-Gym's grader.
 
     Raises:
         ValueError: see :func:`expected_statuses`.

@@ -14,6 +14,7 @@ from verl_ext.hardware.profiles import MEGATRON_GPUS, PROFILES, profile
 from verl_ext.launch import GPUS, implied
 from verl_ext.recipes import hardware_profiles
 
+FSDP = "actor_rollout_ref.actor.fsdp_config"
 TP = "actor_rollout_ref.rollout.tensor_model_parallel_size"
 MEGATRON, SIZES = ["model_engine=megatron", "actor_engine=megatron"], "actor_rollout_ref.actor.megatron"
 SEPARATE = [
@@ -136,6 +137,25 @@ def test_verls_own_defaults_with_megatron(tmp_path):
             "tensor_model_parallel_size=4 is not valid: an engine fills a part of a node or whole nodes",
         ),
         (
+            ["hardware=h200", f"{TP}=2", "actor_rollout_ref.rollout.data_parallel_size=8", "trainer.n_gpus_per_node=8"],
+            "tensor_model_parallel_size=2 is not valid: times data_parallel_size=8 it must divide the 8 devices of",
+        ),
+        (
+            ["hardware=h200", f"{FSDP}.ulysses_sequence_parallel_size=3", "trainer.n_gpus_per_node=8"],
+            "ulysses_sequence_parallel_size=3 is not valid: it must divide the 8 devices of trainer.nnodes",
+        ),
+        (
+            [
+                *("hardware=h200", f"{FSDP}.ulysses_sequence_parallel_size=2", "trainer.n_gpus_per_node=8"),
+                "actor_rollout_ref.model.use_remove_padding=false",
+            ],
+            "use_remove_padding=False is not valid: actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_",
+        ),
+        (
+            ["hardware=h200", f"{FSDP}.fsdp_size=3", "trainer.n_gpus_per_node=8"],
+            "fsdp_size=3 is not valid: it must divide the 8 devices of trainer.nnodes and trainer.n_gpus_per_node, or",
+        ),
+        (
             ["hardware=h200", *MEGATRON, "+lr_schedule=cosine"],
             "optim.lr_scheduler_type=cosine is not valid: Megatron has no such key: choose lr_schedule=linear",
         ),
@@ -173,6 +193,13 @@ def test_verls_own_defaults_with_megatron(tmp_path):
 def test_what_contradicts_itself_is_refused(overrides, sentence, tmp_path):
     with pytest.raises(BadConfig, match=sentence.replace(".", r"\.")):
         validate(compose("hora", *good_overrides(tmp_path), *overrides))
+
+
+@pytest.mark.parametrize("size", [-1, 1, 4, 8, 16])
+def test_sizes_that_share_out_the_devices(size, tmp_path):
+    sizes = [f"{FSDP}.fsdp_size={size}", f"{FSDP}.ulysses_sequence_parallel_size=4", "trainer.n_gpus_per_node=8"]
+    engine = [f"{TP}=2", "actor_rollout_ref.rollout.data_parallel_size=4"]
+    validate(compose("hora", *good_overrides(tmp_path), "hardware=h200", *sizes, *engine))
 
 
 def test_a_merged_adapter_goes_to_engines_of_their_own(tmp_path):

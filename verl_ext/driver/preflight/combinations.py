@@ -38,8 +38,13 @@ def check_engine(faults: Faults) -> None:
     faults.refuse_if(faults[key] not in strategies, key, valid)
 
 
-def check_former_names(faults: Faults) -> None:
-    """verl's V1 trainers read a reward's keys under ``reward``, and ignore the former sections."""
+def check_ignored(faults: Faults) -> None:
+    """verl reads other keys in place of these. Its V1 trainers ignore a reward's keys outside of ``reward``."""
+    key, current = f"{ACTOR}.grad_clip", f"{ACTOR}.optim.clip_grad"
+    faults.refuse_if(faults[key] not in (None, 1.0, faults[current]), key, f"verl ignores this key, use {current}")
+    key, bounds = f"{ACTOR}.clip_ratio", [f"{ACTOR}.clip_ratio_low", f"{ACTOR}.clip_ratio_high"]
+    ignored = faults[key] not in (None, 0.2) and all(faults[bound] is not None for bound in bounds)
+    faults.refuse_if(ignored, key, f"verl uses {' and '.join(bounds)}, set these")
     for section in ("custom_reward_function", "reward_model", "sandbox_fusion"):
         for name, value in _leaves(faults[section]):
             key = f"{section}.{name}"
@@ -106,14 +111,24 @@ def check_room(faults: Faults) -> None:
     faults.refuse_if(bool(faults[key]) and faults[key] <= prompt, key, valid)
 
 
-def check_sequence_parallel(faults: Faults) -> None:
-    """verl exchanges the heads of a divided sequence within flash attention only."""
-    attention = faults[ATTENTION] or "flash_attention_2"  # verl's default
-    if not faults[f"{ACTOR}.strategy"].startswith("fsdp") or attention.startswith("flash_attention"):
+def check_fsdp(faults: Faults) -> None:
+    """FSDP's sizes share out all devices, and flash attention alone exchanges the heads of a divided sequence."""
+    if not faults[f"{ACTOR}.strategy"].startswith("fsdp"):
         return
+    devices = faults["trainer.nnodes"] * faults["trainer.n_gpus_per_node"]
+    share = f"it must divide the {devices} devices of trainer.nnodes and trainer.n_gpus_per_node"
+    key, size = f"{ACTOR}.fsdp_config.fsdp_size", faults[f"{ACTOR}.fsdp_config.fsdp_size"]
+    some = size is not None and 0 <= size < devices  # verl takes other numbers for all devices
+    faults.refuse_if(some and (size == 0 or devices % size != 0), key, f"{share}, or be -1 for all")
+    key = next((key for key in SEQUENCE_PARALLEL if (faults[key] or 1) > 1), None)  # the first is deprecated, and wins
+    if key is None:
+        return
+    attention = faults[ATTENTION] or "flash_attention_2"  # verl's default
     valid = f"with {ATTENTION}={attention} each device would attend to its own part of a sequence alone, use 1"
-    for key in SEQUENCE_PARALLEL:
-        faults.refuse_if((faults[key] or 1) > 1, key, valid)
+    faults.refuse_if(not attention.startswith("flash_attention"), key, valid)
+    faults.refuse_if(devices % faults[key] != 0, key, share)
+    packed = f"{MODEL}.use_remove_padding"
+    faults.refuse_if(not faults[packed], packed, f"{key}={faults[key]} needs sequences without padding, use true")
 
 
 def check_micro_batch(faults: Faults) -> None:
@@ -186,12 +201,15 @@ def check_devices(faults: Faults) -> None:
     for place in places:
         nodes, of_each = f"{place}.nnodes", f"{place}.n_gpus_per_node"
         devices = faults[nodes] * faults[of_each]
-        size, node = faults[TENSOR_PARALLEL], faults[of_each]
-        valid = f"it must divide the {devices} devices of {nodes} and {of_each}"
+        others = {
+            name: faults[f"{ROLLOUT}.{name}"] or 1 for name in ("data_parallel_size", "pipeline_model_parallel_size")
+        }
+        times = "".join(f"times {name}={size} " for name, size in others.items() if size != 1)
+        size, node = faults[TENSOR_PARALLEL] * math.prod(others.values()), faults[of_each]
+        valid = f"{times}it must divide the {devices} devices of {nodes} and {of_each}"
         faults.refuse_if(devices % size != 0, TENSOR_PARALLEL, valid)
-        valid = (
-            f"an engine fills a part of a node or whole nodes: it must divide {of_each}={node}, or be a multiple of it"
-        )
+        valid = f"{times}it must divide {of_each}={node}, or be a multiple of it"
+        valid = f"an engine fills a part of a node or whole nodes: {valid}"
         faults.refuse_if(node % size != 0 and size % node != 0, TENSOR_PARALLEL, valid)
 
 
@@ -240,14 +258,14 @@ def check_queue_size(faults: Faults) -> None:
 
 COMBINATIONS = (
     check_engine,  # first, since other checks read the strategy's keys
-    check_former_names,
+    check_ignored,
     check_batch,
     check_correction,
     check_loss,
     check_saving,
     check_reward_model,
     check_room,
-    check_sequence_parallel,
+    check_fsdp,
     check_micro_batch,
     check_profile,
     check_validation_only,

@@ -32,6 +32,8 @@ SECRET_VALUE = re.compile(
     r"|\bgh[opsur]_[A-Za-z0-9]{30}|\bgithub_pat_\w{20}|\bglpat-[\w-]{16}"
     r"|\b(AKIA|ASIA)[A-Z0-9]{16}\b|\bAIza[\w-]{30}|\bxox[abeprs]-[\w-]{10}"  # AWS, Google, Slack
 )
+PLACEHOLDER = re.compile(r"(?i)empty|none|null|dummy|no[-_]?key|not[-_]?needed|x+")  # for servers that need no key
+CREDENTIAL = re.compile(r"[\w.~+/=-]+")  # and no delimiter, such as </think>
 PATH = re.compile(r"(~|\.{1,2})?/")
 WITHOUT_A_SERVER = ("offline", "disabled", "dryrun")  # wandb's modes
 
@@ -61,11 +63,13 @@ def _is_secret(path: tuple[str, ...], value: Any) -> bool:
     text = str(value)
     if SECRET_VALUE.search(text):
         return True
+    if PLACEHOLDER.fullmatch(text):
+        return False
     if any(map(_names_a_secret, path)):
         return not PATH.match(text)
     name = _words(path[-1])
     token = TOKEN_NAME.search(name) and not TOKEN_OF_A_VOCABULARY.search(name)
-    return bool(token) and isinstance(value, str) and not PATH.match(text)
+    return bool(token) and isinstance(value, str) and bool(CREDENTIAL.fullmatch(text)) and not PATH.match(text)
 
 
 @cache
