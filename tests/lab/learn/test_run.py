@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 from support.learner import files, prepare
+from support.runs import write_log
 
 from verl_ext.lab.learn.run import Length, learn
 from verl_ext.lab.learn.tasks import START, generated
@@ -135,6 +136,22 @@ def test_a_finished_run_is_left_alone_and_another_is_refused(tmp_path):
     other = files(tmp_path).__class__(tmp_path, "run_0", {"name": "other"})
     with pytest.raises(ValueError, match="run_0.json is of a run with another name; choose another --out"):
         other.check()
+
+
+def test_a_log_of_another_command_is_not_overwritten(tmp_path):
+    log = write_log(tmp_path / "run_0.jsonl", {1: {"actor/loss": 0.5}})
+    before = log.read_bytes()
+    with pytest.raises(ValueError, match="run_0.jsonl is no log of verl-ext learn; choose another --out"):
+        learn(prepare("grpo n=4", length=Length(rollouts=50)), files(tmp_path))
+    assert log.read_bytes() == before
+
+
+def test_a_run_killed_before_it_saved_its_state_begins_again(tmp_path):
+    learn(prepare("grpo n=4", length=Length(rollouts=50)), files(tmp_path))
+    before = records(files(tmp_path).log)
+    files(tmp_path).result.unlink()
+    learn(prepare("grpo n=4", length=Length(rollouts=50)), files(tmp_path))
+    assert records(files(tmp_path).log) == before
 
 
 def test_a_run_that_cannot_go_on_says_why(tmp_path):

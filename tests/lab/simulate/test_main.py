@@ -62,6 +62,23 @@ def test_a_run_that_ends_in_its_first_step_is_told(tmp_path):
     assert invoke(report, tmp_path, "--out", tmp_path / "page").exit_code == 0
 
 
+@pytest.mark.parametrize("text", ['{"step": 1, "data": {"actor/loss": 0.5}}\n', "", "notes\n"])
+def test_a_log_that_is_not_of_a_simulation_is_left_alone(tmp_path, text):
+    """Trainings are named <method>_<seed>, too."""
+    for seed in (1, 7):
+        (tmp_path / f"grpo_{seed}.jsonl").write_text(text)
+    result = invoke(simulation, "grpo", *SMALL, "--out", tmp_path)
+    assert result.exit_code == 2 and "grpo_1.jsonl is no log of a simulation; choose another --out" in flat(result)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        "grpo_1.jsonl": text, "grpo_7.jsonl": text,
+    }  # fmt: skip
+
+
+def test_a_refused_run_leaves_no_empty_log(tmp_path):
+    assert invoke(simulation, "grpo n=1", *SMALL, "--out", tmp_path).exit_code == 2
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -24,12 +25,14 @@ from verl_ext.lab.learn.sampler import success_rates
 from verl_ext.lab.learn.update import Learner, Training, rows_of
 from verl_ext.lab.learn.worlds import World
 from verl_ext.lab.method import Method
-from verl_ext.lab.report.runs import read_run
+from verl_ext.lab.report.runs import first_data, read_run
 from verl_ext.lab.report.summary import ROLLOUTS
 from verl_ext.lab.simulate.population import logit
 from verl_ext.lab.simulate.run import epochs, start_policy
 
 OnStep = Callable[[int, Mapping[str, float]], None]
+LEVEL = re.compile(r"val-aux/.+/acc/level_-?\d+")
+"""Accuracies that the first line of every log of this module has, and no other log."""
 
 
 @dataclass(frozen=True)
@@ -197,10 +200,14 @@ class Files:
         return self.folder / f"{self.name}.state.pt"
 
     def check(self) -> None:
-        """Raise ValueError if the folder holds a run of this name with other settings."""
+        """Raise ValueError if the folder holds a run of this name with other settings, or a log of another command."""
         for file, read in ((self.result, self._read_result), (self.state, self._read_state)):
             if file.exists():
                 self._compare(read()["settings"], file)
+        # A run that was killed before it saved its state leaves a log of its own, which begins again.
+        begun = self.result.exists() or self.state.exists()
+        if not begun and self.log.exists() and not any(map(LEVEL.fullmatch, first_data(self.log))):
+            raise ValueError(f"{self.log} is no log of verl-ext learn; choose another --out.")
 
     def finished(self) -> bool:
         """Whether the run has finished."""
@@ -254,7 +261,7 @@ def learn(run: LearningRun, files: Files, on_step: OnStep = lambda *_: None) -> 
         on_step: called after each step with the number of rollouts sampled so far and the step's metrics.
 
     Raises:
-        ValueError: the folder holds a run of this name with other settings.
+        ValueError: the folder holds a run of this name with other settings, or a log of another command.
     """
     files.check()
     if files.finished():
@@ -263,14 +270,16 @@ def learn(run: LearningRun, files: Files, on_step: OnStep = lambda *_: None) -> 
     state, ended = files.load(), None
     if state is not None:
         run.load_state_dict(state)
+    # Measured before the log is opened: a kill meanwhile would leave an empty log, which the next start refuses.
+    first = run.validation() if state is None else None
     with files.log.open("w" if state is None else "a", encoding="utf-8") as log:
 
         def note(step: int, metrics: Mapping[str, float]) -> None:
             log.write(json.dumps({"step": step, "data": metrics}) + "\n")
             log.flush()
 
-        if state is None:
-            note(0, run.validation())
+        if first is not None:
+            note(0, first)
         while not run.done:
             try:
                 metrics = run.step()

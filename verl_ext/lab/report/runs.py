@@ -217,6 +217,13 @@ def read_run(parts: Sequence[Path], name: str | None = None) -> Run:
     return Run(name or home(parts[0]).name, merged, skipped_lines, skipped_values, unread_bytes)
 
 
+def first_data(path: Path) -> dict[str, Any]:
+    """Metrics in the first line of a log of verl's ``file`` logger; empty if the line is another, or damaged."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        record = _parse(file.readline())
+    return {} if record is None else record[1]
+
+
 def _read_lines(path: Path) -> tuple[list[tuple[int, dict[str, Any]]], int]:
     """Steps with their metrics, and the number of lines in another format."""
     try:

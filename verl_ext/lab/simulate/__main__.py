@@ -18,10 +18,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from verl_ext.files import check_folder
 from verl_ext.lab.comparison import LabRun, MethodCost, Methods, print_comparison, step_table
+from verl_ext.lab.report.runs import first_data
 from verl_ext.lab.simulate import Method, World, simulate
 from verl_ext.lab.simulate.engine import PrefixEffect
 from verl_ext.lab.simulate.engine_speed import EngineSpeed, LengthModel
 from verl_ext.lab.table import open_console
+
+MARK = "simulation/seed"
+"""Metric of every step of a simulated run; no training logs it, so only simulated logs are ever removed."""
 
 
 def option(text: str, panel: str, **bounds: float) -> typer.models.OptionInfo:
@@ -101,10 +105,9 @@ def run_all(methods: list[Method], world: World, seeds: int, out: Path, console:
     if len(set(names)) < len(names):
         raise ValueError(f"methods: {', '.join(names)} need different names; write one as name:recipe.")
     out.mkdir(parents=True, exist_ok=True)
-    for name in names:  # a report averages the seeds of a method, so none of an earlier command may stay
-        for earlier in out.glob(f"{glob.escape(name)}_*.jsonl"):
-            if earlier.stem.removeprefix(f"{name}_").isdecimal():
-                earlier.unlink()
+    # A report averages the seeds of a method, so none of an earlier command may stay.
+    for earlier in _earlier_logs(names, out):
+        earlier.unlink()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     runs: dict[str, list[LabRun]] = {name: [] for name in names}
     with Progress(*columns, console=console, transient=True) as progress:
@@ -112,17 +115,37 @@ def run_all(methods: list[Method], world: World, seeds: int, out: Path, console:
         for number, (method, seed) in enumerate((m, s) for m in methods for s in range(seeds)):
             progress.update(task, description=f"{method.name}, seed {seed}", completed=number * world.steps)
             path = out / f"{method.name}_{seed}.jsonl"
-            with path.open("w", encoding="utf-8") as log:
+            try:
+                with path.open("w", encoding="utf-8") as log:
 
-                def on_step(step: int, data: dict[str, float], log: TextIO = log) -> None:
-                    log.write(json.dumps({"step": step, "data": data}) + "\n")
-                    progress.advance(task)
+                    def on_step(step: int, data: dict[str, float], seed: int = seed, log: TextIO = log) -> None:
+                        log.write(json.dumps({"step": step, "data": {MARK: seed, **data}}) + "\n")
+                        progress.advance(task)
 
-                run = simulate(method, world, seed, on_step)
+                    run = simulate(method, world, seed, on_step)
+            finally:
+                if not path.stat().st_size:  # an empty log says nothing, and a later command would refuse to replace it
+                    path.unlink()
             runs[method.name].append(run)
-            if not run.records:  # a report refuses an empty log
-                path.unlink()
     return runs
+
+
+def _earlier_logs(names: list[str], out: Path) -> list[Path]:
+    """Logs that earlier simulations of the methods have left in ``out``.
+
+    Raises:
+        ValueError: a log with the name of such a log is not of a simulation.
+    """
+    found = [
+        log
+        for name in names
+        for log in sorted(out.glob(f"{glob.escape(name)}_*.jsonl"))
+        if log.stem.removeprefix(f"{name}_").isdecimal()
+    ]
+    for log in found:
+        if MARK not in first_data(log):
+            raise ValueError(f"{log} is no log of a simulation; choose another --out.")
+    return found
 
 
 if __name__ == "__main__":
