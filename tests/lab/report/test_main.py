@@ -63,6 +63,15 @@ def test_a_truncated_line_is_reported(tmp_path):
     assert "Lines skipped" in (tmp_path / "out" / "report.html").read_text()
 
 
+def test_files_without_a_step_are_reported(tmp_path, two):
+    for name in ("grpo-restart-1.jsonl", "record.jsonl"):
+        (two[0].parent / name).write_text("")
+    result = invoke(main, two[0].parent, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "died before its first step: grpo-restart-1.jsonl." in flat(result)
+    assert "since they hold no step of verl's file logger: record.jsonl." in flat(result)
+
+
 def test_a_run_without_any_metric_it_knows(tmp_path):
     path = write_log(tmp_path / "a.jsonl", {1: {"actor/loss": 0.5}})
     result = invoke(main, path, "--out", tmp_path / "out")

@@ -31,6 +31,29 @@ def test_a_file_without_a_step_is_refused(tmp_path, text):
         read_run([tmp_path / "a.jsonl"])
 
 
+def test_a_start_that_died_before_its_first_step_is_skipped(tmp_path):
+    """verl's file logger makes its file before the first step."""
+    parts = [write_run(tmp_path / "a.jsonl", [0.1, 0.2], 10), tmp_path / "a-restart-1.jsonl"]
+    parts[1].write_text("")
+    write_run(tmp_path / "a-restart-2.jsonl", [0.3], 10, first=2)
+    run = read_run(*find_runs([str(parts[0])]))
+    assert (run.steps, run.empty_parts) == ((0, 1, 2), ("a-restart-1.jsonl",))
+    parts[0].write_text("")
+    run = read_run(*find_runs([str(tmp_path)]))
+    assert (run.name, run.steps, run.empty_parts) == ("a", (2,), ("a.jsonl", "a-restart-1.jsonl"))
+
+
+def test_files_of_a_folder_without_a_step_are_skipped(tmp_path):
+    run, skipped = write_run(tmp_path / "a.jsonl", [0.1], 10), []
+    (tmp_path / "record.jsonl").write_text('{"event": "run"}\n')
+    (tmp_path / "record-restart-1.jsonl").write_text("")
+    assert find_runs([str(tmp_path)], skipped.append) == [(run,)]
+    assert skipped == [tmp_path / "record.jsonl"]
+    run.unlink()
+    with pytest.raises(ValueError, match=r"no \.jsonl file of the folder holds a step"):
+        find_runs([str(tmp_path)])
+
+
 def test_a_file_that_is_not_text_is_refused(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(b"\x89PNG\xff\xfe\n\x00")
     with pytest.raises(ValueError, match="holds no step"):

@@ -17,7 +17,7 @@ from verl_ext.lab.page import Page
 from verl_ext.lab.report.finding import finding
 from verl_ext.lab.report.plots import plots
 from verl_ext.lab.report.runs import by_method, find_runs, names, read_run
-from verl_ext.lab.report.summary import on_common_sources, summarize
+from verl_ext.lab.report.summary import NO_LOG, listed, on_common_sources, summarize
 from verl_ext.lab.report.tables import tables
 from verl_ext.lab.table import open_console
 
@@ -45,10 +45,12 @@ def main(
     """Compare runs by the rollouts needed for the same accuracy."""
     try:
         check_folder(out)
-        files = find_runs(runs)
+        skipped: list[Path] = []
+        files = find_runs(runs, skipped.append)
         labels = names([parts[0] for parts in files])
         found = [read_run(parts, name) for parts, name in zip(files, labels, strict=True)]
         summary = summarize(found, target)
+        summary["notes"] += listed({NO_LOG: [path.name for path in skipped]})
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     drawn = list(plots(by_method(on_common_sources(found)), summary["target_accuracy"]))

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ class Run:
         skipped_lines: number of lines in another format, such as the unfinished last line of a killed run.
         skipped_values: number of values not finite.
         unread_bytes: bytes of event files from the first damaged or unfinished record on.
+        empty_parts: names of files and folders of the run without a step, such as of a start that died before its
+            first step.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Run:
     skipped_lines: int = 0
     skipped_values: int = 0
     unread_bytes: int = 0
+    empty_parts: tuple[str, ...] = ()
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -101,12 +104,18 @@ def by_method(runs: Sequence[Run]) -> list[RunGroup]:
     return [RunGroup(name if len(group) > 1 else group[0].name, tuple(group)) for name, group in groups.items()]
 
 
-def find_runs(arguments: Iterable[str]) -> list[tuple[Path, ...]]:
+def find_runs(arguments: Iterable[str], skipped: Callable[[Path], None] = lambda _: None) -> list[tuple[Path, ...]]:
     """The parts of each run; a part is a file, or a folder of event files.
 
-    A folder stands for the runs of its ``*.jsonl`` files, and for a run of each folder with event files: itself, or any
-    folder below it. A file stands for its run: the files of the run's restarts, ``<name>-restart-<k>.jsonl``, join
-    it, whether they are named beside it or not. ``a+b`` stands for a run that was resumed into a file of any name.
+    A folder stands for the runs of its ``*.jsonl`` files that hold a step, and for a run of each folder with event
+    files: itself, or any folder below it. A file stands for its run: the files of the run's restarts,
+    ``<name>-restart-<k>.jsonl``, join it, whether they are named beside it or not. ``a+b`` stands for a run that was
+    resumed into a file of any name.
+
+    Args:
+        arguments: files, folders, and files joined by ``+``.
+        skipped: called with each file of a folder that is left out because neither it nor its restarts hold a step,
+            such as a record of ``rollout_driver.record``.
 
     Raises:
         ValueError: a file does not exist or is named twice, or a folder holds no log.
@@ -116,14 +125,21 @@ def find_runs(arguments: Iterable[str]) -> list[tuple[Path, ...]]:
     named = {Path(argument).resolve() for argument in arguments}
     for argument in arguments:
         path = Path(argument)
-        if (begun := _run_of(path)) is not None and begun.resolve() in named:
+        if (first := _run_of(path)) is not None and first.resolve() in named:
             continue
         if path.is_dir():
             found = sorted(path.glob("*.jsonl"))
             found += sorted({file.parent for file in path.rglob(PATTERN) if file.is_file()})
             if not found:
                 raise ValueError(f"{path}: the folder holds no .jsonl file and no event file ({PATTERN}).")
-            runs += [(part, *_restarts(part)) for part in found if _run_of(part) not in found]
+            begun = [(part, *_restarts(part)) for part in found if _run_of(part) not in found]
+            kept = [parts for parts in begun if any(map(_holds_step, parts))]
+            if not kept:
+                raise ValueError(f"{path}: no .jsonl file of the folder holds a step of verl's file logger.")
+            for parts in begun:
+                if parts not in kept:
+                    skipped(parts[0])
+            runs += kept
         elif path.exists():
             runs.append((path, *_restarts(path)))
         elif all(names := argument.split("+")):
@@ -153,6 +169,17 @@ def _run_of(file: Path) -> Path | None:
     """The file of the run that a restart's file continues; None for every other path."""
     match = RESTART.fullmatch(file.stem) if file.suffix == ".jsonl" else None
     return file.with_name(f"{match['run']}.jsonl") if match else None
+
+
+def _holds_step(part: Path) -> bool:
+    """Whether a part of a run in a folder holds a step; event files are believed to."""
+    if part.is_dir():
+        return True
+    try:
+        with part.open(encoding="utf-8", errors="replace") as lines:
+            return any(_parse(line) is not None for line in lines)
+    except OSError:
+        return True  # read_run says why the file cannot be read
 
 
 def home(part: Path) -> Path:
@@ -191,8 +218,9 @@ def read_run(parts: Sequence[Path], name: str | None = None) -> Run:
         name: name of the run; None: the name of its first part.
 
     Raises:
-        ValueError: a file cannot be read, or a part holds no step.
+        ValueError: a file cannot be read, or no part holds a step.
     """
+    empty: list[Path] = []
     merged: dict[int, dict[str, float]] = {}
     skipped_lines = skipped_values = unread_bytes = 0
     for part in parts:
@@ -206,7 +234,7 @@ def read_run(parts: Sequence[Path], name: str | None = None) -> Run:
             records, skipped = _read_lines(part)
             skipped_lines += skipped
         if not records:
-            raise ValueError(f"{part}: holds no step of verl's {logger} logger.")
+            empty.append(part)
         for step, data in records:
             while merged and next(reversed(merged)) > step:
                 merged.popitem()
@@ -214,7 +242,10 @@ def read_run(parts: Sequence[Path], name: str | None = None) -> Run:
             finite = {key: value for key, value in numbers.items() if math.isfinite(value)}
             skipped_values += len(numbers) - len(finite)
             merged.setdefault(step, {}).update(finite)
-    return Run(name or home(parts[0]).name, merged, skipped_lines, skipped_values, unread_bytes)
+    if not merged:
+        raise ValueError(f"{' and '.join(map(str, empty))}: holds no step of verl's {logger} logger.")
+    names_of_empty = tuple(part.name for part in empty)
+    return Run(name or home(parts[0]).name, merged, skipped_lines, skipped_values, unread_bytes, names_of_empty)
 
 
 def first_data(path: Path) -> dict[str, Any]:

@@ -21,6 +21,8 @@ DECIDING = "allocation/seconds"
 ACCURACY = re.compile(r"val-core/(?P<source>.+)/acc/mean@\d+")
 DISCARDED = re.compile(r"rollouts/discarded_(.+)_total")
 RULE = "Costs to the target are those up to the first validation at or above it."
+EMPTY = "Files without a step, left out, such as those of a start that died before its first step"
+NO_LOG = "Files of a folder left out, since they hold no step of verl's file logger"
 COMMON = "The target is the best accuracy that every run reached."
 
 
@@ -272,6 +274,7 @@ def _notes(runs: Sequence[Run], left_out: set[str]) -> list[str]:
     """
     ends = {method.name: [run.steps[-1] for run in method.runs] for method in by_method(runs)}
     notes = {
+        EMPTY: [name for run in runs for name in run.empty_parts],
         "Lines skipped because they are not those of verl's file logger": _counts(runs, "skipped_lines"),
         "Bytes of event files not read, from the first unfinished or damaged record on": _counts(runs, "unread_bytes"),
         "Values skipped because they are not finite": _counts(runs, "skipped_values"),
@@ -289,6 +292,11 @@ def _notes(runs: Sequence[Run], left_out: set[str]) -> list[str]:
             f"{name} {', '.join(map(str, steps))}" for name, steps in ends.items() if len(set(steps)) > 1
         ],
     }
+    return listed(notes)
+
+
+def listed(notes: Mapping[str, Sequence[str]]) -> list[str]:
+    """A sentence for each note that applies to something, such as to names of runs."""
     return [f"{note}: {'; '.join(names)}." for note, names in notes.items() if names]
 
 
