@@ -98,18 +98,25 @@ def test_page_plots_numbers_and_histories(small_log, tmp_path):
     )
 
 
-def test_the_budget_of_the_metrics(small_log, tmp_path):
-    """Rollouts sampled and discarded up to the log's last step are counted, later ones are not."""
-    steps = {
+def sampled(steps, discarded=0.0):
+    """Metrics of a run that sampled 3,000 rollouts and 5 tokens in each step."""
+    return {
         step: {
+            "rollouts/sampled": 3000.0,
             "rollouts/sampled_total": 3000.0 * step,
-            "rollouts/discarded_too_hard_total": 952.0 * step,
-            "rollouts/discarded_total": 952.0 * step,
+            "rollouts/discarded_too_hard": discarded,
+            "rollouts/discarded_too_hard_total": discarded * step,
+            "rollouts/discarded_total": discarded * step,
+            "tokens/sampled": 5.0,
             "tokens/sampled_total": 5.0 * step,
         }
-        for step in range(1, 7)
+        for step in steps
     }
-    metrics = write_metrics(tmp_path / "metrics.jsonl", steps)
+
+
+def test_the_budget_of_the_metrics(small_log, tmp_path):
+    """Rollouts sampled and discarded in the log's steps are counted, those of other steps are not."""
+    metrics = write_metrics(tmp_path / "metrics.jsonl", sampled(range(1, 7), 952.0))
     result = invoke(main, small_log, "--out", tmp_path / "out", "--metrics", metrics, "--repeats", 1)
     assert result.exit_code == 0, result.output
     summary = json.loads((tmp_path / "out" / "waste.json").read_text())
@@ -121,11 +128,30 @@ def test_the_budget_of_the_metrics(small_log, tmp_path):
     }
     assert summary["counterfactual"]["methods"]["the log"]["sampled"] == 12_000
     assert "as the metrics say, 20 tokens in all; discarded: 3,808 too_hard." in flat(result)
+
+
+def test_metrics_that_begin_after_the_first_step_give_the_budget_of_their_steps(small_log, tmp_path):
     later = sorted(small_log.glob("*.jsonl"), key=lambda file: int(file.stem))[1:]  # of steps 2, 3 and 4
+    metrics = write_metrics(tmp_path / "metrics.jsonl", sampled((2, 3, 4), 952.0))
     result = invoke(main, *later, "--out", tmp_path / "later", "--metrics", metrics, "--repeats", 1)
     assert result.exit_code == 0, result.output
     budget = json.loads((tmp_path / "later" / "waste.json").read_text())["budget"]
     assert (budget["rollouts"], budget["tokens"], budget["discarded"]) == (9000, 15, {"too_hard": 2856})
+
+
+@pytest.mark.parametrize(
+    ("steps", "why"),
+    [
+        (sampled((1, 2)), "lacks rollouts/sampled in 2 of the log's 4 steps (first: 3)"),
+        ({step: {"critic/score/mean": 0.5} for step in (1, 2, 3, 4)}, "in 4 of the log's 4 steps (first: 1)"),
+    ],
+)
+def test_metrics_that_do_not_count_the_rollouts_of_every_step_are_refused(small_log, tmp_path, steps, why):
+    """Plain verl counts none."""
+    metrics = write_metrics(tmp_path / "metrics.jsonl", steps)
+    result = invoke(main, small_log, "--out", tmp_path / "out", "--metrics", metrics, "--repeats", 1)
+    assert result.exit_code == 2 and why in flat(result), result.output
+    assert "give all files of the run (a.jsonl+b.jsonl), or leave --metrics out." in flat(result)
 
 
 def numbers_of(tmp_path, rows, *options):
@@ -159,11 +185,11 @@ def test_a_log_of_chosen_groups_promises_nothing_about_other_methods(tmp_path):
 def test_metrics_with_discarded_rollouts_are_a_sign_of_chosen_groups(tmp_path):
     """Groups of which every rollout failed are discarded by every method, whatever the rewards."""
     rows = groups_with([0, 8, 4, 4, 4])
-    counts = {"rollouts/sampled_total": 64.0, "rollouts/discarded_empty_total": 8.0}
+    counts = {"rollouts/sampled": 64.0, "rollouts/discarded_empty": 8.0}
     metrics = write_metrics(tmp_path / "metrics.jsonl", {1: counts})
     other, shown = numbers_of(tmp_path, rows, "--metrics", metrics)
     assert "Caution" not in shown and other["methods"]["grpo"]["times_fewer_rollouts"] > 0
-    write_metrics(metrics, {1: counts | {"rollouts/discarded_no_spread_total": 16.0}})
+    write_metrics(metrics, {1: counts | {"rollouts/discarded_no_spread": 16.0}})
     other, shown = numbers_of(tmp_path, rows, "--metrics", metrics)
     assert "since 16 sampled rollouts were discarded (no_spread)" in shown
     assert other["methods"]["grpo"]["times_fewer_rollouts"] is None
@@ -209,7 +235,8 @@ def test_one_line_is_a_log(tmp_path, score):
 def test_what_cannot_be_read_is_refused_in_one_sentence(tmp_path, arguments, why):
     write_lines(tmp_path / "1.jsonl", [line()])
     write_lines(tmp_path / "other.txt", ["a"])
-    write_metrics(tmp_path / "metrics.jsonl", {1: {"a": 1.0}})
+    for name in ("metrics", "other"):
+        write_metrics(tmp_path / f"{name}.jsonl", {1: {"a": 1.0}})
     result = invoke(main, *(argument.format(tmp_path) for argument in arguments), "--out", tmp_path / "out")
     assert result.exit_code == 2 and "Traceback" not in result.output
     assert why in flat(result) and not (tmp_path / "out").exists()

@@ -10,15 +10,16 @@ import numpy as np
 
 from verl_ext.estimation.by_name import BY_TEXT
 from verl_ext.lab.report.runs import Run
-from verl_ext.lab.report.summary import DISCARDED, ROLLOUTS, TOKENS
+from verl_ext.lab.report.summary import SAMPLED
 from verl_ext.lab.table import times_fewer
 from verl_ext.lab.waste import prediction
 from verl_ext.lab.waste.counterfactual import ASSUMPTION, Spending, recipe_method, spend, spending_of_log
+from verl_ext.lab.waste.from_metrics import DISCARDED, reason_of
 from verl_ext.lab.waste.log import RolloutLog
 from verl_ext.lab.waste.rates import BAND_NAMES, RecordedRates, band, fit_prior
 from verl_ext.recipes import recipes
 
-LOG = "the log"
+LOG, TOKENS = "the log", "tokens/sampled"
 WITH, CORRECT, WRONG, EQUAL = "with gradient", "all correct", "all wrong", "equal scores"
 KINDS = (WITH, CORRECT, WRONG, EQUAL)
 """Kinds of groups. Equal scores: no gradient although some rollouts are correct and some are wrong."""
@@ -63,7 +64,7 @@ def analyse(
         progress: called with the name of a task and its size; returns a function to call with the progress made.
 
     Raises:
-        ValueError: embeddings are asked for, and there is no model for them.
+        ValueError: embeddings are asked for, and there is no model for them; or the metrics lack a step of the log.
     """
     logged = int(log.rollouts.sum())
     budget = _budget(log, run)
@@ -196,22 +197,31 @@ def _facts(log: RolloutLog) -> dict[str, Any]:
 
 
 def _budget(log: RolloutLog, run: Run | None) -> dict[str, Any]:
-    """Rollouts and tokens of the log's steps, from the metrics; else the number of logged rollouts."""
-    first, last, records = int(log.step.min()), int(log.step.max()), {} if run is None else run.records
-    upto = Run("", {step: record for step, record in records.items() if step <= last})
-    before = Run("", {step: record for step, record in records.items() if step < first})
-    discarded = filter(None, map(DISCARDED.fullmatch, sorted(upto.metrics())))
+    """Rollouts and tokens of the log's steps, from the metrics; else the number of logged rollouts.
 
-    def spent(name: str) -> int | None:
-        total = upto.last(name)
-        return None if total is None else int(total - (before.last(name) or 0))
+    Raises:
+        ValueError: the metrics do not count the rollouts of every step of the log.
+    """
+    if run is None:
+        return {"rollouts": int(log.rollouts.sum()), "tokens": None, "from_metrics": False, "discarded": {}}
+    steps = np.unique(log.step).tolist()
+    lacking = [step for step in steps if SAMPLED not in run.records.get(step, {})]
+    if lacking:
+        raise ValueError(
+            f"--metrics: lacks {SAMPLED} in {len(lacking):,} of the log's {len(steps):,} steps (first: {lacking[0]}); "
+            "give all files of the run (a.jsonl+b.jsonl), or leave --metrics out."
+        )
+    records = [run.records[step] for step in steps]
 
-    sampled = spent(ROLLOUTS)
+    def spent(name: str) -> int:
+        return round(sum(record.get(name, 0.0) for record in records))
+
+    sampled, reasons = spent(SAMPLED), sorted(filter(None, map(reason_of, run.metrics())))
     return {
         "rollouts": sampled or int(log.rollouts.sum()),
-        "tokens": spent(TOKENS),
+        "tokens": spent(TOKENS) if all(TOKENS in record for record in records) else None,
         "from_metrics": bool(sampled),
-        "discarded": {match[1]: spent(match[0]) or 0 for match in discarded},
+        "discarded": {reason: count for reason in reasons if (count := spent(f"{DISCARDED}{reason}"))},
     }
 
 

@@ -64,6 +64,12 @@ def most_with_gradient(share: np.ndarray, n: int) -> np.ndarray:
     return np.minimum(1.0, n * np.minimum(share, 1 - share))
 
 
+def reason_of(metric: str) -> str | None:
+    """The reason whose discarded rollouts of a step the metric counts; None for all other metrics."""
+    of_a_step = metric.startswith(DISCARDED) and not metric.endswith(TOTAL)
+    return metric.removeprefix(DISCARDED) if of_a_step else None
+
+
 def _exact(run: Run) -> Page:
     steps = {step: record for step, record in run.records.items() if set(NEEDED) <= set(record)}
     if not steps:
@@ -78,9 +84,7 @@ def _exact(run: Run) -> Page:
         return sum(record.get(name, 0.0) for record in records)
 
     trained, gained = total(TRAINED), round(with_gradient(run))
-    reasons = sorted(
-        {name for record in records for name in record if name.startswith(DISCARDED) and not name.endswith(TOTAL)}
-    )
+    reasons = sorted({name for record in records for name in record if reason_of(name) is not None})
     parts = {
         "trained, with a gradient": gained,
         "trained, all rewards equal": trained - gained,
