@@ -158,6 +158,18 @@ def test_an_export_without_a_column_that_the_sum_needs_is_refused(tmp_path, with
     assert result.exit_code == 2 and f"but no step that also has {missing}; export all" in flat(result)
 
 
+def test_charts_of_different_steps_are_counted_over_their_common_steps(tmp_path):
+    rest = ["sampled", "failed", "discarded_no_spread", "buffered"]
+    steps = dict(enumerate(WHOLE * 5, 1))
+    late = export_of(tmp_path / "late.jsonl", {step: steps[step] for step in (9, 10)})
+    early = export_of(tmp_path / "early.jsonl", {step: steps[step] for step in range(1, 9)}, rest)
+    result = invoke(main, f"{early}+{late}", "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    numbers = json.loads((tmp_path / "out" / "waste.json").read_text())
+    assert (numbers["steps"], numbers["rollouts"]["trained, with a gradient"]) == (2, 1280)
+    assert "8 steps were left out, since they lack one of rollouts/effective_ratio" in flat(result)
+
+
 @pytest.mark.parametrize(
     ("first", "without", "where"),
     [
@@ -237,6 +249,13 @@ def test_tables_that_contradict_each_other_are_refused(tmp_path):
         ("a.csv", "_step,critic/score/mean\n1,0.5\n", ["--n", "1"], "greater than or equal to 2"),
         ("a.csv", "_step,critic/score/mean\n1,0.5\n", ["--repeats", "2"], "--repeats 2 has no meaning for exported"),
         ("a.csv", "_step,rollouts/effective_ratio\n1,0.5\n", [], "export all metrics under rollouts/"),
+        (
+            "a.csv",
+            "_step,rollouts/effective_ratio,rollouts/trained,rollouts/sampled,rollouts/failed\n1,0,0,0,0\n",
+            [],
+            "rollouts/sampled is 0 in every step",
+        ),
+        ("a.json", "[[1, 2], [3, 4]]", ["--n", "8"], "has no column _step, Step or step"),
         ("a.csv", "", ["--n", "8"], "cannot be read as a table"),
         ("a.parquet", "abc", ["--n", "8"], "cannot be read as a table"),
         ("a.json", "[1", ["--n", "8"], "cannot be read as a table"),

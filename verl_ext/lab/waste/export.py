@@ -101,7 +101,7 @@ def _read(path: Path) -> pd.DataFrame:
         value: Any = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(value, dict) and isinstance(value.get("data"), list):  # a table that was logged
             value = pd.DataFrame(value["data"], columns=value.get("columns"))
-        return pd.DataFrame(value)
+        return pd.DataFrame(value).rename(columns=str)  # a list of lists has numbers for names
     except (OSError, ValueError, RecursionError) as error:  # pandas and pyarrow raise subclasses of ValueError
         raise ValueError(f"{path}: cannot be read as a table ({' '.join(str(error).split())[:120]}).") from error
 

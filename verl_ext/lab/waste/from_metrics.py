@@ -10,6 +10,7 @@ group. If r·n·P is a multiple of n, all groups may be without a gradient.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -83,15 +84,17 @@ def _exact(run: Run) -> Page:
     def total(name: str) -> float:
         return sum(record.get(name, 0.0) for record in records)
 
-    trained, gained = total(TRAINED), round(with_gradient(run))
+    trained, gained = total(TRAINED), round(with_gradient(replace(run, records=steps)))
     reasons = sorted({name for record in records for name in record if reason_of(name) is not None})
+    sampled = total(SAMPLED)
+    if not sampled:
+        raise ValueError(f"{run.name}: {SAMPLED} is 0 in every step; export a run that sampled rollouts.")
     parts = {
         "trained, with a gradient": gained,
         "trained, all rewards equal": trained - gained,
         **{f"discarded: {name.removeprefix(DISCARDED).replace('_', ' ')}": total(name) for name in reasons},
         "failed": total(FAILED),
     }
-    sampled = total(SAMPLED)
     parts[IN_BUFFER if _is_buffered(steps, reasons) else UNKNOWN] = sampled - sum(parts.values())
     rows = [(name, count(value), percent(value / sampled)) for name, value in parts.items() if value]
     shares = np.array([record[SIGNAL] for record in records])
@@ -100,6 +103,9 @@ def _exact(run: Run) -> Page:
         f"({1 - gained / sampled:.1%}) were not trained on with a gradient."
     )
     notes = [f"Counted from {SIGNAL} and the counts under rollouts/, which runs of this project log.", EXACT_FIGURES]
+    left_out = sum(bool(set(NEEDED) & set(record)) for record in run.records.values()) - len(steps)
+    if left_out:
+        notes.insert(1, f"{left_out:,} steps were left out, since they lack one of {', '.join(NEEDED)}.")
     if parts.get(UNKNOWN):
         notes.insert(
             1,
