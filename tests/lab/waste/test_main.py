@@ -214,6 +214,15 @@ def test_a_method_that_refuses_the_log_is_named(tmp_path):
     assert "vip was left out: rollout_policy.L=3 is not valid" in flat(result)
 
 
+def test_all_files_are_written_before_the_output(tmp_path, monkeypatch):
+    """verl-ext waste ... | head -1 closes the output."""
+    monkeypatch.setattr("verl_ext.lab.page.Page.show", lambda *_: 1 / 0)
+    rows = [line(score=1.0), line(score=0.0)]
+    result = invoke(main, write_lines(tmp_path / "1.jsonl", rows), "--out", tmp_path / "out", "--repeats", 1)
+    assert isinstance(result.exception, ZeroDivisionError)
+    assert {"waste.html", "waste.json", "prompts.parquet"} <= {path.name for path in (tmp_path / "out").iterdir()}
+
+
 @pytest.mark.parametrize("score", [0.0, 1.0])
 def test_one_line_is_a_log(tmp_path, score):
     result = invoke(main, write_lines(tmp_path / "1.jsonl", [line(score=score)]), "--out", tmp_path / "out")

@@ -84,7 +84,7 @@ def main(
             page = page_of(read_export(rollouts), n)
         except ValueError as error:
             raise typer.BadParameter(str(error)) from error
-        return _show(page, out)
+        return _show(page, page.write(out, "waste"))
     for package in ("recipe", "verl_ext.one_wave"):  # they warn of each short step; the notes count these steps
         logging.getLogger(package).setLevel(logging.ERROR)
     with Progress(
@@ -116,12 +116,12 @@ def main(
 
     summary = analysis.summary
     page = Page(TITLE, lead(summary), tables(summary), notes(summary), drawn, summary)
-    _show(page, out)
-    write_histories(log, out / "prompts.parquet")
-
-
-def _show(page: Page, out: Path) -> None:
     path = page.write(out, "waste")
+    write_histories(log, out / "prompts.parquet")
+    _show(page, path)  # after all files are written: a pipe such as | head ends the process here
+
+
+def _show(page: Page, path: Path) -> None:
     console = open_console()
     page.show(console)
     console.print(f"Page: {path}", markup=False, highlight=False)
