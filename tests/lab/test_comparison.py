@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from verl_ext.lab.comparison import LabRun, compare, cost_table, spread, step_table, waste_table
+from verl_ext.lab.comparison import LabRun, MethodCost, compare, cost_table, spread, step_table, waste_table
 
 ACCURACY = "val-core/words/acc/mean@1"
 
@@ -55,6 +55,17 @@ def test_groups_count_up_to_the_target_or_to_the_end_of_a_run_that_misses_it():
     assert slow.to_target("step") == [None, 2] and slow.groups_per_1000() == [30, 30]
     assert fast.groups_per_1000() == [20, 20]
     assert compare(RUNS)[1][0].groups_per_1000() == [30, 20]  # the target is 0.3, in the second run after step 1
+
+
+def test_a_run_that_ended_before_it_trained_leaves_the_target_to_the_others():
+    """The failed step samples, and logs neither rollouts that were trained on nor a time."""
+    failed = {ACCURACY: 0.1, "rollouts/sampled": 8.0, "rollouts/sampled_total": 8.0, "rollouts/trained": 0.0}
+    ended = LabRun("b", {0: {ACCURACY: 0.1}, 1: failed}, ended="no prompt is left")
+    target, (slow, stuck) = compare({"slow": RUNS["slow"][:1], "stuck": [ended]})
+    assert (target, stuck.to_target("rollouts")) == (0.3, [None])
+    assert compare({"stuck": [ended]})[0] == 0.1
+    assert MethodCost("stuck", [ended], 0.1).to_target("seconds") == [None]
+    cost_table(target, [slow, stuck])
 
 
 def test_a_target_that_a_seed_misses_is_reached_by_none():

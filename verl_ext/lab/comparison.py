@@ -17,6 +17,7 @@ from verl_ext.lab.report.runs import Run
 from verl_ext.lab.report.summary import (
     ROLLOUTS,
     SECONDS,
+    TRAINED,
     accuracy_against,
     common_target,
     destinations,
@@ -61,6 +62,11 @@ class LabRun(Run):
         """Rollouts sampled in the whole run."""
         return int(self.last(ROLLOUTS) or 0)
 
+    @property
+    def trained(self) -> bool:
+        """Whether any step trained on rollouts."""
+        return any(record.get(TRAINED, 0.0) > 0 for record in self.records.values())
+
 
 @dataclass(frozen=True)
 class MethodCost:
@@ -79,7 +85,8 @@ class MethodCost:
     def to_target(self, unit: str) -> Values:
         """Spent up to the first validation at or above the target, in the field ``unit`` of a validation's Point."""
         reached = (first_at(run, self.target) for run in self.runs)
-        return [None if point is None else float(getattr(point, unit)) for point in reached]
+        costs = (None if point is None else getattr(point, unit) for point in reached)
+        return [None if cost is None else float(cost) for cost in costs]
 
     def accuracy(self) -> Values:
         """Accuracy of the best validation."""
@@ -121,10 +128,12 @@ def compare(runs: Mapping[str, Sequence[LabRun]], target: float | None = None) -
 
     Args:
         runs: by method, one run per seed.
-        target: accuracy in [0, 1]; None: the best accuracy reached by every run.
+        target: accuracy in [0, 1]; None: the best accuracy reached by every run that trained. A run that ended without
+            a trained step has the accuracy of the start, which every run reaches for nothing.
     """
     if target is None:
-        target = common_target([run for seeds in runs.values() for run in seeds]) or 0.0
+        everything = [run for seeds in runs.values() for run in seeds]
+        target = common_target([run for run in everything if run.trained] or everything) or 0.0
     return target, [MethodCost(name, seeds, target) for name, seeds in runs.items()]
 
 
