@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from dataclasses import replace
@@ -57,6 +58,26 @@ def test_the_data_is_read_as_the_quickstart_reads_it(source):
     theirs = warm_start.success_rates(model.module, *warm_start.to_batch(encoded, tokenizer.pad_token_id))
     np.testing.assert_allclose(success_rates(model, world.task, world.train, 1.0), theirs.numpy(), rtol=1e-4)
     assert {problem.level for problem in world.train} == {3, 5}
+
+
+def without_token(source, folder, name):
+    """The source with a tokenizer that lacks the token."""
+    shutil.copytree(source.model, folder)
+    for file in folder.glob("*.json"):
+        if name in (content := json.loads(file.read_text())):
+            file.write_text(json.dumps(content | {name: None}))
+    return FolderSource(folder, source.data)
+
+
+def test_a_tokenizer_without_a_pad_token_pads_with_the_end(source, tmp_path):
+    world, whole = without_token(source, tmp_path / "model", "pad_token").load(), source.load()
+    assert whole.task.pad != world.task.pad == world.task.end == whole.task.end
+    np.testing.assert_allclose(world.rates, whole.rates)
+
+
+def test_a_tokenizer_without_an_end_is_refused(source, tmp_path):
+    with pytest.raises(ValueError, match="model: its tokenizer has no eos_token"):
+        without_token(source, tmp_path / "model", "eos_token").load()
 
 
 def test_log_probs_of_samples_are_those_of_teacher_forcing(source):

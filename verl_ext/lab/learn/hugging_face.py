@@ -126,16 +126,24 @@ class FolderSource:
         object.__setattr__(self, "content", hashlib.sha256(digests.encode()).hexdigest())
 
     def load(self) -> World:
-        """Read model and data."""
+        """Read model and data.
+
+        Raises:
+            ValueError: the tokenizer has no ``eos_token``, or the data has too few prompts.
+        """
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(self.model)
+        if tokenizer.eos_token_id is None:
+            raise ValueError(f"--model {self.model}: its tokenizer has no eos_token, which must end each answer.")
         splits = {split: self._problems(tokenizer, self.data / file) for split, file in SPLITS.items()}
         train = splits["train"][: self.prompts]
         if len(train) < (self.prompts or 1):
             raise ValueError(f"prompts={self.prompts}: {self.data} holds {len(train)}.")
         levels = sorted({problem.level for problem in train})
-        task = Questions(levels, tokenizer.eos_token_id, tokenizer.pad_token_id)
+        # Padding stands behind the end of a row, where no token sees it, so any token will do.
+        pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+        task = Questions(levels, tokenizer.eos_token_id, pad)
 
         def make_model() -> HuggingFaceModel:
             return HuggingFaceModel(AutoModelForCausalLM.from_pretrained(self.model))
