@@ -27,6 +27,7 @@ BASE = {
 }
 
 TARGET = "rollout_policy._target_"
+SEED = "data.seed"  # :meth:`Method.policy` sets it for each run
 
 
 @dataclass(frozen=True)
@@ -68,10 +69,11 @@ class Method:
             raise ValueError(f"method={text!r} is not valid: {bad} must be written as key=value.")
         overrides = [word if "." in word.split("=")[0] else f"rollout_policy.{word}" for word in words[1:]]
         base = OmegaConf.merge(BASE, training or {})
-        read = sorted({*REFERENCE.findall(OmegaConf.to_yaml(own.rollout_policy)), *_leaves(training or {})})
+        read = sorted({*REFERENCE.findall(OmegaConf.to_yaml(own.rollout_policy)), *_leaves(training or {})} - {SEED})
         for key in (override.split("=")[0] for override in overrides):
             if not key.startswith("rollout_policy.") and key not in read:
-                valid = f"beside keys of rollout_policy it takes {', '.join(read) or 'none'}"
+                seeds = "each run has its own seed: use --seeds (and --first-seed of verl-ext learn)"
+                valid = seeds if key == SEED else f"beside keys of rollout_policy it takes {', '.join(read) or 'none'}"
                 raise ValueError(f"method={text!r} is not valid: {key} has no effect here; {valid}.")
         base.data.train_batch_size = train_batch_size
         config = OmegaConf.merge(base, own, OmegaConf.from_dotlist(overrides))

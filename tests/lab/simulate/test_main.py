@@ -88,7 +88,8 @@ def test_a_refused_run_leaves_no_empty_log(tmp_path):
         (["grpo n=1"], "rollout_policy.n=1 is not valid"),
         (["grpo", "--mode", "async"], "mode=async is not valid: use one of sync, colocate_async"),
         (["grpo rollout_driver.rollout_budget=99"], "it takes actor_rollout_ref.rollout.n, data.train_batch_size."),
-        (["pilot_commit actor_rollout_ref.rollout.n=8"], "it takes data.seed, data.train_batch_size."),
+        (["pilot_commit actor_rollout_ref.rollout.n=8"], "it takes data.train_batch_size."),
+        (["pilot_commit data.seed=3"], "data.seed has no effect here; each run has its own seed: use --seeds"),
     ],
 )
 def test_what_cannot_be_simulated_is_refused(tmp_path, arguments, message):
