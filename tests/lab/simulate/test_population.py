@@ -6,8 +6,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.rollout_logs import log_of
 
 from verl_ext.lab.simulate.population import PRESETS, draw_logits, logit, mixture, sigmoid, stand_in_features
+from verl_ext.lab.waste.log import write_histories
 
 
 def rng():
@@ -63,6 +65,16 @@ def test_counts_are_drawn_from_their_posterior(tmp_path):
     assert rates[4000:].mean() == pytest.approx(8.5 / 9, abs=0.005)
 
 
+def test_prompts_that_waste_has_written_are_a_population(tmp_path):
+    """As the sums of their groups."""
+    log = log_of([(1, 0, 8, 8), (1, 1, 0, 8), (2, 0, 7, 8), (3, 1, 1, 4)])
+    write_histories(log, tmp_path / "prompts.parquet")
+    plain = tmp_path / "plain.jsonl"
+    plain.write_text('{"successes": 15, "trials": 16}\n{"successes": 1, "trials": 12}\n')
+    logits = draw_logits(str(tmp_path / "prompts.parquet"), None, rng())
+    assert logits.tolist() == draw_logits(str(plain), None, rng()).tolist()
+
+
 def test_fewer_prompts_than_recorded_are_part_of_them(tmp_path):
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(json.dumps({"success_rate": rate / 10}) + "\n" for rate in range(1, 10)))
@@ -78,6 +90,7 @@ def test_fewer_prompts_than_recorded_are_part_of_them(tmp_path):
         ('{"rate": 0.1}', r"needs success_rate.*\['rate'\]"),
         ("nonsense", r"cannot be read \(JSON parse error"),
         ('{"success_rate": 1.5}', r"success_rate\[0\]=1.5"),
+        ('{"rollouts": [8], "correct": ["a"]}', "needs success_rate"),
         ('{"successes": 3, "trials": 2}', "trials minus successes"),
     ],
 )

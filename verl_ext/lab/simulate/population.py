@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +12,8 @@ from verl_ext import checks
 
 LEAST = 1e-6  # distance of success rates from 0 and 1, to keep logits finite
 COLUMNS = ("success_rate",), ("successes", "trials")
+HISTORY = {"successes": "correct", "trials": "rollouts"}
+"""Columns of the prompts.parquet of verl-ext waste: a list per prompt, with the counts of its groups."""
 DIMENSIONS = 16  # of the substitutes for embeddings
 
 
@@ -97,6 +100,8 @@ def draw_logits(population: str, prompts: int | None, rng: np.random.Generator) 
 def read_logits(path: Path, rng: np.random.Generator) -> np.ndarray:
     """(Q,) logits of recorded prompts, one prompt a row: ``success_rate``, or ``successes`` of ``trials``.
 
+    The ``prompts.parquet`` of ``verl-ext waste`` is such a file: the sums of its lists are the counts.
+
     With k successes of n, the prompt's rate is drawn from Beta(k + 1/2, n - k + 1/2), its posterior under Jeffreys'
     prior. The shares k/n would be spread too far, and training could never move shares of 0 and 1.
 
@@ -127,9 +132,18 @@ def _read_columns(path: Path) -> dict[str, list]:
     for wanted in COLUMNS:
         if set(table.column_names).issuperset(wanted):
             return {name: table[name].to_pylist() for name in wanted}
+    if all(table.schema.get_field_index(name) >= 0 and _is_lists(table[name].type) for name in HISTORY.values()):
+        return {name: [sum(counts) for counts in table[column].to_pylist()] for name, column in HISTORY.items()}
     raise ValueError(
         f"population={path}: needs success_rate, or successes and trials, for each prompt; it has {table.column_names}."
     )
+
+
+def _is_lists(kind: Any) -> bool:
+    """Whether a column of this type of pyarrow holds lists of integers."""
+    import pyarrow.types
+
+    return pyarrow.types.is_list(kind) and pyarrow.types.is_integer(kind.value_type)
 
 
 def stand_in_features(logits: np.ndarray, correlation: float, rng: np.random.Generator) -> np.ndarray:
