@@ -223,7 +223,7 @@ def test_the_command_says_that_it_is_the_same_or_where_it_is_not(path):
     assert differs.exit_code == 1 and "step 1 (line 2): requests differ" in differs.output
 
 
-@pytest.mark.parametrize("content", [b"\x8e\xff\x00", b"[1]\n", b"7\n"])
+@pytest.mark.parametrize("content", [b"\x8e\xff\x00", b"[1]\n", b"7\n", b'{"event": "run", "version": 1}\n'])
 def test_another_file_is_refused_by_its_name(content, tmp_path):
     file = tmp_path / "other.jsonl"
     file.write_bytes(content)

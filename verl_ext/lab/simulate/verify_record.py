@@ -22,6 +22,8 @@ from verl_ext.policy import Group, Prompt, Rollout, RolloutPolicy
 from verl_ext.record import VERSION, batch_state, request_state
 from verl_ext.trajectory import Trajectory
 
+RUN_KEYS = {"version", "policy", "total_steps", "rows_per_epoch"}
+
 
 class RecordDiffers(RunError):
     """The policy made another request than in the recorded run. The message names the line and both requests."""
@@ -167,7 +169,7 @@ def _events(path: Path) -> Iterator[tuple[int, dict]]:
                 event = json.loads(line)
             except ValueError:
                 continue
-            begun = begun or (isinstance(event, dict) and event.get("event") == "run")
+            begun = begun or (isinstance(event, dict) and event.get("event") == "run" and event.keys() >= RUN_KEYS)
             if not begun:
                 raise ValueError(f"{path}: is not a record; its first line is not a run event.")
             yield number, event
