@@ -160,6 +160,18 @@ def test_broken_lines_and_values_are_in_the_notes(tmp_path):
     ]
 
 
+def test_the_time_of_a_log_that_begins_later_is_unknown(tmp_path):
+    steps = training_steps([0.4, 0.5], 7, first=6)
+    path = write_log(tmp_path / "a.jsonl", steps)
+    summary = summary_of([path], 0.5)
+    assert [point.seconds for point in points(read_run([path]))] == [None, None]
+    assert summary["runs"][0]["seconds"] is None and summary["runs"][0]["to_target"]["seconds"] is None
+    assert summary["notes"] == ["Time unknown, since the log begins after step 1: a begins at step 6."]
+    steps[1] = steps[6]
+    path = write_log(tmp_path / "b.jsonl", dict(sorted(steps.items())))
+    assert summary_of([path])["runs"][0]["seconds"] == 6 and not summary_of([path])["notes"]
+
+
 def test_seeds_of_different_length_are_in_the_notes(tmp_path):
     paths = [write_run(tmp_path / f"a_{seed}.jsonl", [0.1] * steps, 10) for seed, steps in ((1, 3), (2, 5))]
     (note,) = summary_of(paths)["notes"]

@@ -85,6 +85,11 @@ def is_partial(data: Mapping[str, float], sources: set[str]) -> bool:
     return bool(found) and found != sources
 
 
+def begins_late(run: Run) -> bool:
+    """Whether the run lacks its first step, so the time before its first logged step is unknown."""
+    return run.steps[0] > 1
+
+
 def points(run: Run) -> list[Point]:
     """The run's validations in the order of steps, without those that lack a data source of the run.
 
@@ -100,7 +105,7 @@ def points(run: Run) -> list[Point]:
     found = []
     for step, data in run.records.items():
         rollouts, tokens = data.get(ROLLOUTS, rollouts), data.get(TOKENS, tokens)
-        if SECONDS in data:
+        if SECONDS in data and not begins_late(run):
             seconds = (seconds or 0.0) + data[SECONDS]
         accuracy = accuracy_of(data)
         if accuracy is not None and not is_partial(data, sources):
@@ -210,7 +215,7 @@ def _of_run(run: Run, target: float | None) -> dict[str, Any]:
         "steps": run.steps[-1],
         "rollouts": run.last(ROLLOUTS),
         "tokens": run.last(TOKENS),
-        "seconds": float(seconds.sum()) if seconds.size else None,
+        "seconds": float(seconds.sum()) if seconds.size and not begins_late(run) else None,
         "first_accuracy": accuracies[0] if accuracies else None,
         "final_accuracy": accuracies[-1] if accuracies else None,
         "best_accuracy": max(accuracies, default=None),
@@ -287,6 +292,11 @@ def _notes(runs: Sequence[Run], left_out: set[str]) -> list[str]:
         ],
         "No count of rollouts, so the comparison is by steps and time only": [
             run.name for run in runs if run.steps[-1] > 0 and run.last(ROLLOUTS) is None
+        ],
+        "Time unknown, since the log begins after step 1": [
+            f"{run.name} begins at step {run.steps[0]}"
+            for run in runs
+            if begins_late(run) and run.last(SECONDS) is not None
         ],
         "Seeds with different last steps; the mean ends with the shortest seed": [
             f"{name} {', '.join(map(str, steps))}" for name, steps in ends.items() if len(set(steps)) > 1
