@@ -132,6 +132,29 @@ def test_without_validation_the_rest_is_there(tmp_path):
     assert summary_of([blind])["target_accuracy"] is None
 
 
+def rewarded(path, rewards, source="x"):
+    """A log with a validation per step, of a reward function that returns no acc."""
+    return write_log(path, {step: {f"val-core/{source}/reward/mean@4": value} for step, value in enumerate(rewards)})
+
+
+def test_mean_rewards_within_0_and_1_are_the_accuracy_where_there_is_no_acc(tmp_path):
+    paths = [rewarded(tmp_path / "a.jsonl", [0.25, 0.75]), validated(tmp_path / "b.jsonl", [{"x": 0.5}])]
+    summary = summary_of(paths)
+    assert [run["best_accuracy"] for run in summary["runs"]] == [0.75, 0.5] and summary["target_accuracy"] == 0.5
+    assert "The accuracy is the mean reward, since the reward function returns no acc: a x." in summary["notes"]
+    data = {"val-core/x/acc/mean@4": 0.5, "val-core/x/reward/mean@4": 0.9}
+    summary = summary_of([write_log(tmp_path / "both.jsonl", {0: data})])
+    assert summary["runs"][0]["best_accuracy"] == 0.5 and not any("reward" in note for note in summary["notes"])
+
+
+@pytest.mark.parametrize("outside", [-0.1, 1.5])
+def test_mean_rewards_outside_0_and_1_are_no_accuracy_and_the_note_says_why(tmp_path, outside):
+    summary = summary_of([rewarded(tmp_path / "a.jsonl", [0.25, outside, 0.5])])
+    assert summary["runs"][0]["best_accuracy"] is None
+    note = "No accuracy from mean rewards outside 0 to 1 (return acc from the reward function): a x."
+    assert [each for each in summary["notes"] if "accuracy" in each] == [note]
+
+
 def test_a_run_of_plain_verl_is_compared_by_steps_and_time(tmp_path):
     data = {"timing_s/step": 3.0, "val-core/x/acc/mean@1": 0.5}
     path = write_log(tmp_path / "verl.jsonl", {0: {"val-core/x/acc/mean@1": 0.4}, 1: data, 2: data})

@@ -19,6 +19,7 @@ TRAINED, SIGNAL = "rollouts/trained", "rollouts/effective_ratio"
 GROUPS, GROUP_SIGNAL, SAMPLED = "groups/trained", "groups/effective_ratio", "rollouts/sampled"
 DECIDING = "allocation/seconds"
 ACCURACY = re.compile(r"val-core/(?P<source>.+)/acc/mean@\d+")
+REWARD = re.compile(r"val-core/(?P<source>.+)/reward/mean@\d+")
 DISCARDED = re.compile(r"rollouts/discarded_(.+)_total")
 RULE = "Costs to the target are those up to the first validation at or above it."
 EMPTY = "Files without a step, left out, such as those of a start that died before its first step"
@@ -61,12 +62,44 @@ def sources_of(metrics: Iterable[str]) -> set[str]:
     return {source for source in map(source_of, metrics) if source is not None}
 
 
+def sources_by_reward(run: Run) -> dict[str, bool]:
+    """Data sources with a validation, but without ``acc``: verl then logs the mean reward.
+
+    Returns:
+        by source: whether all mean rewards lie in [0, 1], as those of rewards of 0 and 1 do, so that they are
+        accuracies.
+    """
+    with_acc = sources_of(run.metrics())
+    found: dict[str, bool] = {}
+    for data in run.records.values():
+        for name, value in data.items():
+            match = REWARD.fullmatch(name) if name.startswith("val-core/") else None
+            if match and match["source"] not in with_acc:
+                found[match["source"]] = found.get(match["source"], True) and 0 <= value <= 1
+    return found
+
+
+def with_accuracies(run: Run) -> Run:
+    """The run with its mean rewards in [0, 1] renamed to accuracies, for the data sources without ``acc``."""
+    sources = {source for source, is_accuracy in sources_by_reward(run).items() if is_accuracy}
+    if not sources:
+        return run
+
+    def renamed(name: str) -> str:
+        match = REWARD.fullmatch(name)
+        return name.replace("/reward/mean@", "/acc/mean@") if match and match["source"] in sources else name
+
+    records = {step: {renamed(name): value for name, value in data.items()} for step, data in run.records.items()}
+    return replace(run, records=records)
+
+
 def on_common_sources(runs: Sequence[Run]) -> list[Run]:
     """The runs with the accuracies of only those data sources on which every run with a validation was validated.
 
     Raises:
         ValueError: there is no such data source.
     """
+    runs = [with_accuracies(run) for run in runs]
     sources = {run.name: found for run in runs if (found := sources_of(run.metrics()))}
     common = set.intersection(*sources.values()) if sources else set()
     if sources and not common:
@@ -179,7 +212,8 @@ def summarize(runs: Sequence[Run], target: float | None = None) -> dict[str, Any
     Raises:
         ValueError: the runs were validated, and on no common data source.
     """
-    left_out = sources_of(name for run in runs for name in run.metrics())
+    rewarded = {run.name: sources_by_reward(run) for run in runs}
+    left_out = sources_of(name for run in map(with_accuracies, runs) for name in run.metrics())
     runs = on_common_sources(runs)
     left_out -= sources_of(name for run in runs for name in run.metrics())
     rule = RULE if target is not None else f"{COMMON} {RULE}"
@@ -200,7 +234,7 @@ def summarize(runs: Sequence[Run], target: float | None = None) -> dict[str, Any
         "rule": rule,
         "runs": list(rows.values()),
         "methods": methods,
-        "notes": _notes(runs, left_out),
+        "notes": _notes(runs, left_out, rewarded),
     }
 
 
@@ -271,12 +305,17 @@ def paired_costs(
     return ([ours[seed] for seed in common], [theirs[seed] for seed in common]) if common else None
 
 
-def _notes(runs: Sequence[Run], left_out: set[str]) -> list[str]:
+def _notes(runs: Sequence[Run], left_out: set[str], rewarded: Mapping[str, Mapping[str, bool]]) -> list[str]:
     """Sentences on how the runs were read.
 
     Args:
         left_out: data sources on which only some of the runs were validated.
+        rewarded: by run, :func:`sources_by_reward`.
     """
+    by_reward: dict[bool, list[str]] = {True: [], False: []}
+    for run, sources in rewarded.items():
+        for source, is_accuracy in sources.items():
+            by_reward[is_accuracy].append(f"{run} {source}")
     ends = {method.name: [run.steps[-1] for run in method.runs] for method in by_method(runs)}
     notes = {
         EMPTY: [name for run in runs for name in run.empty_parts],
@@ -288,8 +327,10 @@ def _notes(runs: Sequence[Run], left_out: set[str]) -> list[str]:
             f"{run.name} {count}" for run in runs if (count := _partial_validations(run))
         ],
         "No validation accuracy (trainer.test_freq and data.val_files give one)": [
-            run.name for run in runs if not points(run)
+            run.name for run in runs if not points(run) and not rewarded[run.name]
         ],
+        "The accuracy is the mean reward, since the reward function returns no acc": by_reward[True],
+        "No accuracy from mean rewards outside 0 to 1 (return acc from the reward function)": by_reward[False],
         "No count of rollouts, so the comparison is by steps and time only": [
             run.name for run in runs if run.steps[-1] > 0 and run.last(ROLLOUTS) is None
         ],
