@@ -87,6 +87,20 @@ def test_a_rollout_with_several_outputs_counts_once(read):
     assert log.characters.tolist() == [12]
 
 
+def test_a_repeated_line_counts_once_and_is_reported(tmp_path):
+    """A rollout's outputs follow one another, so a uid that comes back in its step is a copy."""
+    rows = [line(score=score, uid=uid) for uid, score in (("x_0_0", 0.0), ("x_0_1", 1.0), ("x_1_0", 0.0))]
+    log = read_rollouts([write_lines(tmp_path / "1.jsonl", rows + rows)])
+    assert (log.rollouts.tolist(), log.correct.tolist(), log.merged) == ([2], [1], 1)
+    (reason,) = log.skipped
+    assert reason == "a uid that the file already has in this step" and log.skipped[reason] == 3
+    assert log.examples[reason].endswith("1.jsonl:4")
+    later = [line(score=1.0, step=2, uid="x_0_0"), line(uid="x_99999_0"), line(uid="y_0_0"), line(uid="x_99999_0")]
+    assert not read_rollouts([write_lines(tmp_path / "2.jsonl", rows + later)]).skipped
+    both = read_rollouts([tmp_path / "2.jsonl", write_lines(tmp_path / "3.jsonl", rows)])
+    assert not both.skipped and both.repeated_steps == (1,)
+
+
 @pytest.mark.parametrize(
     ("scores", "correct_above", "threshold", "correct"),
     [

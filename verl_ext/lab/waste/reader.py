@@ -28,6 +28,8 @@ from verl_ext.prompts import RowKey, prompt_id_of_group
 KEYS = ("input", "output", "gts", "score", "step")
 PADDING = re.compile(r"pad[0-9a-f]{32}")
 """Group id of the rows added by verl to a batch whose size is not divisible by the number of workers."""
+MOST_ROLLOUTS = 4096
+"""Rollouts of a group with a lower number than this are checked for repeated lines, with a bit each."""
 REPORT_EVERY = 5000  # lines
 
 # Arguments of the commands that read such logs.
@@ -104,6 +106,7 @@ def read_rollouts(
     repeated: set[int] = set()
     for place, path in enumerate(files):
         size = 0
+        columns.begin_file()
         try:
             with open(path, "rb") as stream:
                 for number, line in enumerate(stream, 1):
@@ -162,6 +165,11 @@ class _Columns:
         self._groups: dict[tuple[int, str | int], int] = {}
         self._prompts: dict[str | bytes, int] = {}
         self._last: tuple[int, str, int] | None = None
+        self._seen: dict[int, int] = {}
+
+    def begin_file(self) -> None:
+        """Lines of the next file may repeat rollouts of the files before, such as those of a resumed run."""
+        self._last, self._seen = None, {}
 
     def add(self, row: Any) -> int:
         """Add a line and return its step; raises _Unusable before anything is added."""
@@ -188,7 +196,6 @@ class _Columns:
             raise _Unusable("verl's padding of a batch")
         this = (step, name, rollout)
         further = rollout >= 0 and this == self._last
-        self._last = this
         verdict = row.get("acc")
         verdict = int(verdict) if type(verdict) in (bool, int, float) and verdict in (0, 1) else -1
         if further:  # verl writes the outputs of a rollout one after another; the last output has the score
@@ -196,7 +203,15 @@ class _Columns:
             self.score[-1], self.verdict[-1] = score, verdict
             self.characters[-1] += len(response)
             return step
-        self.group.append(self._group(step, name, text, row["gts"]))
+        group = self._group(step, name, text, row["gts"])
+        if 0 <= rollout < MOST_ROLLOUTS:
+            seen = self._seen.get(group, 0)
+            if seen >> rollout & 1:
+                self._last = None
+                raise _Unusable("a uid that the file already has in this step")
+            self._seen[group] = seen | 1 << rollout
+        self._last = this
+        self.group.append(group)
         self.score.append(score)
         self.verdict.append(verdict)
         self.characters.append(len(response))
