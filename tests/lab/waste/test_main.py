@@ -139,6 +139,17 @@ def test_metrics_that_begin_after_the_first_step_give_the_budget_of_their_steps(
     assert (budget["rollouts"], budget["tokens"], budget["discarded"]) == (9000, 15, {"too_hard": 2856})
 
 
+def test_files_of_the_metrics_without_a_step_are_reported(tmp_path):
+    rows = [line(score=1.0), line(score=0.0)]
+    metrics = write_metrics(tmp_path / "runs" / "a.jsonl", sampled([1]))
+    for name in ("a-restart-1", "record"):
+        (tmp_path / "runs" / f"{name}.jsonl").write_text("")
+    _, shown = numbers_of(tmp_path, rows, "--metrics", metrics.parent)
+    assert "died before its first step: a-restart-1.jsonl." in shown and "file logger: record.jsonl." in shown
+    write_metrics(metrics, {1: {"critic/score/mean": 0.5}})
+    assert "step: a-restart-1.jsonl." in flat(invoke(main, metrics, "--n", 8, "--out", tmp_path / "out"))
+
+
 @pytest.mark.parametrize(
     ("steps", "why"),
     [

@@ -22,6 +22,7 @@ from verl_ext.estimation.embeddings import find_model
 from verl_ext.files import check_folder
 from verl_ext.lab.page import Page
 from verl_ext.lab.report.runs import find_runs, read_run
+from verl_ext.lab.report.summary import EMPTY, NO_LOG, listed
 from verl_ext.lab.table import open_console
 from verl_ext.lab.waste.analysis import analyse
 from verl_ext.lab.waste.export import is_export, read_export
@@ -101,7 +102,8 @@ def main(
             if embeddings:
                 find_model()
             files = find_files(rollouts)
-            found = find_runs([metrics]) if metrics else []
+            left_out: list[Path] = []
+            found = find_runs([metrics], left_out.append) if metrics else []
             if len(found) > 1:
                 raise ValueError(f"--metrics {metrics}: holds {len(found)} runs, and the rollouts are of one.")
             run = read_run(found[0]) if found else None
@@ -115,7 +117,9 @@ def main(
         drawn = list(plots(log, analysis))
 
     summary = analysis.summary
-    page = Page(TITLE, lead(summary), tables(summary), notes(summary), drawn, summary)
+    files_left_out = {EMPTY: run.empty_parts if run else (), NO_LOG: [path.name for path in left_out]}
+    remarks = [*notes(summary), *listed(files_left_out)]
+    page = Page(TITLE, lead(summary), tables(summary), remarks, drawn, summary)
     path = page.write(out, "waste")
     write_histories(log, out / "prompts.parquet")
     _show(page, path)  # after all files are written: a pipe such as | head ends the process here

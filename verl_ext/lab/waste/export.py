@@ -65,7 +65,8 @@ def read_export(paths: Sequence[Path]) -> Run:
                         "give the exports of one run."
                     )
             known.update(record)
-    return Run(log.name if log else home(paths[0]).name, dict(sorted(records.items())))
+    name, empty = (log.name, log.empty_parts) if log else (home(paths[0]).name, ())
+    return Run(name, dict(sorted(records.items())), empty_parts=empty)
 
 
 def _is_log(path: Path) -> bool:

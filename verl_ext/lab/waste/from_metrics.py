@@ -17,7 +17,7 @@ import numpy as np
 from verl_ext.lab.page import Page
 from verl_ext.lab.plot import Curve, Plot, lines
 from verl_ext.lab.report.runs import Run
-from verl_ext.lab.report.summary import SIGNAL, TRAINED, with_gradient
+from verl_ext.lab.report.summary import EMPTY, SIGNAL, TRAINED, listed, with_gradient
 from verl_ext.lab.table import Table, count, number, percent
 
 TITLE = "What the metrics say of the rollouts"
@@ -45,11 +45,11 @@ def page_of(run: Run, n: int | None = None) -> Page:
     Raises:
         ValueError: the metrics are not there, or ``n`` is missing.
     """
-    if any(SIGNAL in record for record in run.records.values()):
-        return _exact(run)
-    if n is None:
+    exact = any(SIGNAL in record for record in run.records.values())
+    if not exact and n is None:
         raise ValueError("--n is missing: use actor_rollout_ref.rollout.n of the run, which no metric of verl holds.")
-    return _bounded(run, n)
+    page = _exact(run) if exact or n is None else _bounded(run, n)
+    return replace(page, notes=[*page.notes, *listed({EMPTY: run.empty_parts})])
 
 
 def most_with_gradient(share: np.ndarray, n: int) -> np.ndarray:
