@@ -171,7 +171,7 @@ def _events(path: Path) -> Iterator[tuple[int, dict]]:
                 continue
             begun = begun or (isinstance(event, dict) and event.get("event") == "run" and event.keys() >= RUN_KEYS)
             if not begun:
-                raise ValueError(f"{path}: is not a record; its first line is not a run event.")
+                raise ValueError(f"{path}: is not a record; its first line is not a complete run event.")
             yield number, event
     if not begun:
         raise ValueError(f"{path}: is not a record; it has no run event.")
