@@ -110,6 +110,8 @@ def test_rows_without_any_response_count_as_not_correct(folder):
     assert bench["problems"] == 3 and bench["samples"] == [4, 8] and bench["failed"] == 8
     assert bench["mean@k"][0] == pytest.approx((0.5 + 0.5 + 0) / 3)  # the first sample of each of two runs is right
     assert "bench: 8 rollouts failed and count as not correct" in result.said
+    note = "bench: 1 of 3 problems have no sample at all: every rollout failed, or verl left the row out"
+    assert note in result.said and "data.filter_overlong_prompts" in result.said
 
 
 def test_evaluations_of_different_data_are_scored_together(folder):
@@ -181,6 +183,10 @@ def test_two_evaluations_do_not_write_one_folder(folder):
         (["hardware"], "override=hardware is not valid: use key=value"),
         (["data.val_files=a"], "data.val_files=a is not valid: an evaluation sets it, use --data"),
         (
+            ["data.val_max_samples=5"],
+            "data.val_max_samples='5' is not valid: an evaluation sets it, use a parquet file with fewer rows",
+        ),
+        (
             ["+trainer.resume_mode=auto"],
             "trainer.resume_mode=auto is not valid: an evaluation sets it, use --checkpoint",
         ),
@@ -210,6 +216,7 @@ def test_verls_own_preflight_accepts_the_run(folder):
             rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
             assert dict(rollout.val_kwargs) | {"n": 5, "top_p": 0.9, "temperature": 1.0} == dict(rollout.val_kwargs)
             assert rollout.val_kwargs.do_sample and rollout.seed == 2007
+            assert config.data.val_max_samples == -1
             assert trainer.val_only and trainer.val_before_train
             assert trainer.validation_data_dir == f"{folder}/a folder, with = signs"
             assert list(config.data.val_files) == [f"{folder}/bench.parquet"]
@@ -283,6 +290,7 @@ def test_failed_rollouts_are_reported(folder):
     lines = [*samples_of(row("one"), [RIGHT] * 2), *samples_of(row("two"), [RIGHT])]
     write_lines(folder / "validation/5.jsonl", lines)
     result = invoke("score", "validation")
+    assert "no sample at all" not in result.said
     assert "bench: 1 rollouts failed and count as not correct." in result.said and "75.0 ± 25.0%" in result.said
 
 

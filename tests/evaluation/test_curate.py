@@ -7,10 +7,10 @@ from functools import partial
 
 import pytest
 from pyarrow import Table, parquet
-from support.commands import invoke
+from support.commands import flat, invoke
 
 from verl_ext.evaluation import curate
-from verl_ext.evaluation.samples import row_problems
+from verl_ext.evaluation.samples import note_rows, row_problems
 
 run = partial(invoke, curate.main)
 
@@ -66,6 +66,18 @@ def test_an_out_that_cannot_be_a_file_is_refused_before_work(sampled):
     for out in (sampled, sampled / "data.parquet" / "subset.parquet"):
         result = run("/none.parquet", "--samples", sampled / "pass_rates", "--out", out)
         assert result.exit_code == 2 and "name a f" in " ".join(result.output.replace("│", " ").split())
+
+
+def test_problems_without_samples_count_as_never_solved_and_are_named(sampled):
+    note_rows(sampled / "pass_rates", {problem: 1 for problem in row_problems(sampled / "data.parquet")})
+    lines = [json.loads(text) for text in (sampled / "pass_rates/0.jsonl").read_text().splitlines()]
+    (sampled / "pass_rates/0.jsonl").unlink()
+    text = "".join(json.dumps({**line, "data_source": "ace_reason_math"}) + "\n" for line in lines[:27])
+    (sampled / "pass_rates/000000_9.jsonl").write_text(text)
+    result = run(sampled / "data.parquet", "--samples", sampled / "pass_rates", "--out", sampled / "subset.parquet")
+    assert result.exit_code == 0, result.output
+    assert "pass_rates: 1 of 4 problems have no sample at all" in flat(result)
+    assert len(parquet.read_table(sampled / "subset.parquet")) == 3
 
 
 def test_an_evaluation_that_is_not_over_is_refused(sampled):

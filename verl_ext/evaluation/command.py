@@ -13,7 +13,7 @@ from rich.console import Console
 
 from verl_ext import checks
 from verl_ext.evaluation.generate import Evaluation, VerlFailed, generate
-from verl_ext.evaluation.samples import ANSWERS, Problem, read
+from verl_ext.evaluation.samples import ANSWERS, Problem, read, without_samples
 from verl_ext.evaluation.score import CORRECT_FROM, parse_ks, plot, summarize, to_table
 from verl_ext.files import check_folder, write_text
 
@@ -102,6 +102,8 @@ def _report(
     for name, result in results.items():
         if result["failed"]:
             console.print(f"{name}: {result['failed']} rollouts failed and count as not correct.", markup=False)
+        if note := without_samples(sources[name]):
+            console.print(f"{name}: {note}", markup=False)
         fewest, most = (limit(len(problem.samples) for problem in sources[name]) for limit in (min, max))
         if fewest < most:
             text = f"{name}: problems have {fewest} to {most} samples. If the data has equally many rows of each"

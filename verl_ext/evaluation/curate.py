@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from verl_ext.data.schema import sha256, write_rows
-from verl_ext.evaluation.samples import read, row_problems
+from verl_ext.evaluation.samples import read, row_problems, without_samples
 from verl_ext.evaluation.score import CORRECT_FROM, accuracies_of
 from verl_ext.files import check_file
 from verl_ext.lab.waste.reader import find_files
@@ -44,6 +44,8 @@ def _curate(data: Path, samples: Path, out: Path, below: float, rollouts: int) -
     if repeated := len(problems) - len(set(problems)):
         raise ValueError(f"data={data} holds {repeated} rows that repeat another; prepare it again.")
     sampled = read([samples])[1]
+    if note := without_samples(sampled):
+        Console(stderr=True).print(f"samples={samples}: {note}", markup=False, soft_wrap=True)
     rates = {
         problem.id: float(accuracies[:rollouts].mean())
         for problem, accuracies in zip(sampled, accuracies_of(sampled, CORRECT_FROM), strict=True)

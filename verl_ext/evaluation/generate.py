@@ -36,11 +36,13 @@ DEFAULTS = (
 VALIDATE_ONLY = (
     "trainer.val_only=true",
     "trainer.val_before_train=true",
+    "data.val_max_samples=-1",  # rows that verl leaves out would count as failed
     "actor_rollout_ref.rollout.val_kwargs.do_sample=true",
 )
 SET_HERE = {
     "data.train_files": "--data",
     "data.val_files": "--data",
+    "data.val_max_samples": "a parquet file with fewer rows",
     "trainer.validation_data_dir": "--out",
     "trainer.resume_mode": "--checkpoint",
     "trainer.resume_from_path": "--checkpoint",

@@ -106,6 +106,16 @@ def read(paths: Sequence[Path], step: int | None = None, answers: str = "marked"
     return chosen, _grouped(steps[chosen])
 
 
+def without_samples(problems: Sequence[Problem]) -> str | None:
+    """A note on the problems whose samples have all failed, and on a reason; None if there are none."""
+    if not (lost := sum(problem.failed == len(problem.samples) for problem in problems)):
+        return None
+    return (
+        f"{lost} of {len(problems)} problems have no sample at all: every rollout failed, or verl left the row out "
+        "(data.filter_overlong_prompts drops long prompts). They count as not correct."
+    )
+
+
 def _grouped(rollouts: Mapping[tuple, tuple[tuple[str, str], Sample]]) -> list[Problem]:
     problems: dict[tuple[str, str], Problem] = {}
     key_of: dict[tuple, tuple[str, str]] = {}  # of a row in a file
