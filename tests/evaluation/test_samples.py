@@ -46,6 +46,37 @@ def test_a_training_run_is_read_one_step_at_a_time(tmp_path):
         read([tmp_path], step=7)
 
 
+@pytest.mark.parametrize("cut_off", ['{"input": "a", "out', "", '{"input": "a", "step": 5}\n{'])
+def test_a_file_of_verl_that_a_kill_cut_off_hinders_no_other_step(tmp_path, cut_off):
+    (tmp_path / "5.jsonl").write_text(cut_off)
+    for step, output in ((0, WRONG), (10, RIGHT)):
+        write_lines(tmp_path / f"{step}.jsonl", samples_of(row("one"), [output], step))
+    step, (problem,) = read([tmp_path])
+    assert step == 10 and accuracies(problem) == [1]
+    assert accuracies(read([tmp_path], step=0)[1][0]) == [0]
+    with pytest.raises(ValueError, match=r"5.jsonl.* (is not a sample|holds no samples)"):
+        read([tmp_path], step=5)
+
+
+def test_a_number_that_is_no_step_does_not_hide_a_file(tmp_path):
+    """Parts of another origin, and a file of several steps."""
+    for name in (1, 2):
+        write_lines(tmp_path / f"{name}.jsonl", [{**GOOD, "input": str(name)}])
+    assert read([tmp_path])[0] == 0 and len(read([tmp_path])[1]) == 2
+    write_lines(tmp_path / "3.jsonl", [line for step in (3, 9) for line in samples_of(row("one"), [RIGHT], step)])
+    with pytest.raises(ValueError, match="3.jsonl is named after step 3, but has samples of step 9; rename it"):
+        read([tmp_path])
+
+
+def test_blank_lines_are_skipped(tmp_path):
+    path = tmp_path / "0.jsonl"
+    path.write_text(f"\n{json.dumps(GOOD)}\n \n")
+    assert len(read([path])[1][0].samples) == 1
+    path.write_text("\n")
+    with pytest.raises(ValueError, match="holds no samples"):
+        read([path])
+
+
 def test_a_rollout_without_a_line_failed_and_is_not_correct(tmp_path):
     lines = [*samples_of(row("one"), [RIGHT] * 4), *samples_of(row("two"), [RIGHT] * 3)]
     _, (one, two) = read([write_lines(tmp_path / "0.jsonl", lines)])
@@ -110,6 +141,7 @@ GOOD = {"input": "a", "output": "b", "gts": "c", "score": 1.0}
         (json.dumps({**GOOD, "output": 3}), "output=3 must be of type str"),
         (json.dumps({**GOOD, "score": "1"}), "score='1' must be a finite number"),
         (json.dumps({**GOOD, "score": float("nan")}), "score=nan must be a finite number"),
+        (json.dumps({**GOOD, "score": 10**400}), r"score=10+\.\.\. must be a finite number"),
         (json.dumps({**GOOD, "acc": [1]}), r"acc=\[1\] must be a finite number"),
         (json.dumps({**GOOD, "step": "last"}), "step='last' must be of type int"),
     ],

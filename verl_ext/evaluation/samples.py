@@ -8,13 +8,13 @@ values returned by the reward function, such as ``acc`` and ``pred``, and from o
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections import Counter, defaultdict
+import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from verl_ext import checks
 from verl_ext.data.limited import tagged_answer
@@ -73,8 +73,14 @@ class Problem:
         return sum(sample is FAILED for sample in self.samples)
 
 
+Rollouts: TypeAlias = dict[tuple, tuple[tuple[str, str], Sample]]
+"""By file, row and session: id and data source of the problem, and the sample."""
+
+
 def read(paths: Sequence[Path], step: int | None = None, answers: str = "marked") -> tuple[int, list[Problem]]:
     """The problems of one training step, in the order of their first lines.
+
+    Of verl's files ``<step>.jsonl``, only those of this step are read.
 
     verl writes no line for a failed rollout. A row (``uid``) therefore gets a ``FAILED`` sample in the place of each
     session that the file has for another row. Each file of ``verl-ext evaluate run`` samples all rows of its folder's
@@ -89,21 +95,50 @@ def read(paths: Sequence[Path], step: int | None = None, answers: str = "marked"
         The step, and its problems.
 
     Raises:
-        ValueError: a file or folder is missing, a line is not a sample, or no line has this step.
+        ValueError: a file or folder is missing, a line that is read is not a sample, or no line has this step.
     """
     checks.choice("answers", answers, ANSWERS)
-    steps: dict[int, dict[tuple, tuple[tuple[str, str], Sample]]] = defaultdict(dict)
-    for file in find_files(paths):
-        for number, line in enumerate(_lines(file)):
-            row, session, _ = RowKey.parse(line.get("uid", ""))
-            row, session = (None, number) if session < 0 else (row, session)
-            rollouts = steps[line.get("step", 0)]
-            # A rollout of an agent has a line for each output: the first holds the prompt, the last the answer.
-            problem, _ = rollouts.get((file, row, session), (_problem(line), None))
-            rollouts[file, row, session] = problem, _sample(line, answers)
+    named = {file: _named_step(file) for file in find_files(paths)}
+    steps: dict[int, Rollouts] = {number: {} for number in named.values() if number is not None}
+    for file, number in named.items():
+        if number is None:
+            _add(file, answers, steps)
     chosen = max(steps) if step is None else step
-    checks.require(chosen in steps, "step", step, f"there are samples of step {', '.join(map(str, sorted(steps)))}")
+    found = sorted(steps)
+    checks.require(chosen in found, "step", step, f"there are samples of step {', '.join(map(str, found))}")
+    for file, number in named.items():
+        if number == chosen:
+            _add(file, answers, only := {chosen: steps[chosen]})
+            for other in set(only) - {chosen}:
+                raise ValueError(f"{file} is named after step {chosen}, but has samples of step {other}; rename it.")
     return chosen, _grouped(steps[chosen])
+
+
+def _named_step(file: Path) -> int | None:
+    """The step of a file ``<step>.jsonl`` of verl; None for a file whose name or first line says otherwise.
+
+    verl writes the file in a thread, so a killed run can leave it empty or cut off. Only a reader of its step may mind.
+    """
+    if not file.stem.isdecimal():
+        return None
+    with open(file, encoding="utf-8", errors="replace") as stream:
+        first = next((text for text in stream if text.strip()), "")
+    try:
+        line = json.loads(first)
+    except (ValueError, RecursionError):
+        return int(file.stem)
+    return int(file.stem) if isinstance(line, dict) and line.get("step") == int(file.stem) else None
+
+
+def _add(file: Path, answers: str, steps: dict[int, Rollouts]) -> None:
+    """Add the rollouts of a file to those of their steps."""
+    for number, line in enumerate(_lines(file)):
+        row, session, _ = RowKey.parse(line.get("uid", ""))
+        row, session = (None, number) if session < 0 else (row, session)
+        rollouts = steps.setdefault(line.get("step", 0), {})
+        # A rollout of an agent has a line for each output: the first holds the prompt, the last the answer.
+        problem, _ = rollouts.get((file, row, session), (_problem(line), None))
+        rollouts[file, row, session] = problem, _sample(line, answers)
 
 
 def without_samples(problems: Sequence[Problem]) -> str | None:
@@ -116,7 +151,7 @@ def without_samples(problems: Sequence[Problem]) -> str | None:
     )
 
 
-def _grouped(rollouts: Mapping[tuple, tuple[tuple[str, str], Sample]]) -> list[Problem]:
+def _grouped(rollouts: Rollouts) -> list[Problem]:
     problems: dict[tuple[str, str], Problem] = {}
     key_of: dict[tuple, tuple[str, str]] = {}  # of a row in a file
     files: dict[Path, dict[Any, dict[int, Sample]]] = {}  # by row and session
@@ -209,14 +244,17 @@ def _sample(line: Mapping[str, Any], answers: str) -> Sample:
 
 def _lines(file: Path) -> Iterator[dict[str, Any]]:
     """The lines of a file, each checked."""
-    number = 0
+    empty = True
     with open(file, encoding="utf-8", errors="replace") as stream:
         for number, text in enumerate(stream, 1):
+            if not text.strip():
+                continue
+            empty = False
             try:
                 yield _checked(text)
             except ValueError as error:
                 raise ValueError(f"{file}, line {number} is not a sample: {error}.") from error
-    if not number:
+    if empty:
         raise ValueError(f"{file} holds no samples.")
 
 
@@ -233,7 +271,7 @@ def _checked(text: str) -> dict[str, Any]:
     for key in ("score", "acc"):
         value = line.get(key)
         unknown = key == "acc" and value is None
-        if not unknown and not (isinstance(value, int | float) and math.isfinite(value)):
+        if not unknown and not (isinstance(value, int | float) and abs(value) <= sys.float_info.max):
             raise ValueError(f"{key}={_short(value)} must be a finite number")
     return line
 
