@@ -127,6 +127,32 @@ def test_evaluations_of_different_data_are_scored_together(folder):
     assert "failed and count" not in result.said
 
 
+def test_paths_of_different_last_steps_are_refused_without_a_step(tmp_path):
+    for step in (400, 500):
+        write_lines(tmp_path / f"a/{step}.jsonl", samples_of(row("one"), [RIGHT], step))
+    write_lines(tmp_path / "b/400.jsonl", samples_of(row("two"), [WRONG], 400))
+    a, b = tmp_path / "a", tmp_path / "b"
+    refused = invoke("score", a, b)
+    assert refused.exit_code == 2
+    assert (
+        f"the paths end at different steps ({a}: 500, {b}: 400); give --step, or score them one by one" in refused.said
+    )
+    earlier = invoke("score", a, b, "--step", 400, "--out", tmp_path / "out")
+    assert earlier.exit_code == 0 and "left out" not in earlier.said and "one model's" not in earlier.said
+    assert json.loads((tmp_path / "out/results.json").read_text())["data_sources"]["bench"]["mean@k"][0] == 0.5
+    later = invoke("score", a, b, "--step", 500)
+    assert later.exit_code == 0 and f"{b} has no samples of step 500 and is left out." in later.said
+
+
+def test_samples_of_a_problem_in_two_paths_are_named_as_taken_for_one_models(tmp_path):
+    for name, output in (("a", RIGHT), ("b", WRONG)):
+        lines = [*samples_of(row("one"), [output], 5), *samples_of(row(f"only {name}"), [output], 5)]
+        write_lines(tmp_path / name / "5.jsonl", lines)
+    said = invoke("score", tmp_path / "a", tmp_path / "b").said
+    assert "1 of 3 problems have samples in several of the paths: these are taken as one model's." in said
+    assert "one model's" not in invoke("score", tmp_path / "a").said
+
+
 def test_an_interrupted_run_of_verl_loses_its_samples_only(folder):
     assert evaluate("--per-run", 2, n=2).exit_code == 0
     (folder / "fail").touch()

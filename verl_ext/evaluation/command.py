@@ -72,7 +72,9 @@ def run(
 @app.command()
 def score(
     paths: Annotated[list[Path], typer.Argument(help="Folders or .jsonl files of validation samples.")],
-    step: Annotated[int | None, typer.Option(help="Training step to score. Default: the last one found.")] = None,
+    step: Annotated[
+        int | None, typer.Option(help="Training step to score. Default: the last step, the same in all paths.")
+    ] = None,
     k: Ks = None,
     answers: Answers = "marked",
     correct_from: CorrectFrom = CORRECT_FROM,
@@ -99,6 +101,12 @@ def _report(
         for problem in problems:
             sources.setdefault(problem.data_source, []).append(problem)
         results = {name: summarize(members, k, correct_from, console) for name, members in sources.items()}
+    for path in paths:
+        if not any(path in problem.paths for problem in problems):
+            console.print(f"{path} has no samples of step {step} and is left out.", markup=False, soft_wrap=True)
+    if shared := sum(len(problem.paths) > 1 for problem in problems):
+        text = f"{shared} of {len(problems)} problems have samples in several of the paths: these are taken as one model's."
+        console.print(text, markup=False, soft_wrap=True)
     for name, result in results.items():
         if result["failed"]:
             console.print(f"{name}: {result['failed']} rollouts failed and count as not correct.", markup=False)

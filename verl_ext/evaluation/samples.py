@@ -61,11 +61,13 @@ class Problem:
         id: ``Prompt.id``; without our driver, the text of the prompt and the ground truth.
         data_source: column of verl's schema.
         samples: of all its rows, in the order of the files.
+        paths: of :func:`read`, those that hold a sample.
     """
 
     id: str
     data_source: str
     samples: list[Sample] = field(default_factory=list)
+    paths: set[Path] = field(default_factory=set)
 
     @property
     def failed(self) -> int:
@@ -88,22 +90,39 @@ def read(paths: Sequence[Path], step: int | None = None, answers: str = "marked"
 
     Args:
         paths: files, or folders of ``*.jsonl``.
-        step: training step after which the policy was sampled; None: the last step found.
+        step: training step after which the policy was sampled; None: the last step, the same for all paths.
         answers: how to find the answer in an output, see :func:`answer_of`.
 
     Returns:
         The step, and its problems.
 
     Raises:
-        ValueError: a file or folder is missing, a line that is read is not a sample, or no line has this step.
+        ValueError: a file or folder is missing, a line that is read is not a sample, no line has this step, or
+            without ``step`` the paths end at different steps.
     """
     checks.choice("answers", answers, ANSWERS)
     named = {file: _named_step(file) for file in find_files(paths)}
-    steps: dict[int, Rollouts] = {number: {} for number in named.values() if number is not None}
-    for file, number in named.items():
-        if number is None:
-            _add(file, answers, steps)
-    chosen = max(steps) if step is None else step
+    steps: dict[int, Rollouts] = {}
+    argument_of: dict[Path, Path] = {}
+    ends: dict[Path, int] = {}  # the last step of each path
+    for path in paths:
+        of_path: dict[int, Rollouts] = {}
+        for file in find_files([path]):
+            argument_of[file] = path
+            if (number := named[file]) is None:
+                _add(file, answers, of_path)
+            else:
+                of_path.setdefault(number, {})
+        ends[path] = max(of_path)
+        for number, rollouts in of_path.items():
+            steps.setdefault(number, {}).update(rollouts)
+    last, first = max(ends, key=ends.__getitem__), min(ends, key=ends.__getitem__)
+    if step is None and ends[first] < ends[last]:
+        raise ValueError(
+            f"the paths end at different steps ({last}: {ends[last]}, {first}: {ends[first]}); give --step, or score "
+            "them one by one."
+        )
+    chosen = ends[last] if step is None else step
     found = sorted(steps)
     checks.require(chosen in found, "step", step, f"there are samples of step {', '.join(map(str, found))}")
     for file, number in named.items():
@@ -111,7 +130,7 @@ def read(paths: Sequence[Path], step: int | None = None, answers: str = "marked"
             _add(file, answers, only := {chosen: steps[chosen]})
             for other in set(only) - {chosen}:
                 raise ValueError(f"{file} is named after step {chosen}, but has samples of step {other}; rename it.")
-    return chosen, _grouped(steps[chosen])
+    return chosen, _grouped(steps[chosen], argument_of)
 
 
 def _named_step(file: Path) -> int | None:
@@ -151,12 +170,12 @@ def without_samples(problems: Sequence[Problem]) -> str | None:
     )
 
 
-def _grouped(rollouts: Rollouts) -> list[Problem]:
+def _grouped(rollouts: Rollouts, argument_of: Mapping[Path, Path]) -> list[Problem]:
     problems: dict[tuple[str, str], Problem] = {}
     key_of: dict[tuple, tuple[str, str]] = {}  # of a row in a file
     files: dict[Path, dict[Any, dict[int, Sample]]] = {}  # by row and session
     for (file, row, session), (key, sample) in rollouts.items():
-        problems.setdefault(key, Problem(*key))
+        problems.setdefault(key, Problem(*key)).paths.add(argument_of[file])
         if row is None:  # a line without a uid
             problems[key].samples.append(sample)
             continue
