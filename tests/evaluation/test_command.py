@@ -302,6 +302,19 @@ def test_the_validation_of_any_training_run_is_scored(folder):
         assert refused.exit_code == 2 and "out" in refused.said and "Traceback" not in refused.said
 
 
+def test_equal_answers_in_different_spellings_are_one_vote_if_they_are_right(tmp_path):
+    spellings = ["\\boxed{1/2}", "\\boxed{\\frac{1}{2}}", "\\boxed{0.5}"]
+    right = samples_of(row("half"), [*spellings, "no mark", WRONG, WRONG])
+    for line in right[:4]:
+        line["acc"] = 1.0
+    wrong = samples_of(row("other"), [RIGHT, RIGHT, *spellings, "no mark"])
+    write_lines(tmp_path / "in/0.jsonl", [*right, *wrong])
+    assert invoke("score", tmp_path / "in", "--k", "6", "--out", tmp_path / "out").exit_code == 0
+    bench = json.loads((tmp_path / "out/results.json").read_text())["data_sources"]["bench"]
+    assert bench["maj@k"]["6"] == [1.0, 0.0]  # three votes beat two; in "other", two votes beat single ones
+    assert bench["answered"] == 10 / 12
+
+
 def test_rows_that_a_training_has_lost_are_suspected(folder):
     """A validation with n = 1 on data with four rows of each problem: a failed row leaves no line."""
     lines = [line for name in ["one"] * 4 + ["two"] for line in samples_of(row(name), [RIGHT])]

@@ -105,8 +105,8 @@ def _report(
         if not any(path in problem.paths for problem in problems):
             console.print(f"{path} has no samples of step {step} and is left out.", markup=False, soft_wrap=True)
     if shared := sum(len(problem.paths) > 1 for problem in problems):
-        text = f"{shared} of {len(problems)} problems have samples in several of the paths: these are taken as one model's."
-        console.print(text, markup=False, soft_wrap=True)
+        text = f"{shared} of {len(problems)} problems have samples in several of the paths"
+        console.print(f"{text}: these are taken as one model's.", markup=False, soft_wrap=True)
     for name, result in results.items():
         if result["failed"]:
             console.print(f"{name}: {result['failed']} rollouts failed and count as not correct.", markup=False)

@@ -39,7 +39,7 @@ class Sample:
 
     Attributes:
         accuracy: ``acc`` of the reward function, else its score, as in verl's validation.
-        answer: the sample's vote in maj@k; None: no vote.
+        answer: its answer, for maj@k; None: no answer.
     """
 
     accuracy: float

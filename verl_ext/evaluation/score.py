@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,9 @@ from verl_ext.lab.table import Table, percent
 
 CORRECT_FROM = 1.0
 """Accuracy from which a sample is correct, unless the command says otherwise."""
+
+RIGHT_ANSWER = object()
+"""The vote of every correct sample with an answer: the verifier has judged 1/2 and 0.5 as equal."""
 
 
 def parse_ks(text: str | None, n: int) -> list[int]:
@@ -36,6 +39,18 @@ def parse_ks(text: str | None, n: int) -> list[int]:
 def is_correct(problem: Problem, correct_from: float) -> np.ndarray:
     """(n,) bool of a problem's n samples; a failed rollout is never correct."""
     return np.array([sample is not FAILED and sample.accuracy >= correct_from for sample in problem.samples])
+
+
+def votes_of(problem: Problem, correct: np.ndarray) -> list[Hashable | None]:
+    """(n,) votes in maj@k. Wrong answers are compared as texts, since no verifier says which of them are equal.
+
+    Args:
+        correct: of :func:`is_correct`.
+    """
+    return [
+        RIGHT_ANSWER if right and sample.answer is not None else sample.answer
+        for sample, right in zip(problem.samples, correct, strict=True)
+    ]
 
 
 def are_shares(problems: Sequence[Problem]) -> bool:
@@ -80,7 +95,7 @@ def summarize(problems: Sequence[Problem], ks: str | None, correct_from: float, 
     accuracies = accuracies_of(problems, correct_from)
     correct = [is_correct(problem, correct_from) for problem in problems]
     passed = pass_at_k(n[:, None], np.array([right.sum() for right in correct])[:, None], some)
-    answers = [[sample.answer for sample in problem.samples] for problem in problems]
+    answers = [votes_of(problem, right) for problem, right in zip(problems, correct, strict=True)]
     answered = sum(answer is not None for row in answers for answer in row)
     majority = None
     if answered:
