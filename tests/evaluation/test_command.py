@@ -296,7 +296,7 @@ def test_the_validation_of_any_training_run_is_scored(folder):
     assert lenient.exit_code == 0
     assert json.loads((folder / "lenient/results.json").read_text())["data_sources"]["other"]["pass@k"]["1"][0] == 1
     refused = invoke("score", "validation", "--k", 8)
-    assert refused.exit_code == 2 and "a problem has 4 samples" in refused.said
+    assert refused.exit_code == 2 and "a problem has 4 samples in bench, 4 samples in other" in refused.said
     assert invoke("score", "none").exit_code == 2
     for refused in (invoke("score", "validation", "--out", "runs"), evaluate(out="runs")):
         assert refused.exit_code == 2 and "out" in refused.said and "Traceback" not in refused.said
@@ -313,6 +313,26 @@ def test_equal_answers_in_different_spellings_are_one_vote_if_they_are_right(tmp
     bench = json.loads((tmp_path / "out/results.json").read_text())["data_sources"]["bench"]
     assert bench["maj@k"]["6"] == [1.0, 0.0]  # three votes beat two; in "other", two votes beat single ones
     assert bench["answered"] == 10 / 12
+
+
+def test_a_k_is_reported_for_the_data_sources_that_have_as_many_samples(folder):
+    """A benchmark with 4 rows of each problem, and benchmarks with one, which has fewer samples than each k."""
+    write_rows(folder / "bench.parquet", [*[row("one")] * 4, row("two", source="math500")])
+    result = evaluate("--k", "2,4", n=1)
+    assert result.exit_code == 0, result.said
+    found = json.loads((folder / "out/results.json").read_text())["data_sources"]
+    assert {name: list(each["pass@k"]) for name, each in found.items()} == {"bench": ["2", "4"], "math500": ["1"]}
+    assert "math500: only k up to 1, the samples of a problem." in result.said and "bench: only" not in result.said
+    assert "only k" not in invoke("score", "out").said
+    for refused in (evaluate("--k", "2,5", n=1), invoke("score", "out", "--k", "5")):
+        assert refused.exit_code == 2 and "a problem has 4 samples in bench, 1 samples in math500" in refused.said
+
+
+def test_results_are_written_although_no_one_reads_the_table(tmp_path):
+    write_lines(tmp_path / "in/0.jsonl", samples_of(row("one"), [RIGHT]))
+    command = f"{sys.executable} -m verl_ext.evaluation score {tmp_path}/in --out {tmp_path}/out >/dev/full"
+    subprocess.run(command, shell=True, check=False, timeout=120, stderr=subprocess.DEVNULL)
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"results.json", "pass_at_k.png"}
 
 
 def test_rows_that_a_training_has_lost_are_suspected(folder):

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from verl_ext import checks
 from verl_ext.evaluation.generate import Evaluation, VerlFailed, generate
-from verl_ext.evaluation.samples import ANSWERS, Problem, read, without_samples
+from verl_ext.evaluation.samples import ANSWERS, Problem, count_rows, read, without_samples
 from verl_ext.evaluation.score import CORRECT_FROM, parse_ks, plot, summarize, to_table
 from verl_ext.files import check_folder, write_text
 
@@ -57,10 +57,13 @@ def run(
     """
     with _refusals():
         check_folder(out)
-        parse_ks(k, n)
         checks.choice("answers", answers, ANSWERS)
         checks.number("correct-from", correct_from)
         evaluation = Evaluation(tuple(data), checkpoint, tuple(overrides or ()), seed)
+        fewest: dict[str, int] = {}
+        for (_, source), rows in count_rows(data).items():
+            fewest[source] = min(n * rows, fewest.get(source, n * rows))
+        parse_ks(k, fewest)
         try:
             generate(evaluation, out, n, per_run)
         except VerlFailed as error:
@@ -90,7 +93,7 @@ def score(
 def _report(
     paths: list[Path], step: int | None, k: str | None, answers: str, correct_from: float, out: Path | None
 ) -> None:
-    """Print the table, and write the results to ``out``."""
+    """Write the results to ``out``, and print the table: in this order, since the reader of a pipe may be gone."""
     console = Console(stderr=True)
     with _refusals():
         checks.number("correct-from", correct_from)
@@ -100,7 +103,14 @@ def _report(
         sources: dict[str, list[Problem]] = {}
         for problem in problems:
             sources.setdefault(problem.data_source, []).append(problem)
-        results = {name: summarize(members, k, correct_from, console) for name, members in sources.items()}
+        fewest = {name: min(len(problem.samples) for problem in members) for name, members in sources.items()}
+        ks = parse_ks(k, fewest)
+        results = {name: summarize(members, ks[name], correct_from, console) for name, members in sources.items()}
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        facts = {"step": step, "correct_from": correct_from, "data_sources": results}
+        write_text(out / "results.json", json.dumps(facts, indent=2) + "\n")
+        plot(results, out / "pass_at_k.png")
     for path in paths:
         if not any(path in problem.paths for problem in problems):
             console.print(f"{path} has no samples of step {step} and is left out.", markup=False, soft_wrap=True)
@@ -112,16 +122,14 @@ def _report(
             console.print(f"{name}: {result['failed']} rollouts failed and count as not correct.", markup=False)
         if note := without_samples(sources[name]):
             console.print(f"{name}: {note}", markup=False)
-        fewest, most = (limit(len(problem.samples) for problem in sources[name]) for limit in (min, max))
-        if fewest < most:
-            text = f"{name}: problems have {fewest} to {most} samples. If the data has equally many rows of each"
+        if k is not None and max(ks[name]) < max(max(every) for every in ks.values()):
+            console.print(f"{name}: only k up to {fewest[name]}, the samples of a problem.", markup=False)
+        most = max(len(problem.samples) for problem in sources[name])
+        if fewest[name] < most:
+            text = f"{name}: problems have {fewest[name]} to {most} samples. If the data has equally many rows of each"
             console.print(f"{text}, some rows have failed without a trace: accuracies are too high.", markup=False)
     Console().print(to_table(results, step))
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        facts = {"step": step, "correct_from": correct_from, "data_sources": results}
-        write_text(out / "results.json", json.dumps(facts, indent=2) + "\n")
-        plot(results, out / "pass_at_k.png")
         written = f"Results: {out / 'results.json'}\nCurves: {out / 'pass_at_k.png'}"
         Console().print(written, markup=False, soft_wrap=True)
 

@@ -13,7 +13,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from pathlib import Path
 from verl_ext import checks
 from verl_ext.data.schema import sha256
 from verl_ext.errors import RunError
-from verl_ext.evaluation.samples import note_rows, row_problems
+from verl_ext.evaluation.samples import count_rows, note_rows
 from verl_ext.files import check_folder, quoted, write_text
 
 RECIPE = "grpo"  # verl's own allocation; a validation asks no policy anyway
@@ -145,7 +144,7 @@ def generate(evaluation: Evaluation, out: Path, n: int, per_run: int) -> None:
     """
     from filelock import FileLock, Timeout
 
-    rows = Counter(problem for path in evaluation.data for problem in row_problems(path))
+    rows = count_rows(evaluation.data)
     check_folder(out).mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(out / ".lock", timeout=0):

@@ -225,6 +225,11 @@ def row_problems(path: Path) -> list[tuple[str, str]]:
     return found
 
 
+def count_rows(paths: Sequence[Path]) -> Counter[tuple[str, str]]:
+    """Rows of each problem (id, data source) in files; raises ValueError as :func:`row_problems`."""
+    return Counter(problem for path in paths for problem in row_problems(path))
+
+
 def answer_of(output: str, answers: str = "marked") -> str | None:
     """The vote of an output in maj@k; None: no vote.
 

@@ -22,18 +22,25 @@ RIGHT_ANSWER = object()
 """The vote of every correct sample with an answer: the verifier has judged 1/2 and 0.5 as equal."""
 
 
-def parse_ks(text: str | None, n: int) -> list[int]:
-    """The k to report, sorted: numbers separated by commas or spaces; None: the powers of 2 up to n, and n.
+def parse_ks(text: str | None, fewest: Mapping[str, int]) -> dict[str, list[int]]:
+    """The k to report for each data source, sorted.
+
+    Args:
+        text: numbers separated by commas or spaces; None: the powers of 2 up to n, and n.
+        fewest: by data source, the number of samples n that each of its problems has. A k above n is left out; if no k
+            is left, n itself is reported.
 
     Raises:
-        InvalidValue: a k is not an integer in [1, n].
+        InvalidValue: a k is not an integer in [1, the largest n].
     """
     if text is None:
-        return sorted({2**power for power in range(n.bit_length())} | {n})
-    words = text.replace(",", " ").split()
-    accepted = words and all(word.isdecimal() and 1 <= int(word) <= n for word in words)
-    checks.require(bool(accepted), "k", text, f"use integers in [1, {n}], such as '1,2'; a problem has {n} samples")
-    return sorted({int(word) for word in words})
+        return {source: sorted({2**power for power in range(n.bit_length())} | {n}) for source, n in fewest.items()}
+    words, most = text.replace(",", " ").split(), max(fewest.values())
+    accepted = words and all(word.isdecimal() and 1 <= int(word) <= most for word in words)
+    held = ", ".join(f"{n} samples in {source}" for source, n in fewest.items())
+    checks.require(bool(accepted), "k", text, f"use integers in [1, {most}], such as '1,2'; a problem has {held}")
+    ks = sorted({int(word) for word in words})
+    return {source: [k for k in ks if k <= n] or [n] for source, n in fewest.items()}
 
 
 def is_correct(problem: Problem, correct_from: float) -> np.ndarray:
@@ -75,12 +82,12 @@ def accuracies_of(problems: Sequence[Problem], correct_from: float) -> list[np.n
     ]
 
 
-def summarize(problems: Sequence[Problem], ks: str | None, correct_from: float, console: Console) -> dict[str, Any]:
+def summarize(problems: Sequence[Problem], ks: Sequence[int], correct_from: float, console: Console) -> dict[str, Any]:
     """The results for the problems of one data source, as JSON; problems have equal weight.
 
     Args:
         problems: at least one.
-        ks: see :func:`parse_ks`, with the smallest number of samples as n.
+        ks: at least one, in [1, the smallest number of samples].
         correct_from: a sample is correct in pass@k and maj@k if its accuracy is at least this.
         console: for the progress of maj@k.
 
@@ -91,17 +98,16 @@ def summarize(problems: Sequence[Problem], ks: str | None, correct_from: float, 
         problems), the error None for a single problem.
     """
     n = np.array([len(problem.samples) for problem in problems])
-    some = parse_ks(ks, int(n.min()))
     accuracies = accuracies_of(problems, correct_from)
     correct = [is_correct(problem, correct_from) for problem in problems]
-    passed = pass_at_k(n[:, None], np.array([right.sum() for right in correct])[:, None], some)
+    passed = pass_at_k(n[:, None], np.array([right.sum() for right in correct])[:, None], ks)
     answers = [votes_of(problem, right) for problem, right in zip(problems, correct, strict=True)]
     answered = sum(answer is not None for row in answers for answer in row)
     majority = None
     if answered:
         watched = track(list(zip(answers, correct, strict=True)), "maj@k", console=console, transient=True)
-        votes = [[majority_at_k(row, right, k) for k in some] for row, right in watched]
-        majority = _by_k(some, np.array(votes))
+        votes = [[majority_at_k(row, right, k) for k in ks] for row, right in watched]
+        majority = _by_k(ks, np.array(votes))
     return {
         "problems": len(problems),
         "samples": [int(n.min()), int(n.max())],
@@ -109,7 +115,7 @@ def summarize(problems: Sequence[Problem], ks: str | None, correct_from: float, 
         "answered": answered / int(n.sum()),
         "mean_of": "accuracies" if are_shares(problems) else "correct samples",
         "mean@k": _mean(np.array([accuracy.mean() for accuracy in accuracies])),
-        "pass@k": _by_k(some, passed),
+        "pass@k": _by_k(ks, passed),
         "maj@k": majority,
     }
 
