@@ -101,6 +101,16 @@ def test_a_long_evaluation_is_several_runs_of_verl_and_continues_after_the_last_
     assert seeds == [0, 1000, 2000, 3000]
 
 
+def test_files_of_other_names_are_no_runs_of_verl(folder):
+    (folder / "out").mkdir()
+    for name in ("x_y", "1_2"):
+        write_lines(folder / f"out/{name}.jsonl", samples_of(row("one"), [RIGHT], 3))
+    result = evaluate("--per-run", 3)
+    assert result.exit_code == 0, result.said
+    assert sizes(folder) == [3, 1]
+    assert [int(given["actor_rollout_ref.rollout.seed"]) for given in runs(folder)] == [0, 1000]
+
+
 def test_rows_without_any_response_count_as_not_correct(folder):
     """A problem with two rows."""
     write_rows(folder / "bench.parquet", [row("one"), row("lost"), row("lost"), row("two")])

@@ -80,6 +80,16 @@ def test_problems_without_samples_count_as_never_solved_and_are_named(sampled):
     assert len(parquet.read_table(sampled / "subset.parquet")) == 3
 
 
+@pytest.mark.parametrize("columns", [["extra_info"], ["extra_info", "ability"]])
+def test_columns_that_verl_does_not_need_may_be_missing(sampled, columns):
+    path = sampled / "data.parquet"
+    parquet.write_table(parquet.read_table(path).drop_columns(columns), path)
+    result = run(path, "--samples", sampled / "pass_rates", "--out", sampled / "subset.parquet")
+    assert result.exit_code == 0, result.output
+    rows = parquet.read_table(sampled / "subset.parquet").to_pylist()
+    assert [row["extra_info"] for row in rows] == [{"index": 0, "pass_rate": 0.0}, {"index": 1, "pass_rate": 0.625}]
+
+
 def test_an_evaluation_that_is_not_over_is_refused(sampled):
     lines = (sampled / "pass_rates/0.jsonl").read_text().splitlines()
     (sampled / "pass_rates/0.jsonl").write_text("\n".join(lines[:27]) + "\n")

@@ -178,7 +178,7 @@ def _row_faults(row: Mapping[str, Any]) -> Iterator[str]:
         return
     if not any(str(message["content"]).strip() for message in row["prompt"]):
         yield "an empty prompt"
-    if row["ability"] not in JUDGED_BY_MATH_VERIFY:
+    if row.get("ability") not in JUDGED_BY_MATH_VERIFY:
         return
     answer = str(row["reward_model"]["ground_truth"])
     if not answer.strip():

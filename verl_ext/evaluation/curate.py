@@ -60,7 +60,9 @@ def _curate(data: Path, samples: Path, out: Path, below: float, rollouts: int) -
     rows = []
     for key, row in zip(problems, parquet.ParquetFile(data).read().to_pylist(), strict=True):
         if rates[key] < below:
-            rows.append(row | {"extra_info": {**row["extra_info"], "index": len(rows), "pass_rate": rates[key]}})
+            rows.append(
+                row | {"extra_info": {**(row.get("extra_info") or {}), "index": len(rows), "pass_rate": rates[key]}}
+            )
     if not rows:
         raise ValueError(f"below={below:g} leaves no problem; the lowest pass rate is {min(rates.values()):g}.")
     left_out = len(problems) - len(rows)

@@ -20,7 +20,7 @@ from pathlib import Path
 from verl_ext import checks
 from verl_ext.data.schema import sha256
 from verl_ext.errors import RunError
-from verl_ext.evaluation.samples import count_rows, note_rows
+from verl_ext.evaluation.samples import OF_A_RUN, count_rows, note_rows
 from verl_ext.files import check_folder, quoted, write_text
 
 RECIPE = "grpo"  # verl's own allocation; a validation asks no policy anyway
@@ -154,7 +154,7 @@ def generate(evaluation: Evaluation, out: Path, n: int, per_run: int) -> None:
                 size = min(per_run, n - done)
                 unfinished = out / "unfinished"
                 shutil.rmtree(unfinished, ignore_errors=True)
-                if status := _run(evaluation.command(size, len(list(out.glob("*.jsonl"))), unfinished)):
+                if status := _run(evaluation.command(size, len(sizes_of_runs(out)), unfinished)):
                     raise VerlFailed(status, done, out)
                 (written,) = unfinished.glob("*.jsonl")
                 os.replace(written, out / f"{done:06}_{size}.jsonl")
@@ -165,7 +165,13 @@ def generate(evaluation: Evaluation, out: Path, n: int, per_run: int) -> None:
 
 def count_samples(out: Path) -> int:
     """How many samples of each row the files in ``out`` hold, by their names."""
-    return sum(int(file.stem.partition("_")[2]) for file in out.glob("*_*.jsonl"))
+    return sum(sizes_of_runs(out))
+
+
+def sizes_of_runs(out: Path) -> list[int]:
+    """Samples of each row in each file of a run of verl in ``out``, by its name; files of other names do not count."""
+    names = [OF_A_RUN.fullmatch(file.stem) for file in out.glob("*.jsonl")]
+    return [int(name[1]) for name in names if name]
 
 
 def _bind(settings: dict[str, object], out: Path) -> None:
