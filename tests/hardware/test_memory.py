@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 from pathlib import Path
 
 import pytest
 import typer
+from omegaconf import OmegaConf
 from support.clusters import given_a_cluster
+from support.configs import compose
 from typer.testing import CliRunner
 
+from verl_ext.extras import MissingExtra
 from verl_ext.hardware import GPU_MEMORY, SHAPES, Settings, Shape, settings, use
 from verl_ext.hardware.memory import SEQUENCES, TRAINING_SHARE, USABLE, WEIGHTS_SHARE, kv_cache_per_token
 from verl_ext.hardware.shapes import find, read
@@ -115,12 +119,38 @@ def test_the_memory_of_a_gpu_is_what_cuda_reports():
 
 
 def test_what_does_not_fit_is_refused_with_what_to_change():
-    with pytest.raises(ValueError, match=r"gpus=1 leave no room for the update: .* use more than 2\."):
+    with pytest.raises(ValueError, match=r"gpus=1 leave no room for the update: .* use at least 3\."):
         settings(QWEN3_8B, 80e9, 1, 5120)
     with pytest.raises(ValueError, match="longest=1000000"):
         settings(QWEN3_8B, 80e9, 8, 1_000_000)
     with pytest.raises(ValueError, match="gpus=0"):
         settings(QWEN3_8B, 80e9, 0, 5120)
+
+
+@pytest.mark.parametrize(("model", "gpus"), [("Qwen/Qwen3-32B", 9), ("Qwen/Qwen3-8B-Base", 1), ("Qwen/Qwen3-14B", 3)])
+def test_the_number_of_gpus_that_a_refusal_names_is_the_least(model, gpus):
+    with pytest.raises(ValueError, match="leave no room for the update") as refused:
+        settings(SHAPES[model], GPU_MEMORY["h100"], gpus, 5120)
+    enough = int(re.search(r"use at least (\d+)\.", str(refused.value))[1])
+    assert enough > gpus
+    with pytest.raises(ValueError, match=f"gpus={enough - 1} leave no room for the update"):
+        settings(SHAPES[model], GPU_MEMORY["h100"], enough - 1, 1)
+    try:
+        settings(SHAPES[model], GPU_MEMORY["h100"], enough, 5120)
+    except ValueError as error:
+        assert "leave no room for the update" not in str(error)
+
+
+def test_gpus_too_small_for_a_micro_batch_are_refused_whatever_their_number():
+    with pytest.raises(ValueError, match="no room for the update: .* 4096 tokens 9; use GPUs with more memory"):
+        settings(QWEN3_8B, 10e9, 10**6, 5120)
+
+
+def test_a_refusal_names_the_largest_tensor_parallel_size_that_is_allowed():
+    with pytest.raises(ValueError, match=r"an engine of up to 2 of them .* divide 8 and the model's 2 key-value heads"):
+        settings(SHAPES["Qwen/Qwen2.5-3B"], 80e9, 8, 200_000)
+    with pytest.raises(ValueError, match=r"an engine of up to 1 of them .* divide 9 and the model's 8 key-value heads"):
+        settings(SHAPES["Qwen/Qwen3-14B"], 80e9, 9, 5120)
 
 
 def test_profiles_and_documentation_are_what_is_computed():
@@ -173,8 +203,17 @@ def test_the_parameters_of_other_families_are_those_that_transformers_counts(tmp
         find(str(tmp_path))
 
 
+def test_other_families_need_an_extra(tmp_path, monkeypatch):
+    config = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
+    config |= {"vocab_size": 1000, "max_position_embeddings": 512, "model_type": "gemma2"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr("verl_ext.extras.find_spec", lambda name: None if name == "torch" else name)
+    with pytest.raises(MissingExtra, match=r"torch is not installed: pip install '.\[learn\]'"):
+        read(tmp_path)
+
+
 def test_the_command_prints_overrides_and_refuses_in_one_sentence():
-    from verl_ext.hardware.__main__ import main
+    from verl_ext.hardware.__main__ import POSITIONS_KEYS, main
 
     app = typer.Typer()
     app.command()(main)
@@ -185,5 +224,13 @@ def test_the_command_prints_overrides_and_refuses_in_one_sentence():
     assert f"actor.ppo_max_token_len_per_gpu={chosen.ppo_max_token_len_per_gpu}\n" in printed.output
     assert "actor_rollout_ref.{actor,ref}.fsdp_config.ulysses_sequence_parallel_size=1\n" in printed.output
     assert "rollout.max_num_seqs=256\n" in printed.output
+    assert "positions" not in printed.output
+    long = run.invoke(app, ["Qwen/Qwen2.5-Math-7B", "--longest", "11264"])
+    assert "longest=11264 exceeds the model's 4096 positions." in long.stderr
+    raised = [word for word in long.stderr.split() if word.startswith("+")]
+    config, experiment = compose("grpo", "hardware=h200", *raised), compose("vip", "experiment=qwen2_5_math_7b")
+    for key in POSITIONS_KEYS:
+        set_by_each = [OmegaConf.select(each.actor_rollout_ref, key) for each in (config, experiment)]
+        assert set_by_each == [11264, 11264]
     refused = run.invoke(app, ["Qwen/Qwen9", "--gpu", "h200"], env={"COLUMNS": "600", "HF_HUB_OFFLINE": "1"})
     assert refused.exit_code == 2 and "model=Qwen/Qwen9 is no folder, and its config.json cannot be" in refused.output

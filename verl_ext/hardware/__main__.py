@@ -15,6 +15,10 @@ from verl_ext.hardware.memory import FSDP2_KEYS, GPU_MEMORY, SHARED_KEYS, settin
 from verl_ext.hardware.shapes import find
 
 ENGINES = ("dp", "megatron")
+POSITIONS_KEYS = (  # of training and vLLM; the experiments beyond a model's limit set them, too
+    "model.override_config.max_position_embeddings",
+    "rollout.engine_kwargs.vllm.hf_overrides.max_position_embeddings",
+)
 
 
 def main(
@@ -44,6 +48,10 @@ def main(
         for name, key in keys.items():
             console.print(f"{key}={str(getattr(values, name)).lower()}", soft_wrap=True, highlight=False)
     console.print(table)
+    if longest > shape.positions:
+        raised = "".join(f" +actor_rollout_ref.{key}={longest}" for key in POSITIONS_KEYS)
+        note = f"longest={longest} exceeds the model's {shape.positions} positions. To raise its limit, add{raised}"
+        Console(stderr=True).print(note, soft_wrap=True, highlight=False, markup=False)
 
 
 if __name__ == "__main__":

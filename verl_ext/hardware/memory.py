@@ -16,6 +16,7 @@ The factors of logits and activations are estimates, so training leaves a quarte
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import ceil
 
 from verl_ext.checks import integer, positive_number
 from verl_ext.hardware.shapes import Shape
@@ -151,13 +152,16 @@ def settings(shape: Shape, memory: float, gpus: int, longest: int) -> Settings:
     state = STATE_BYTES * shape.parameters / gpus
     offload = state > STATE_SHARE * memory
     room = TRAINING_SHARE * memory - state
-    update = _tokens(room, logits_per_token(shape) + activations_per_token(shape))
+    per_token = logits_per_token(shape) + activations_per_token(shape)
+    update = _tokens(room, per_token)
     log_probs = _tokens(room, logits_per_token(shape))
     if not update:
-        needed = int(STATE_BYTES * shape.parameters // (TRAINING_SHARE * memory))
+        left = TRAINING_SHARE * memory - TOKENS * per_token  # for the training state
+        enough = f"at least {ceil(STATE_BYTES * shape.parameters / left)}" if left > 0 else "GPUs with more memory"
         raise ValueError(
-            f"gpus={gpus} leave no room for the update: the training state alone is {state / 1e9:.0f} GB of a GPU's "
-            f"{memory / 1e9:.0f}; use more than {needed}."
+            f"gpus={gpus} leave no room for the update: of the {TRAINING_SHARE * memory / 1e9:.0f} GB for training on "
+            f"a GPU, the training state takes {state / 1e9:.0f} and a micro-batch of {TOKENS} tokens "
+            f"{TOKENS * per_token / 1e9:.0f}; use {enough}."
         )
     sequence_parallel = 1
     while update * sequence_parallel < longest:
@@ -167,8 +171,9 @@ def settings(shape: Shape, memory: float, gpus: int, longest: int) -> Settings:
             f"longest={longest} would need {sequence_parallel} GPUs for a sequence, which does not divide gpus={gpus} "
             f"or the model's {shape.heads} heads; use more GPUs, with more memory, or shorter sequences."
         )
+    sizes = [size for size in TENSOR_PARALLEL if shape.key_value_heads % size == 0 and gpus % size == 0]
     for share in ENGINE_SHARES:
-        for parallel in (size for size in TENSOR_PARALLEL if shape.key_value_heads % size == 0 and gpus % size == 0):
+        for parallel in sizes:
             chosen = Settings(parallel, share, update, log_probs, sequence_parallel, offload)
             held = use(shape, memory, gpus, longest, chosen)
             roomy = held.weights <= WEIGHTS_SHARE * held.engine and held.sequences >= SEQUENCES
@@ -176,8 +181,8 @@ def settings(shape: Shape, memory: float, gpus: int, longest: int) -> Settings:
                 return replace(chosen, max_num_seqs=_at_work(held.sequences))
     raise ValueError(
         f"longest={longest} and {shape.parameters / 1e9:.1f} billion parameters do not fit on gpus={gpus} of "
-        f"{memory / 1e9:.0f} GB: an engine of up to {max(TENSOR_PARALLEL)} of them has no room for {SEQUENCES} "
-        f"sequences."
+        f"{memory / 1e9:.0f} GB: an engine of up to {max(sizes)} of them has no room for the weights and {SEQUENCES} "
+        f"sequences. Its number of GPUs must divide {gpus} and the model's {shape.key_value_heads} key-value heads."
     )
 
 

@@ -6,6 +6,8 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from verl_ext import extras
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -109,6 +111,7 @@ def read(path: Path) -> Shape:
 
     Raises:
         ValueError: the file cannot be read, lacks a key, or describes a model unknown to transformers.
+        MissingExtra: the model is of another family than ``FORMULA``, and torch or transformers is not installed.
     """
     file = path / "config.json" if path.is_dir() else path
     try:
@@ -135,6 +138,7 @@ def read(path: Path) -> Shape:
 
 def _count(file: Path) -> int:
     """Number of parameters of the model that transformers builds from a ``config.json``."""
+    extras.require("learn", "torch", "transformers")
     import torch
     import transformers
 
