@@ -66,6 +66,9 @@ def test_a_number_that_is_no_step_does_not_hide_a_file(tmp_path):
     write_lines(tmp_path / "3.jsonl", [line for step in (3, 9) for line in samples_of(row("one"), [RIGHT], step)])
     with pytest.raises(ValueError, match="3.jsonl is named after step 3, but has samples of step 9; rename it"):
         read([tmp_path])
+    (tmp_path / "4.jsonl").write_text("[]\n")
+    with pytest.raises(ValueError, match="4.jsonl, line 1 is not a sample: it must have the keys"):
+        read([tmp_path])
 
 
 def test_blank_lines_are_skipped(tmp_path):
