@@ -61,7 +61,7 @@ class Problem:
         id: ``Prompt.id``; without our driver, the text of the prompt and the ground truth.
         data_source: column of verl's schema.
         samples: of all its rows, in the order of the files.
-        paths: of :func:`read`, those that hold a sample.
+        paths: the arguments of :func:`read` that hold a sample of the problem.
     """
 
     id: str
@@ -101,7 +101,8 @@ def read(paths: Sequence[Path], step: int | None = None, answers: str = "marked"
             without ``step`` the paths end at different steps.
     """
     checks.choice("answers", answers, ANSWERS)
-    named = {file: _named_step(file) for file in find_files(paths)}
+    find_files(paths)  # refuses a file in two of the paths
+    named: dict[Path, int | None] = {}
     steps: dict[int, Rollouts] = {}
     argument_of: dict[Path, Path] = {}
     ends: dict[Path, int] = {}  # the last step of each path
@@ -109,7 +110,8 @@ def read(paths: Sequence[Path], step: int | None = None, answers: str = "marked"
         of_path: dict[int, Rollouts] = {}
         for file in find_files([path]):
             argument_of[file] = path
-            if (number := named[file]) is None:
+            named[file] = number = _named_step(file)
+            if number is None:
                 _add(file, answers, of_path)
             else:
                 of_path.setdefault(number, {})
@@ -136,7 +138,7 @@ def read(paths: Sequence[Path], step: int | None = None, answers: str = "marked"
 def _named_step(file: Path) -> int | None:
     """The step of a file ``<step>.jsonl`` of verl; None for a file whose name or first line says otherwise.
 
-    verl writes the file in a thread, so a killed run can leave it empty or cut off. Only a reader of its step may mind.
+    verl writes the file in a thread, so a killed run can leave it empty or cut off: no reason to refuse other steps.
     """
     if not file.stem.isdecimal():
         return None
