@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
+import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -106,6 +107,17 @@ def test_several_files_are_one_data_set(config, tmp_path):
     validate(changed(config, f"data.train_files=[{tmp_path}/math.parquet, {tmp_path}/aime24.parquet]"))
     with pytest.raises(BadConfig, match="holds 5 prompts"):
         validate(changed(config, f"data.train_files=[{tmp_path}/math.parquet]"))
+
+
+def test_a_pattern_stands_for_its_files_as_in_verl(config, tmp_path):
+    for number, count in enumerate((5, 3)):
+        pq.write_table(pa.table(rows(count)), tmp_path / f"part-{number}.parquet")
+    pattern = f"{tmp_path}/part-*.parquet"
+    assert datasets.load_dataset("parquet", data_files=pattern)["train"].num_rows == 8  # as verl loads it
+    with pytest.raises(BadConfig, match="it holds 8 rows but only 5 different prompts"):
+        validate(changed(config, f"data.train_files='{pattern}'"))
+    with pytest.raises(BadConfig, match="there is no such file"):
+        validate(changed(config, f"data.train_files='{tmp_path}/shard-*.parquet'"))
 
 
 @pytest.mark.parametrize("validates", [True, False])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
+from glob import glob
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
@@ -122,7 +123,9 @@ def _opened(faults: Faults, key: str) -> list[pyarrow.dataset.Dataset] | None:
     if not (isinstance(names, str) or several) or not names:
         faults.refuse_if(True, key, "name one or more files")
         return None
-    files = [_open(faults, key, name) for name in ([names] if isinstance(names, str) else names)]
+    # verl reads every file that a pattern such as part-*.parquet matches.
+    paths = [path for name in ([names] if isinstance(names, str) else names) for path in sorted(glob(name)) or [name]]
+    files = [_open(faults, key, path) for path in paths]
     opened = [file for file in files if file is not None]
     return opened if len(opened) == len(files) else None
 
