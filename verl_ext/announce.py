@@ -53,7 +53,7 @@ def cost_line(recipe: str, policy: RolloutPolicy) -> str:
 
 
 def checkpoint_line(trainer: DictConfig) -> str:
-    """When the run saves checkpoints, and whether it continues from one that is there."""
+    """How often the run saves checkpoints, their folder, and whether the run resumes from the last of them."""
     every = trainer.save_freq
     saved = f"every {every} steps" if every > 0 else f"only if SIGUSR1 stops the run (trainer.save_freq={every})"
     resumed = "; the run resumes from the last one there" if trainer.resume_mode == "auto" else ""

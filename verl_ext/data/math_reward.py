@@ -117,17 +117,15 @@ def _answer(solution: str, boxes: list[str], truth: str) -> str:
     Of a whole solution, math-verify may join the last box with a box that the solution takes back, and it prefers
     "the final answer is $3$. I hope" to any box. Where it cannot read an answer, it takes a number of the reasoning.
     """
-    box, rest = ", ".join(boxes), solution.rpartition(MARK)[2]
-    line = _answer_line(solution)
-    if truth in OPTIONS and _option(box or line) == truth:
+    text = ", ".join(boxes) or _answer_line(solution)
+    if truth in OPTIONS and _option(text) == truth:
         return _boxed(truth)
-    if box:
-        return _boxed(box)
-    if not line:
+    if not text:
         return solution
-    if not line.endswith(":") and not any(sign.search(line) for sign in (FORMULA, DIGIT, COMMAND)):
-        return _boxed(line)  # words
-    return _line_in_a_box(line) or f"{MARK} {rest.strip()}"
+    words = not text.endswith(":") and not any(sign.search(text) for sign in (FORMULA, DIGIT, COMMAND))
+    if boxes or words:
+        return _boxed(text)
+    return _line_in_a_box(text) or f"{MARK} {solution.rpartition(MARK)[2].strip()}"
 
 
 def _option(text: str) -> str:
@@ -140,8 +138,10 @@ def _option(text: str) -> str:
 
 
 def _last_boxes(solution: str) -> list[str]:
-    """The content of the last complete box that is not empty, and of its neighbours, which make one answer with it, as
-    in ``\\boxed{1}, \\boxed{2}``; empty without such a box."""
+    """The contents of the last complete box that is not empty, and of the boxes beside it; empty without such a box.
+
+    Neighbouring boxes make one answer, such as ``\\boxed{1}, \\boxed{2}``.
+    """
     boxes: list[tuple[re.Match, re.Match]] = []  # first and last sign of each box that is within no other box
     opened: list[re.Match] = []
     for sign in BRACE.finditer(solution):

@@ -120,15 +120,22 @@ def check_fsdp(faults: Faults) -> None:
     key, size = f"{ACTOR}.fsdp_config.fsdp_size", faults[f"{ACTOR}.fsdp_config.fsdp_size"]
     some = size is not None and 0 <= size < devices  # verl takes other numbers for all devices
     faults.refuse_if(some and (size == 0 or devices % size != 0), key, f"{share}, or be -1 for all")
-    key = next((key for key in SEQUENCE_PARALLEL if (faults[key] or 1) > 1), None)  # the first is deprecated, and wins
-    if key is None:
+    key, sharing = _sequence_parallel(faults, ACTOR)
+    if sharing == 1:
         return
     attention = faults[ATTENTION] or "flash_attention_2"  # verl's default
     valid = f"with {ATTENTION}={attention} each device would attend to its own part of a sequence alone, use 1"
     faults.refuse_if(not attention.startswith("flash_attention"), key, valid)
-    faults.refuse_if(devices % faults[key] != 0, key, share)
+    faults.refuse_if(devices % sharing != 0, key, share)
     packed = f"{MODEL}.use_remove_padding"
-    faults.refuse_if(not faults[packed], packed, f"{key}={faults[key]} needs sequences without padding, use true")
+    faults.refuse_if(not faults[packed], packed, f"{key}={sharing} needs sequences without padding, use true")
+
+
+def _sequence_parallel(faults: Faults, model: str) -> tuple[str, int]:
+    """The key that verl obeys, and its number of devices for a sequence: the deprecated key wins if it is above 1."""
+    deprecated, current = (key.replace(ACTOR, model) for key in SEQUENCE_PARALLEL)
+    key = deprecated if (faults[deprecated] or 1) > 1 else current
+    return key, faults[key] or 1
 
 
 def check_micro_batch(faults: Faults) -> None:
@@ -142,8 +149,7 @@ def check_micro_batch(faults: Faults) -> None:
     full = f"a response of full length would not fit, {longest} tokens (data.max_prompt_length + its response)"
     for key, model in limits:
         if strategy.startswith("fsdp"):
-            deprecated, current = (faults[size.replace(ACTOR, model)] or 1 for size in SEQUENCE_PARALLEL)
-            sharing = deprecated if deprecated > 1 else current  # as verl decides
+            _, sharing = _sequence_parallel(faults, model)
         elif strategy == "megatron" and not faults[f"{ACTOR}.megatron.dynamic_context_parallel"]:
             sharing = faults[f"{ACTOR}.megatron.context_parallel_size"]
         else:
@@ -198,18 +204,15 @@ def check_devices(faults: Faults) -> None:
     places = ["trainer"] if faults["actor_rollout_ref.hybrid_engine"] else []
     if faults["trainer.v1.trainer_mode"] == "separate_async":
         places.append(ROLLOUT)
+    others = {name: faults[f"{ROLLOUT}.{name}"] or 1 for name in ("data_parallel_size", "pipeline_model_parallel_size")}
+    must = "".join(f"times {name}={size} " for name, size in others.items() if size != 1) + "it must divide"
+    size = faults[TENSOR_PARALLEL] * math.prod(others.values())
     for place in places:
         nodes, of_each = f"{place}.nnodes", f"{place}.n_gpus_per_node"
-        devices = faults[nodes] * faults[of_each]
-        others = {
-            name: faults[f"{ROLLOUT}.{name}"] or 1 for name in ("data_parallel_size", "pipeline_model_parallel_size")
-        }
-        times = "".join(f"times {name}={size} " for name, size in others.items() if size != 1)
-        size, node = faults[TENSOR_PARALLEL] * math.prod(others.values()), faults[of_each]
-        valid = f"{times}it must divide the {devices} devices of {nodes} and {of_each}"
+        node, devices = faults[of_each], faults[nodes] * faults[of_each]
+        valid = f"{must} the {devices} devices of {nodes} and {of_each}"
         faults.refuse_if(devices % size != 0, TENSOR_PARALLEL, valid)
-        valid = f"{times}it must divide {of_each}={node}, or be a multiple of it"
-        valid = f"an engine fills a part of a node or whole nodes: {valid}"
+        valid = f"an engine fills a part of a node or whole nodes: {must} {of_each}={node}, or be a multiple of it"
         faults.refuse_if(node % size != 0 and size % node != 0, TENSOR_PARALLEL, valid)
 
 

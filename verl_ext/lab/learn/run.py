@@ -204,7 +204,7 @@ class Files:
         for file, read in ((self.result, self._read_result), (self.state, self._read_state)):
             if file.exists():
                 self._compare(read()["settings"], file)
-        # A run that was killed before it saved its state leaves a log of its own, which begins again.
+        # A log of this command without both files is of a run that was killed before it saved its state.
         begun = self.result.exists() or self.state.exists()
         if not begun and self.log.exists() and not any(map(LEVEL.fullmatch, first_data(self.log))):
             raise ValueError(f"{self.log} is no log of verl-ext learn; choose another --out.")
