@@ -19,12 +19,14 @@ from verl_ext.driver.agent_loop import WaveWorker
 from verl_ext.driver.loops import SharedSingleTurnLoop
 from verl_ext.driver.tools.sqlite import SqliteTool
 from verl_ext.driver.transcript import end_trajectory
+from verl_ext.sandbox.databases import DatabaseFailure
 from verl_ext.trajectory import Trajectory
 
 TIMEOUT = 1200.0
 UID = "cbf2f5c0150fb418-17"
 SCRIPT = "CREATE TABLE r(a INTEGER); INSERT INTO r VALUES(7);"
 ADD, WAIT, SUBMIT = sql_call("UPDATE r SET a=a+4 RETURNING a"), sql_call("wait"), sql_call("submit")
+BREAK = sql_call("break")
 
 
 class Clock:
@@ -68,7 +70,7 @@ class SilentLoop(SingleTurnAgentLoop):
 
 
 class TestTool(SqliteTool):
-    """SQL, and two more commands: ``wait`` never answers, ``submit`` ends the trajectory."""
+    """SQL, and three more commands: ``wait`` never answers, ``submit`` ends the trajectory, ``break`` fails the rollout."""
 
     __test__ = False
 
@@ -80,6 +82,8 @@ class TestTool(SqliteTool):
         if parameters["query"] == "wait":
             self.clock.now += TIMEOUT
             await asyncio.Event().wait()
+        if parameters["query"] == "break":
+            raise DatabaseFailure("no process for a database could be started")
         if parameters["query"] == "submit":
             end_trajectory()
             parameters = {"query": "SELECT 'submitted'"}
@@ -332,6 +336,12 @@ def test_the_agent_is_not_to_blame_for_an_engine_that_fails_too_late(roll_out, t
     assert (status, row, len(engine.calls)) == ("failure", None, 2)
     # The turn before the fault is paid for.
     assert engine.tags[f"{UID}_2_0"] == without_row("failed", length_of(tokenizer, ADD))
+
+
+def test_tokens_count_if_a_database_or_sandbox_fails(roll_out, tokenizer):
+    status, row, engine = roll_out([ADD, BREAK, "never asked"])
+    assert (status, row, len(engine.calls)) == ("failure", None, 2)
+    assert engine.tags[f"{UID}_2_0"] == without_row("failed", length_of(tokenizer, ADD, BREAK))
 
 
 def test_the_agent_is_not_to_blame_for_a_time_out_of_the_engine(roll_out):

@@ -113,7 +113,9 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
         kwargs["session_id"] = session_id + int(session_offset)
         try:
             await self._run_in_time(sampling_params, trajectory, transcript, **kwargs)
-        except Exception:
+        except asyncio.CancelledError:
+            raise
+        except BaseException:  # the failures of sandboxes and databases are no Exception
             if not (trajectory["validate"] or transcript.is_judged):
                 key, tag = key_without_row(kwargs["uid"], kwargs["session_id"], FAILED, transcript.generated)
                 await self._rows.async_kv_put(key, "train", tag)
