@@ -106,14 +106,15 @@ def test_the_log_of_trained_rollouts_has_verdicts_and_that_of_a_validation_is_ve
     (trained, _), *_ = made.controller.ledger.left
     trained.rollouts = [Rollout(0.5, verdict, 10, 0) for verdict in (True, False, None)]
     validation = {"uid": ["x-0_0_0"], "acc": [0.5]}
+    trained = {"uid": ["a-1_2_0", "a-1_0_0", "a-1_1_0", "a-1_1_1", "pad5f_i_0"]}  # the last row pads the batch
     made._dump_generations([], [], [], [], validation, "folder")  # before the first step
     made.global_steps = 5
     made.on_step_begin()
     made.on_sample_end()
     made.controller.ledger.begin_step()  # the next step may begin before verl writes the log
-    made._dump_generations([], [], [], [], {"uid": ["a-1_2_0", "a-1_0_0", "a-1_1_0", "a-1_1_1"]}, "folder")
+    made._dump_generations([], [], [], [], trained, "folder")
     made._dump_generations([], [], [], [], validation, "folder")
-    assert written[1]["acc"] == [None, True, False, False]
+    assert written[1]["acc"] == [None, True, False, False, None]
     assert written[0] == written[2] == validation
 
 

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 from omegaconf import OmegaConf
+from verl.trainer.main_ppo import TaskRunnerV1
 
-from verl_ext.driver.runner import _choose_metrics_file
+from verl_ext.driver import runner
+from verl_ext.driver.runner import PolicyTaskRunner, _choose_metrics_file
+from verl_ext.driver.stop import Stopped
 
 
 def chosen(folder, monkeypatch, logger=("console", "file"), **environment: str) -> str | None:
@@ -38,3 +43,25 @@ def test_a_file_that_the_user_chose_is_left_alone(tmp_path, monkeypatch):
     assert chosen(tmp_path, monkeypatch, VERL_FILE_LOGGER_ROOT="/else") is None
     assert chosen(tmp_path, monkeypatch, ["console", "tensorboard"]) is None
     assert not (tmp_path / "checkpoints").exists()
+
+
+@pytest.mark.parametrize(
+    ("mode", "command"),
+    [
+        ("auto", "the same command resumes the run"),
+        ("resume_path", "the same command with trainer.resume_mode=auto in place of resume_path resumes the run"),
+        ("disable", "the same command with trainer.resume_mode=auto in place of disable resumes the run"),
+    ],
+)
+def test_a_stopped_run_says_how_to_resume_it(mode, command, monkeypatch):
+    """A start in another mode than auto would train the same steps again."""
+    monkeypatch.setattr(runner, "await_queue", lambda: None)
+    monkeypatch.setattr(runner, "_configure_logging", lambda: None)
+
+    def train(self, config):
+        self.trainer = SimpleNamespace(used_up=None, stopped_after=7)
+
+    monkeypatch.setattr(TaskRunnerV1.__ray_actor_class__, "run", train)
+    trainer = {"v1": {"trainer_mode": "sync"}, "logger": ["console"], "resume_mode": mode}
+    with pytest.raises(Stopped, match=f"^stopped after step 7, as asked; {command} from there$"):
+        PolicyTaskRunner().run(OmegaConf.create({"trainer": trainer}))

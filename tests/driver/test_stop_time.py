@@ -18,6 +18,14 @@ def test_a_step_that_has_just_begun_and_a_checkpoint():
     assert time.seconds == 440.0
 
 
+def test_the_next_step_can_have_begun_ahead():
+    time = StopTime(begins_ahead=True)
+    time.note({"step": 160.0, "save_checkpoint": 40.0, "testing": 100.0})
+    assert time.seconds == 2 * 120.0 + 40.0
+    time.note({"step": 90.0, "testing": 300.0})
+    assert time.seconds == 300.0 + 120.0 + 40.0  # the next step has begun when a validation begins, too
+
+
 def test_only_the_last_steps_count():
     time = StopTime()
     for seconds in (900.0, *[50.0] * LAST):

@@ -360,9 +360,38 @@ def test_a_step_begun_before_the_wish_to_stop_is_the_last(scheduled, monkeypatch
     for module in (modes, trainers, stoppable):
         monkeypatch.setattr(module, "stop_requested", lambda: True)
     assert made.controller.step == 4 and not made._is_to_stop()
+    saved = []
+    monkeypatch.setattr(made, "_save_checkpoint", lambda: saved.append(made.global_steps))
+    monkeypatch.setattr(PPOTrainerSeparateAsync, "on_step_end", lambda self: saved.append("weights to the engines"))
+    made.config.trainer.test_freq = 1
+    made.on_step_end()
+    assert (saved, made.config.trainer.test_freq) == (["weights to the engines"], -1)  # no time for a validation
     made.global_steps = 4
     made.prepare_step()
     assert made._is_to_stop()
+    made.on_step_end()
+    assert (saved, made.stopped_after) == (["weights to the engines", 4], 4)
+
+
+def test_the_last_planned_step_is_validated_even_after_a_wish_to_stop(scheduled, monkeypatch):
+    made = scheduled(step=5)
+    made.on_sample_end()  # begins step 6, the last
+    for module in (modes, trainers, stoppable):
+        monkeypatch.setattr(module, "stop_requested", lambda: True)
+    monkeypatch.setattr(PPOTrainerSeparateAsync, "on_step_end", lambda self: None)
+    made.config.trainer.test_freq = 3
+    for made.global_steps in (5, 6):
+        made.on_step_end()
+    assert (made.config.trainer.test_freq, made.stopped_after) == (3, None)
+
+
+def test_the_time_to_stop_counts_a_step_that_begins_ahead(tmp_path):
+    seconds = {}
+    for mode in ("sync", "colocate_async", "separate_async"):
+        made = trainer(tmp_path, mode=mode)
+        made._stop_time.note({"step": 110.0, "save_checkpoint": 10.0})
+        seconds[mode] = made._stop_time.seconds
+    assert seconds == {"sync": 110.0, "colocate_async": 110.0, "separate_async": 210.0}
 
 
 # ---- metrics ----

@@ -53,9 +53,9 @@ class AllocationTables(PPOTrainer):
         self, inputs: list, outputs: list, gts: list, scores: list, reward_extra_infos_dict: dict, dump_path: str
     ) -> None:
         rows = [RowKey.parse(key) for key in reward_extra_infos_dict["uid"]]
-        if all(row.group in self._verdicts for row in rows):  # not a validation
-            verdicts = [self._verdicts[row.group][row.session] for row in rows]
-            reward_extra_infos_dict = {**reward_extra_infos_dict, "acc": verdicts}
+        if any(row.group in self._verdicts for row in rows):  # not a validation
+            verdicts = [self._verdicts[row.group][row.session] if row.group in self._verdicts else None for row in rows]
+            reward_extra_infos_dict = {**reward_extra_infos_dict, "acc": verdicts}  # None for rows that pad the batch
         super()._dump_generations(inputs, outputs, gts, scores, reward_extra_infos_dict, dump_path)
 
     def _compute_metrics(

@@ -44,6 +44,7 @@ class PolicyTrainerSeparateAsync(PolicyTrainer, PPOTrainerSeparateAsync):
     """
 
     drain = shares_devices = False
+    begins_ahead = True
     _begun_ahead: int | None = None  # the last step that began while the step before was trained
 
     def __init__(self, config):
@@ -76,9 +77,9 @@ class PolicyTrainerSeparateAsync(PolicyTrainer, PPOTrainerSeparateAsync):
             self._begun_ahead = self.global_steps + 1
             self.controller.begin_step(self._begun_ahead)
 
-    def _is_to_stop(self) -> bool:
-        # If the next step has begun before the request, the next step is the last.
-        return self._begun_ahead != self.global_steps + 1 and super()._is_to_stop()
+    @property
+    def _last_begun(self) -> int:  # if the next step has begun before the request to stop, the next step is the last
+        return self.global_steps + (self._begun_ahead == self.global_steps + 1)
 
     def _saves_checkpoint(self) -> bool:
         """Whether verl saves a checkpoint after this step. After the last step verl always does."""

@@ -45,7 +45,9 @@ class PolicyTaskRunner(TaskRunnerV1.__ray_actor_class__):
         if self.trainer.used_up is not None:
             raise self.trainer.used_up
         if (step := self.trainer.stopped_after) is not None:
-            raise Stopped(f"stopped after step {step}, as asked; the same command resumes the run from there")
+            mode = config.trainer.resume_mode
+            resume = "" if mode == "auto" else f" with trainer.resume_mode=auto in place of {mode}"
+            raise Stopped(f"stopped after step {step}, as asked; the same command{resume} resumes the run from there")
 
 
 def train(config: DictConfig) -> None:

@@ -17,12 +17,16 @@ LAST = 10  # steps
 class StopTime:
     """Seconds between a request to stop and the end of the run, at worst.
 
-    A request waits for the step or the validation that has just begun, and then for a checkpoint. Counted are the
-    longest of the last ``LAST`` steps, the longest validation and the longest checkpoint; before the first checkpoint,
-    a checkpoint counts as much as a step.
+    A request waits for the step or the validation that has just begun, for the step that has begun ahead, and then for
+    a checkpoint. Counted are the longest of the last ``LAST`` steps, the longest validation and the longest checkpoint;
+    before the first checkpoint, a checkpoint counts as much as a step.
+
+    Args:
+        begins_ahead: whether the next step can begin before a step has ended.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, begins_ahead: bool = False) -> None:
+        self._begins_ahead = begins_ahead
         self._steps: deque[float] = deque(maxlen=LAST)
         self._validation = self._checkpoint = 0.0
 
@@ -37,7 +41,7 @@ class StopTime:
     def seconds(self) -> float:
         """The time needed; 0 before the first step has ended."""
         step = max(self._steps, default=0.0)
-        return max(step, self._validation) + (self._checkpoint or step)
+        return max(step, self._validation) + step * self._begins_ahead + (self._checkpoint or step)
 
     def publish(self) -> None:
         """Write the time needed, in whole seconds, into the file that the environment names, if it names one."""

@@ -22,6 +22,7 @@ class StoppableTrainer(PPOTrainer):
     """
 
     shares_devices = True  # whether engines are on the actor's devices, and sleep during the update
+    begins_ahead = False  # whether a step can begin before the step before has ended
     stopped_after: int | None = None  # the last step done, once the run is stopped
     used_up: DataUsedUp | None = None  # set once the data cannot fill another step
     _saved_step: int | None = None  # the last step whose checkpoint is on disk
@@ -29,7 +30,7 @@ class StoppableTrainer(PPOTrainer):
 
     @cached_property
     def _stop_time(self) -> StopTime:
-        return StopTime()
+        return StopTime(self.begins_ahead)
 
     def stop(self, after: int) -> None:
         """Begin no step after step ``after``."""
@@ -54,11 +55,11 @@ class StoppableTrainer(PPOTrainer):
         self.used_up = DataUsedUp(f"the data is used up: step {done} is the last of this run, since {error}")
 
     def on_step_end(self) -> None:
+        if self._is_asked():
+            self.config.trainer.test_freq = -1  # time is short
         if not self._is_to_stop():
             return super().on_step_end()
-        self._save_and_stop()
-        # Time is short, so the engines get no new weights, and validation would measure the old weights.
-        self.config.trainer.test_freq = -1
+        self._save_and_stop()  # the engines get no new weights
 
     def _compute_metrics(
         self, batch: KVBatchMeta, metrics: dict, timing_raw: dict, global_steps: int, epoch: int
@@ -81,8 +82,17 @@ class StoppableTrainer(PPOTrainer):
         super().on_sample_end()
         self._save_checkpoint()
 
+    @property
+    def _last_begun(self) -> int:
+        """The last step that has begun."""
+        return self.global_steps
+
+    def _is_asked(self) -> bool:
+        """Whether the run has been asked to stop, and is to end before its last planned step."""
+        return self.stopped_after is None and self._last_begun < self.total_training_steps and stop_requested()
+
     def _is_to_stop(self) -> bool:
-        return self.stopped_after is None and self.global_steps < self.total_training_steps and stop_requested()
+        return self._last_begun == self.global_steps and self._is_asked()
 
     def _save_and_stop(self, late: bool = False) -> None:
         logger.info("asked to stop: step %d is the last of this run", self.global_steps)
