@@ -70,7 +70,7 @@ class SilentLoop(SingleTurnAgentLoop):
 
 
 class TestTool(SqliteTool):
-    """SQL, and three more commands: ``wait`` never answers, ``submit`` ends the trajectory, ``break`` fails the rollout."""
+    """SQL, and three commands: ``wait`` never answers, ``submit`` ends the trajectory, ``break`` fails the rollout."""
 
     __test__ = False
 
@@ -153,6 +153,7 @@ def roll_out(queue, model, tokenizer):
         worker_class=WaveWorker,
         engine_class=SlowEngine,
         sampling=None,
+        max_model_len=None,
         rollouts=1,
         cancel_when=None,
     ):
@@ -161,6 +162,7 @@ def roll_out(queue, model, tokenizer):
             f"actor_rollout_ref.model.path={model}",
             "data.max_prompt_length=256",
             "data.max_response_length=1024",
+            f"actor_rollout_ref.rollout.max_model_len={max_model_len or 'null'}",
             f"rollout_driver.agent_timeout={timeout or 'null'}",
             f"rollout_driver.compact_filtering={str(compact_filtering).lower()}",
             f"rollout_driver.on_divergence={on_divergence}",
@@ -435,6 +437,33 @@ def test_a_limit_of_a_request_includes_its_prefix(roll_out, tokenizer):
     assert status == "finished" and engine.calls[0]["sampling_params"]["max_tokens"] == 4
     assert tokenizer.decode(row["responses"].tolist()) == "the answer"
     assert extra(row)["truncated"] and extra(row)["generated_tokens"] == 4 and extra(row)["prefix_tokens"] == 6
+
+
+@pytest.mark.parametrize("further", [0, 1, 6, 60])
+def test_the_engines_limit_of_prompt_and_response_truncates_a_trajectory(roll_out, tokenizer, further):
+    """vLLM raises an error for a turn without room, which failed the rollout."""
+    _, whole, _ = roll_out([ADD, "the answer is 11"])
+    observed = len(whole["responses"]) - length_of(tokenizer, "the answer is 11")
+    limit = len(whole["prompts"]) + observed + further
+
+    class Engine(SlowEngine):
+        async def generate(self, request_id, *, prompt_ids, sampling_params, **kwargs):
+            room = limit - len(prompt_ids)
+            assert room > 0
+            sampling_params = {**sampling_params, "max_tokens": room}
+            return await super().generate(request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **kwargs)
+
+    status, row, engine = roll_out([ADD, "the answer is 11"], engine_class=Engine, max_model_len=limit)
+    assert status == "finished" and len(engine.calls) == (2 if further > 1 else 1)
+    assert extra(row)["truncated"] == (further < 60)
+    assert row["responses"].tolist() == whole["responses"].tolist()[: observed + further * (further > 1)]
+
+
+def test_tokens_beyond_the_longest_response_are_counted(roll_out, tokenizer):
+    long = "the answer is " + "1" * 2000
+    status, row, _ = roll_out([long])
+    assert status == "finished" and len(row["responses"]) == 1024 < length_of(tokenizer, long)
+    assert extra(row)["truncated"] and extra(row)["generated_tokens"] == length_of(tokenizer, long)
 
 
 # ---- cancelled rollouts ----

@@ -22,7 +22,7 @@ from verl_ext.driver.checkpoint import (
     BadCheckpoint,
     folder_to_resume,
     load_state,
-    prune_queues,
+    prune,
     save_state,
     unwritten,
 )
@@ -180,9 +180,27 @@ def test_the_queue_leaves_checkpoints_without_weights(tmp_path):
     for folder in folders.values():
         (folder / QUEUE / "simple_storage").mkdir(parents=True)
     shutil.rmtree(folders[2] / WEIGHTS), shutil.rmtree(folders[12] / WEIGHTS)
-    prune_queues(folders[10])
+    prune(folders[10])
     assert [step for step, folder in folders.items() if (folder / QUEUE).exists()] == [9, 10, 12]  # 12 is newer
     assert all((folder / FILE_NAME).is_file() for folder in folders.values())
+
+
+@pytest.mark.parametrize(
+    ("keep", "but", "left"),
+    [
+        (None, None, [2, 9, 10, 12, 13]),
+        (1, None, [2, 12, 13]),
+        (2, None, [2, 10, 12, 13]),
+        (3, None, [2, 9, 10, 12, 13]),
+        (1, 9, [2, 9, 12, 13]),
+    ],
+)
+def test_the_newest_checkpoints_keep_their_weights_whichever_process_wrote_them(tmp_path, keep, but, left):
+    """verl itself counts the checkpoints of one process: each restart would leave as many again."""
+    folders = {step: whole_checkpoint(tmp_path, step) for step in (2, 9, 10, 12, 13)}
+    (folders[2] / FILE_NAME).unlink()  # not of this driver
+    prune(folders[12], keep, but=None if but is None else tmp_path / "." / f"global_step_{but}")
+    assert [step for step, folder in folders.items() if (folder / WEIGHTS).is_dir()] == left  # 13 is newer
 
 
 def test_queues_stay_where_the_weights_are_on_other_disks(tmp_path):
@@ -190,5 +208,5 @@ def test_queues_stay_where_the_weights_are_on_other_disks(tmp_path):
     for folder in folders:
         (folder / QUEUE).mkdir()
         shutil.rmtree(folder / WEIGHTS)
-    prune_queues(folders[1])
+    prune(folders[1])
     assert all((folder / QUEUE).is_dir() for folder in folders)

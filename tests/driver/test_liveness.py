@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import ray
 from ray.cluster_utils import Cluster
+from ray.exceptions import RpcError
 from ray.util.placement_group import placement_group
 
 from verl_ext.driver import liveness
@@ -134,7 +135,7 @@ def test_losing_a_worker_ends_the_wait_for_another(cluster, monkeypatch):
 
 
 def test_the_watch_goes_on_after_a_check_that_ray_could_not_answer(cluster, monkeypatch, caplog):
-    answers = iter([ray.exceptions.RpcError("the head is busy"), WorkerLost("a worker is lost")])
+    answers = iter([RpcError("the head is busy"), OSError("no file is left"), WorkerLost("a worker is lost")])
 
     def check():
         raise next(answers)
@@ -143,7 +144,7 @@ def test_the_watch_goes_on_after_a_check_that_ray_could_not_answer(cluster, monk
     monkeypatch.setattr(liveness, "check_workers", check)
     with pytest.raises(WorkerLost, match="a worker is lost"), Watch():
         ray.get(run_of_an_hour.remote(), timeout=120)
-    assert "could not be checked: the head is busy" in caplog.text
+    assert "could not be checked: the head is busy" in caplog.text and "no file is left" in caplog.text
 
 
 def test_with_one_node_a_lost_worker_is_an_error_at_once(cluster, monkeypatch):

@@ -55,7 +55,7 @@ def engines():
     class Engine:
         def __init__(self):
             self.requests = 0
-            self.interrupted = {98: 0, 99: 2}  # first token of the prompt -> tokens of its first answer
+            self.interrupted = {96: 0, 97: 2, 98: 0, 99: 2}  # first token of the prompt -> tokens of its first answer
 
         async def generate(self, prompt_ids, sampling_params, request_id, image_data=None, video_data=None):
             self.requests += 1
@@ -116,11 +116,13 @@ def test_a_wave_of_requests_is_balanced_over_the_engines_and_released(engines, b
     assert ray.get(balancer.get_total_inflight.remote()) == 0
 
 
-@pytest.mark.parametrize(("token", "oldest"), [(98, 5), (99, 4)])
-def test_an_interrupted_response_goes_on_with_the_next_weights(balancer, config, token, oldest):
+@pytest.mark.parametrize(
+    ("engine", "token", "oldest"), [("vllm", 98, 5), ("vllm", 99, 4), ("sglang", 96, 5), ("sglang", 97, 4)]
+)
+def test_an_interrupted_response_goes_on_with_the_next_weights(balancer, config, engine, token, oldest):
     """A response that was interrupted before its first token has no token of the old weights."""
     client = FullyAsyncLLMServerClient(config, balancer)
-    gather_requests(client, "vllm")
+    gather_requests(client, engine)
 
     async def main():
         TRANSCRIPT.set(Transcript())

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import transfer_queue as tq
+from omegaconf import open_dict
 from support.agent_loops import make_tokenizer
 from support.configs import compose, good_overrides
 from support.queue_rows import clear, store, stored
@@ -22,6 +23,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl_ext.driver.agent_loop import PREFIX, ROLLOUTS, SAMPLING, SESSION_OFFSET
 from verl_ext.driver.checkpoint import BadCheckpoint, load_state
 from verl_ext.driver.modes import TRAINER_MODES, PolicyTrainerSync
+from verl_ext.errors import RunError
 from verl_ext.policy import Cancel, Group, Prompt, Request, Rollout, Sampling
 from verl_ext.trajectory import Trajectory
 
@@ -95,7 +97,7 @@ class Actor:
         return gradient(self.model, loss)
 
 
-def write_batch(rng):
+def write_batch(rng, **fields_of_each):
     """A row of random tokens for each reward; returns the batch, and {prompt: [(tokens, reward)]}."""
     keys, fields, tags, rows = [], [], [], {}
     for prompt, rewards in REWARDS.items():
@@ -109,7 +111,8 @@ def write_batch(rng):
             mask = torch.ones(length, dtype=torch.int64)
             whole = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "prompts": ids[:PROMPT]}
             whole |= {"position_ids": torch.arange(len(ids)), "responses": ids[PROMPT:], "tokens": ids}
-            fields.append({"uid": f"{prompt}-1", "rm_scores": scores, "response_mask": mask, **numbers, **whole})
+            row = {"uid": f"{prompt}-1", "rm_scores": scores, "response_mask": mask, **numbers, **whole}
+            fields.append(row | {name: make(length) for name, make in fields_of_each.items()})
             tags.append({"status": "success", "seq_len": len(ids), "prompt_len": PROMPT, "response_len": length})
             rows.setdefault(prompt, []).append((ids, reward))
     assert store("train", keys, fields, tags)
@@ -267,6 +270,17 @@ def test_a_baseline_over_all_rollouts_reaches_the_gradient_of_the_update(make, e
     assert (ours - wanted).norm() < 1e-5 * wanted.norm()
 
 
+def test_a_batch_without_a_token_in_the_loss_ends_the_run_with_the_keys_to_change(make):
+    """compact_filtering and agent_timeout take a rollout that was cut off out of the loss."""
+    trainer = make("grpo")
+    trainer.global_steps, trainer.actor_rollout_wg = 7, Actor(trainer.config, make_model())
+    masks = {"response_mask": lambda length: torch.zeros(length, dtype=torch.int64)}
+    batch, _ = write_batch(np.random.default_rng(0), **masks)
+    remedy = "step 7: no token of the batch is in the loss.*data.max_response_length.*agent_timeout.*compact_filtering"
+    with pytest.raises(RunError, match=remedy):
+        trainer._compute_advantage(trainer._balance_batch(batch, {}), {})
+
+
 # ---- the end of the run ----
 
 
@@ -329,6 +343,26 @@ def test_the_policys_state_is_on_disk_before_verl_names_the_checkpoint(make, mon
             trainer._save_checkpoint()
     (saved,), state = seen, trainer.controller.state_dict()
     assert {key: saved[key] for key in state} == state and saved["step"] == 3 and len(saved["live"]) == 8
+
+
+@pytest.mark.parametrize("interval", [0, 5])
+def test_a_checkpoint_reads_the_experts_of_trained_rows_only_if_a_metric_needs_them(
+    make, monkeypatch, tmp_path, interval
+):
+    """They are the largest field of a mixture of experts with routing replay."""
+    trainer = make("grpo", f"trainer.default_local_dir={tmp_path}/run")
+    with open_dict(trainer.config):
+        trainer.config.actor_rollout_ref.rollout.moe_load_balance_metrics_interval = interval
+    trainer.global_steps = 1
+    trainer.controller.begin_step(1)
+    trainer._trained, _ = write_batch(
+        np.random.default_rng(0), routed_experts=lambda length: torch.zeros(PROMPT + length, 2, 4, dtype=torch.int16)
+    )
+    monkeypatch.setattr(PPOTrainer, "_save_checkpoint", lambda self: None)
+    trainer._save_checkpoint()
+    kept = set(tq.kv_batch_get(keys=trainer._trained.keys[:1], partition_id="train").keys())
+    assert ("routed_experts" in kept) == (interval > 0)
+    assert "responses" in kept and "input_ids" not in kept
 
 
 # ---- submitting and resuming ----

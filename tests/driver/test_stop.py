@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
+from ray.exceptions import RpcError
+
+from verl_ext.driver import stop
 
 pytestmark = pytest.mark.stack
 
@@ -61,3 +66,20 @@ def test_a_signal_before_ray_is_there(tmp_path):
     output, errors = driver.communicate(timeout=180)
     assert driver.returncode == 0, errors
     assert output.endswith("stopped after step 7")
+
+
+def test_a_request_that_ray_could_not_take_is_repeated(monkeypatch, caplog):
+    taken, errors = threading.Event(), [RpcError("the head is busy")]
+
+    def request():
+        if errors:
+            raise errors.pop()
+        taken.set()
+
+    monkeypatch.setattr(stop, "_POLL", 0.01)
+    monkeypatch.setattr(stop.ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(stop, "request_stop", request)
+    with stop.stop_on_signal():
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert taken.wait(30)
+    assert "could not be passed on, and is repeated: the head is busy" in caplog.text

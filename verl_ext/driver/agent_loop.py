@@ -72,6 +72,8 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
         self._timeout = self.config.rollout_driver.agent_timeout
         self._compact_filtering = self.config.rollout_driver.compact_filtering
         self._loop_maker = cache(self._make_loop_maker)
+        longest = self.rollout_config.max_model_len
+        self._most_context = None if longest is None else longest - 1  # SGLang keeps the last place free
         self._continues = self.config.rollout_driver.on_divergence == "continue"
         self._tool_parser = ToolParser.get_tool_parser(self.rollout_config.multi_turn.format, self.tokenizer)
 
@@ -107,7 +109,9 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
         sampling_params = {**sampling_params, **own}
         prefix = Trajectory.from_state_dict(rollout_prefix) if rollout_prefix else None
         playback = None if prefix is None else PrefixPlayback(prefix, goes_on=self._continues)
-        transcript = Transcript(playback, most if most < self.rollout_config.response_length else None)
+        transcript = Transcript(
+            playback, most if most < self.rollout_config.response_length else None, self._most_context
+        )
         PLAYBACK.set(playback)
         TRANSCRIPT.set(transcript)
         kwargs["session_id"] = session_id + int(session_offset)
@@ -191,6 +195,8 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
                 truncated=not transcript.ended_by_tool and (cut_short or await self._is_truncated(each, transcript)),
                 compact_filtering=self._compact_filtering,
             )
+            if each is output:  # verl cuts a response to its limit, and tokens beyond the limit were paid for, too
+                each.extra_fields[GENERATED] = max(each.extra_fields[GENERATED], transcript.generated)
         return await self._verls_postprocess(self, output, validate, **kwargs)
 
     async def _compute_score(self, outputs: list[AgentLoopOutput], kwargs: Mapping) -> None:
@@ -205,7 +211,11 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
 
     async def _is_truncated(self, output: AgentLoopOutput, transcript: Transcript) -> bool:
         if output.response_ids[-1:] != [self.tokenizer.eos_token_id]:
-            return len(output.response_ids) >= (transcript.most or self.rollout_config.response_length)
+            most = min(
+                transcript.most or self.rollout_config.response_length,
+                (transcript.context or math.inf) - len(output.prompt_ids),
+            )
+            return len(output.response_ids) >= most
         return bool(self.tools) and await has_unanswered_call(output, self._tool_parser)
 
 

@@ -124,43 +124,56 @@ def storage_units(folder: Path) -> int | None:
     return len(json.loads(file.read_text())) if file.is_file() else None
 
 
-@contextlib.contextmanager
-def weights_of_one_kept(trainer: DictConfig, before: Path | None) -> Iterator[None]:
-    """Keep the weights of the checkpoint ``before`` until the block has written another.
+def weights_to_keep(trainer: DictConfig) -> int | None:
+    """Number of checkpoints that keep their weights, by verl's section of this name; None: all."""
+    return 1 if trainer.get("remove_previous_ckpt_in_save") else trainer.get("max_actor_ckpt_to_keep") or None
 
-    With ``max_actor_ckpt_to_keep=1`` verl removes them once the new weights are written. A kill in the rest of the new
-    checkpoint would leave no checkpoint to resume from. Within the block verl keeps two, and the end of the block
-    removes the weights before.
+
+@contextlib.contextmanager
+def weights_before_kept(trainer: DictConfig) -> Iterator[None]:
+    """Within the block verl keeps the weights of two checkpoints where it is set to keep those of one.
+
+    With ``max_actor_ckpt_to_keep=1`` verl removes the weights before once the new weights are written. A kill in the
+    rest of the new checkpoint would leave no checkpoint to resume from.
 
     Args:
         trainer: verl's section of this name.
-        before: the folder of the last checkpoint that this process has written; None: there is none.
     """
-    kept, deprecated = trainer.get("max_actor_ckpt_to_keep"), trainer.get("remove_previous_ckpt_in_save")
-    if kept != 1 and not deprecated:
+    if weights_to_keep(trainer) != 1:
         yield
         return
+    kept, deprecated = trainer.get("max_actor_ckpt_to_keep"), trainer.get("remove_previous_ckpt_in_save")
     with open_dict(trainer):
         trainer.max_actor_ckpt_to_keep, trainer.remove_previous_ckpt_in_save = 2, False
         try:
             yield
         finally:
             trainer.max_actor_ckpt_to_keep, trainer.remove_previous_ckpt_in_save = kept, deprecated
-    if before is not None:
-        shutil.rmtree(before / WEIGHTS, ignore_errors=True)
 
 
-def prune_queues(folder: Path) -> None:
-    """Remove the queue's snapshot from earlier checkpoints of which verl has removed the weights.
+def prune(folder: Path, keep: int | None = None, but: Path | None = None) -> None:
+    """Remove the weights of the run's earlier checkpoints, except the newest, and the queue's snapshot of checkpoints
+    without weights.
 
+    verl itself removes only weights that the same process has written, so those from before a restart would stay.
     Nothing is removed if the checkpoint in ``folder`` has no weights on this disk: then those of the others may lie
     elsewhere, too.
+
+    Args:
+        folder: the checkpoint just written.
+        keep: number of checkpoints that keep their weights, ``folder`` included; None: all.
+        but: a checkpoint that keeps its weights in any case.
     """
     if not (folder / WEIGHTS).is_dir():
         return
-    for older in _folders(folder.parent):
-        if _step(older) < _step(folder) and not (older / WEIGHTS).is_dir() and (older / QUEUE).is_dir():
-            shutil.rmtree(older / QUEUE)
+    older = [each for each in _folders(folder.parent) if _step(each) < _step(folder) and (each / FILE_NAME).is_file()]
+    weighty = sorted((each for each in older if (each / WEIGHTS).is_dir()), key=_step, reverse=True)
+    for each in weighty[keep - 1 :] if keep else []:
+        if but is None or each.resolve() != but.resolve():
+            shutil.rmtree(each / WEIGHTS)
+    for each in older:
+        if not (each / WEIGHTS).is_dir() and (each / QUEUE).is_dir():
+            shutil.rmtree(each / QUEUE)
 
 
 def _step(folder: Path) -> int:

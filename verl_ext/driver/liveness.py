@@ -173,7 +173,7 @@ class Watch:
         while not self._left.wait(INTERVAL):
             try:
                 self._lost = self._loss() if ray.is_initialized() else None
-            except ray.exceptions.RayError as error:  # Ray could not answer, which says nothing of the run
+            except Exception as error:  # Ray could not answer, which says nothing of the run
                 logger.warning("the run's nodes and workers could not be checked: %s", error)
             if self._lost is not None:
                 signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR2)

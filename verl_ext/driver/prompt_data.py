@@ -45,7 +45,8 @@ def fetch(dataset: Dataset, prompts: Iterable[Prompt]) -> list[dict[str, Any]]:
             raise BadCheckpoint(
                 f"row {prompt.row} of the training data is not the prompt of the checkpoint: data.train_files, "
                 "or a key that chooses its rows, has changed; resume with the checkpoint's data, or start anew with "
-                "another trainer.default_local_dir"
+                "another trainer.default_local_dir. A data set of data.custom_cls must give a row the same prompt each "
+                "time"
             )
         items.append(item)
     return items

@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -269,7 +269,7 @@ class GroupReplayBuffer(ReplayBuffer):
 
 
 @contextlib.contextmanager
-def set_aside(batch: KVBatchMeta | None) -> Iterator[None]:
+def set_aside(batch: KVBatchMeta | None, unread: Collection[str] = ()) -> Iterator[None]:
     """Keeps the rows of a trained batch out of TransferQueue, and so out of a checkpoint of TransferQueue.
 
     verl saves a checkpoint between the update and the step's metrics and rollout logs. The rows are therefore put back,
@@ -277,14 +277,14 @@ def set_aside(batch: KVBatchMeta | None) -> Iterator[None]:
 
     Args:
         batch: None, or a batch that verl has already cleared, changes nothing.
+        unread: further fields that nothing will read.
     """
     if batch is None or batch.keys[0] not in (tq.kv_list(batch.partition_id) or {}).get(batch.partition_id, {}):
         yield
         return
-    names = tq.kv_batch_get(keys=batch.keys[:1], partition_id=batch.partition_id).keys()
-    rows = tq.kv_batch_get(
-        keys=batch.keys, partition_id=batch.partition_id, select_fields=[n for n in names if n not in UPDATE_ONLY]
-    )
+    names = set(tq.kv_batch_get(keys=batch.keys[:1], partition_id=batch.partition_id).keys())
+    fields = sorted(names - UPDATE_ONLY - set(unread))
+    rows = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
     tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
     yield
     tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=rows, tags=batch.tags)

@@ -27,7 +27,7 @@ def gather_requests(client: LLMServerClient, engine_name: str) -> None:
     A client that does without verl's load balancer stays as it is.
     """
     if getattr(client, "_load_balancer", None) is not None:
-        make = VllmEngine if engine_name == "vllm" else GatheredActor
+        make = VllmEngine if engine_name == "vllm" else Engine
         client._load_balancer = GatheredBalancer(client._load_balancer, make)
 
 
@@ -53,31 +53,44 @@ class GatheredBalancer(GatheredActor):
         return address, self._engines[engine]
 
 
-class VllmEngine(GatheredActor):
+class Engine(GatheredActor):
+    """verl's server of an engine.
+
+    verl's client takes the policy version of the first answer for the oldest of the response. If a request was aborted
+    before its first token, that answer is empty, and its version is removed.
+    """
+
+    def _asked(self, name: str, kwargs: dict[str, Any], answer: asyncio.Future) -> None:
+        if name == "generate":
+            answer.add_done_callback(_note_empty)
+
+
+class VllmEngine(Engine):
     """verl's server of a vLLM engine. A cancelled rollout can end its request, whose answer has the tokens so far."""
 
     def _asked(self, name: str, kwargs: dict[str, Any], answer: asyncio.Future) -> None:
+        super()._asked(name, kwargs, answer)
         transcript = TRANSCRIPT.get()
         if name == "generate" and transcript is not None:
             # verl's own abort_request does not find the request, because vLLM adds to the request's name.
             transcript.requests[answer] = partial(getattr(self, "engine.abort").remote, kwargs["request_id"])
-            answer.add_done_callback(partial(_note_answer, transcript))
+            answer.add_done_callback(partial(_note_end, transcript))
 
 
-def _note_answer(transcript: Transcript, answer: asyncio.Future) -> None:
-    """Correct the answer of a request that was aborted.
+def _has_output(answer: asyncio.Future) -> bool:
+    return not answer.cancelled() and answer.exception() is None
 
-    verl's client generates on after "aborted", with the next weights, so a cancelled request gets another reason. And
-    it takes the policy version of the first answer for the oldest of the response, though that answer may be empty.
-    """
+
+def _note_empty(answer: asyncio.Future) -> None:
+    if _has_output(answer) and not answer.result().token_ids and answer.result().stop_reason in ("aborted", "abort"):
+        answer.result().extra_fields["global_steps"] = None
+
+
+def _note_end(transcript: Transcript, answer: asyncio.Future) -> None:
+    """verl's client generates on after "aborted", with the next weights, so a cancelled request gets another reason."""
     del transcript.requests[answer]
-    if answer.cancelled() or answer.exception() is not None:
-        return
-    output = answer.result()
-    if not output.token_ids and output.stop_reason in ("aborted", "abort"):
-        output.extra_fields["global_steps"] = None
-    if transcript.cancelled:
-        output.stop_reason = "cancelled"
+    if _has_output(answer) and transcript.cancelled:
+        answer.result().stop_reason = "cancelled"
 
 
 class TokenClient:

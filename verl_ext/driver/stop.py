@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ from contextlib import contextmanager
 import ray
 
 from verl_ext.driver.cluster import read_note, write_note
+
+logger = logging.getLogger(__name__)
 
 _POLL = 0.5  # seconds
 
@@ -29,10 +32,14 @@ def stop_on_signal() -> Iterator[None]:
 
     def pass_on() -> None:
         asked.wait()
-        while not left.is_set() and not ray.is_initialized():
+        while not left.is_set():
+            try:
+                if ray.is_initialized():
+                    request_stop()
+                    return
+            except Exception as error:  # of Ray, which is busy or about to stop
+                logger.warning("the request to stop could not be passed on, and is repeated: %s", error)
             left.wait(_POLL)
-        if not left.is_set():
-            request_stop()
 
     before = signal.signal(signal.SIGUSR1, lambda *_: asked.set())
     thread = threading.Thread(target=pass_on, name="stop-on-signal", daemon=True)

@@ -26,11 +26,12 @@ from verl_ext.driver.baseline import advantages_over_all
 from verl_ext.driver.checkpoint import (
     BadCheckpoint,
     load_state,
-    prune_queues,
+    prune,
     rewind_tracker,
     save_state,
     unwritten,
-    weights_of_one_kept,
+    weights_before_kept,
+    weights_to_keep,
 )
 from verl_ext.driver.cluster import check_queue_full
 from verl_ext.driver.liveness import check_workers, forget_workers, note_nodes, note_workers
@@ -40,12 +41,14 @@ from verl_ext.driver.step_line import step_line
 from verl_ext.driver.stop import stop_requested
 from verl_ext.driver.stoppable import StoppableTrainer
 from verl_ext.driver.weight_sync import WeightTurns
-from verl_ext.errors import BadConfig, CannotFillBatch
+from verl_ext.errors import BadConfig, CannotFillBatch, RunError
 from verl_ext.policy import Group, Prompt, RolloutPolicy
 from verl_ext.record import RecordingController
 from verl_ext.weights import advantage_factors, are_of_one_size, mini_batch_of_rows, spread_padding
 
 logger = logging.getLogger(__name__)
+
+NO_LOSS_TOKEN = "must contain at least one valid token"  # in verl's error
 
 
 class PolicyTrainer(StoppableTrainer, AllocationTables, WeightTurns):
@@ -58,7 +61,6 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, WeightTurns):
     drain: bool  # whether every rollout must have finished before the update
     budget_spent: int | None = None  # the rollout budget, once its last step is saved
     _budget_step: int | None = None  # the last step within the budget, once known
-    _written: Path | None = None  # the last checkpoint that this process has written
 
     def __init__(self, config):
         self.policy: RolloutPolicy = hydra.utils.instantiate(config.rollout_policy)
@@ -237,7 +239,16 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, WeightTurns):
         return batch
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        batch = super()._compute_advantage(batch, metrics)
+        try:
+            batch = super()._compute_advantage(batch, metrics)
+        except ValueError as error:
+            if NO_LOSS_TOKEN not in str(error):
+                raise
+            raise RunError(
+                f"step {self.global_steps}: no token of the batch is in the loss, since every rollout was cut off: "
+                "raise data.max_response_length or rollout_driver.agent_timeout, or set "
+                "rollout_driver.compact_filtering=false"
+            ) from error
         rows = [RowKey.parse(key) for key in batch.keys]
         groups = [
             None if tag.get("is_padding", False) else row.group for row, tag in zip(rows, batch.tags, strict=True)
@@ -319,17 +330,18 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, WeightTurns):
     def _save_checkpoint(self) -> None:
         # The policy's state goes first: verl's part ends by naming this checkpoint the latest, so a kill in between
         # leaves the checkpoint before as the latest.
-        folder = self._checkpoint_folder()
+        folder, trainer = self._checkpoint_folder(), self.config.trainer
+        named = Path(trainer.resume_from_path) if trainer.resume_from_path else None
         if self.global_steps == self._budget_step:
             self.budget_spent = self.config.rollout_driver.rollout_budget
         rewind_tracker(folder, self._saved_step)
         save_state(folder, self.controller.state_dict() | {"budget_spent": self.budget_spent, **self._kl_state()})
-        with set_aside(self._trained):
+        reads_experts = self.config.actor_rollout_ref.rollout.get("moe_load_balance_metrics_interval", 0) > 0
+        with set_aside(self._trained, unread=() if reads_experts else ("routed_experts",)):
             try:
-                with weights_of_one_kept(self.config.trainer, None if self._written == folder else self._written):
+                with weights_before_kept(trainer):
                     super()._save_checkpoint()
-                self._written = folder
-                prune_queues(folder)
+                prune(folder, weights_to_keep(trainer), but=named)
             except (ray.exceptions.RayTaskError, OSError, RuntimeError) as error:  # in a worker, here, by torch
                 raise unwritten(folder, error) from error
 

@@ -27,6 +27,7 @@ class Transcript:
     Args:
         playback: the rollout's position in its prefix; None without a prefix.
         most: most tokens of the response, if its request has a limit of its own.
+        context: tokens of prompt and response that leave no room for another turn, if the engine has a limit for both.
 
     Attributes:
         prompt: tokens of the prompt; None until the first turn has ended.
@@ -40,8 +41,10 @@ class Transcript:
         requests: the rollout's unanswered requests to an engine that can end them, each with a function that does so.
     """
 
-    def __init__(self, playback: PrefixPlayback | None = None, most: int | None = None):
-        self._playback, self.most = playback, most
+    def __init__(
+        self, playback: PrefixPlayback | None = None, most: int | None = None, context: int | None = None
+    ) -> None:
+        self._playback, self.most, self.context = playback, most, context
         self._last: TokenOutput | None = None
         self._versions: dict[str, int] = {}
         self._turns = 0
@@ -54,6 +57,8 @@ class Transcript:
 
     def room(self, prompt_ids: Sequence[int]) -> int | None:
         """Tokens that the next turn may have; None: as the engine is configured."""
+        if self.prompt is not None and self.context is not None and len(prompt_ids) >= self.context:
+            return 0
         if self.most is None:
             return None
         return self.most - (0 if self.prompt is None else len(prompt_ids) - len(self.prompt))
@@ -64,10 +69,10 @@ class Transcript:
             self.prompt = list(prompt_ids)
         start = len(prompt_ids) - len(self.prompt)
         self.response = [*prompt_ids[len(self.prompt) :], *turn.token_ids]
-        replayed = 0 if self._playback is None else min(self._playback.length, len(self.response))
-        self.generated += len(self.response) - max(start, replayed)
         self._last, self._media, self._turns = turn, media, self._turns + 1
         if "min_global_steps" in turn.extra_fields:  # an answer of the engine, not of a prefix
+            replayed = 0 if self._playback is None else max(0, self._playback.length - start)
+            self.generated += len(turn.token_ids) - replayed
             self._versions = {"min_global_steps": turn.extra_fields["min_global_steps"], **self._versions}
             self._versions["max_global_steps"] = turn.extra_fields["max_global_steps"]
 
