@@ -107,7 +107,9 @@ def by_split(name: str, subset: str | None = None, revision: str = "main") -> di
         return {"train": from_files([path])}
     if not path.is_dir() and not HUB_NAME.fullmatch(name):
         raise ValueError(f"{name} is neither a file, a folder, nor OWNER/NAME on the hub.")
-    options = {} if path.is_dir() else {"revision": revision}
+    options = {"revision": revision}
+    if path.is_dir():
+        name, options = str(path.resolve()), {}  # datasets takes the folder's name from the path, which "." lacks
     sources: dict[str, Source] = {}
     try:
         known = get_dataset_config_names(name, **options)
