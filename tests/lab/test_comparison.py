@@ -5,12 +5,23 @@ import io
 import pytest
 from rich.console import Console
 
-from verl_ext.lab.comparison import LabRun, MethodCost, compare, cost_table, spread, step_table, waste_table
+from verl_ext.lab.comparison import (
+    LabRun,
+    MethodCost,
+    compare,
+    cost_table,
+    print_comparison,
+    spread,
+    step_table,
+    waste_table,
+)
 
 ACCURACY = "val-core/words/acc/mean@1"
 
 
-def lab_run(accuracies: list[float], rollouts: int, discarded: int = 0, ended: str | None = None) -> LabRun:
+def lab_run(
+    accuracies: list[float], rollouts: int, discarded: int = 0, ended: str | None = None, seconds: float = 1800.0
+) -> LabRun:
     """A validation in every step."""
     records = {0: {ACCURACY: accuracies[0]}}
     for step, accuracy in enumerate(accuracies[1:], 1):
@@ -23,14 +34,14 @@ def lab_run(accuracies: list[float], rollouts: int, discarded: int = 0, ended: s
             "rollouts/trained_total": float((rollouts - discarded) * step),
             "rollouts/discarded_easy_total": float(discarded * step),
             "tokens/sampled_total": 1e6 * step,
-            "timing_s/step": 1800.0,
+            "timing_s/step": seconds,
             "timing_s/gen": 1000.0,
             "groups/trained": 4.0 * step,
             "groups/effective_ratio": 0.5,
             "rollouts/effective_ratio": 0.25,
             "off_policy/delay_mean": 1.0,
         }
-    return LabRun("a", records, ended=ended)
+    return LabRun("a", records, duration=seconds / 100, ended=ended)
 
 
 RUNS = {
@@ -80,6 +91,13 @@ def test_means_and_spreads():
     assert spread([None, None]) == "–"
 
 
+def shown(*renderables) -> str:
+    console = Console(width=160, record=True, file=io.StringIO())
+    for each in renderables:
+        console.print(each)
+    return " ".join(console.export_text().split())
+
+
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
@@ -89,7 +107,36 @@ def test_means_and_spreads():
     ],
 )
 def test_tables_show_them(make, expected):
-    console = Console(width=160, record=True, file=io.StringIO())
-    console.print(make(*compare(RUNS)))
-    text = " ".join(console.export_text().split())
+    text = shown(make(*compare(RUNS)))
     assert all(cell in text for cell in expected)
+
+
+def test_a_step_that_takes_twice_as_long_has_a_two_in_its_row():
+    runs = {"slow": [lab_run([0.1, 0.4], 100, seconds=200.0)], "fast": [lab_run([0.1, 0.4], 150, seconds=100.0)]}
+    _, (slow, fast) = compare(runs)
+    assert "fast 150 1.00 100 0.50 1000 25.0 %" in shown(step_table([slow, fast]))
+    assert "slow 100 1.00 200 2.00 1000 25.0 %" in shown(step_table([fast, slow]))
+
+
+def test_the_accuracy_of_a_run_that_gets_worse_is_its_best():
+    _, (worse,) = compare({"worse": [lab_run([0.1, 0.6, 0.4], 100), lab_run([0.1, 0.2, 0.5], 100)]})
+    assert worse.accuracy() == [0.6, 0.5]
+    assert "55.0 ± 7.1 %" in shown(cost_table(0.2, [worse]))
+
+
+def test_waste_has_the_reasons_of_every_seed_and_shows_those_of_half_a_percent_or_more():
+    one, other = lab_run([0.1, 0.4], 1000, 8), lab_run([0.1, 0.4], 1000)
+    other.records[1]["rollouts/buffered"] = 40.0
+    _, (method,) = compare({"method": [one, other]})
+    assert method.waste() == {"discarded: easy": [0.008, 0.0], "buffered": [0.0, 0.04]}
+    assert "1.00 ± 0.00 buffered 2%" in shown(waste_table([method]))
+
+
+def test_below_the_tables_are_each_reason_for_an_early_end_once_and_the_sums_over_all_runs(tmp_path):
+    console = Console(width=160, record=True, file=io.StringIO())
+    runs = {"slow": RUNS["slow"], "fast": [RUNS["fast"][1]] * 2}
+    target, costs = compare(runs)
+    print_comparison(cost_table(target, costs), costs, tmp_path, console)
+    lines = console.export_text().splitlines()
+    assert lines[-2:] == ["fast ended early: no more data", f"600 rollouts in 72 s. Plots: verl-ext report {tmp_path}"]
+    assert sum("ended early" in line for line in lines) == 1
