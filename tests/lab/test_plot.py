@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from verl_ext.lab.method import recipes
-from verl_ext.lab.plot import COLORS, lines, over_seeds, stack_colors, styles
+from verl_ext.lab.plot import COLORS, REASONS, lines, over_seeds, stack_colors, styles
 
 
 def series(x, y):
@@ -58,9 +58,20 @@ def test_reasons_of_discards_differ():
     colors = stack_colors([f"discarded: {reason}" for reason in reasons] + ["trained", "failed", "buffered"])
     assert len(set(colors.values())) == len(reasons) + 3
     assert stack_colors(reversed(list(colors))) == colors
+    assert [colors[f"discarded: {reason}"] for reason in sorted(reasons)] == list(REASONS[: len(reasons)])
 
 
 def test_a_method_without_a_curve_leaves_its_colour_free():
     curve = over_seeds("zz", [series([1, 2], [1, 2])])
     (line,) = lines([None, curve], "x", "y", among=["grpo", "zz", "mine"]).axes[0].get_lines()
     assert line.get_color() == styles(["mine", "zz", "grpo"])["zz"].color
+
+
+def test_a_scale_is_that_of_the_line_its_band_the_target_and_the_ring_at_the_first_point_that_has_the_target():
+    curve = over_seeds("a", [series([1, 2, 3], [0, 0.5, 0.75]), series([1, 2, 3], [0, 1, 0.75])])
+    (axes,) = lines([curve], "x", "y", target=0.75, scale=100).axes
+    (line, ring, target), (band,) = axes.get_lines(), axes.collections
+    assert line.get_ydata().tolist() == [0, 75, 75]
+    assert {tuple(corner) for corner in band.get_paths()[0].vertices} >= {(2, 50), (2, 100)}
+    assert (ring.get_xdata()[0], ring.get_ydata()[0]) == (2, 75)
+    assert set(target.get_ydata()) == {75}
