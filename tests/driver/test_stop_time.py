@@ -14,6 +14,8 @@ def test_a_step_that_has_just_begun_and_a_checkpoint():
     assert time.seconds == 140.0  # the longest step without its checkpoint is 100 s
     time.note({"step": 90.0, "testing": 300.0})
     assert time.seconds == 340.0  # validation may have just begun
+    time.note({"step": 60.0, "testing": 20.0, "save_checkpoint": 30.0})
+    assert time.seconds == 340.0  # the longest validation and checkpoint stay
     time.note({"step": 400.0})
     assert time.seconds == 440.0
 
