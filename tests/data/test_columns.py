@@ -184,12 +184,33 @@ def test_a_line_that_is_not_json_is_refused_by_its_number(tmp_path):
     )
 
 
-def test_a_question_of_the_test_split_leaves_the_training_split(gsm8k, tmp_path):
+@pytest.mark.parametrize("held_out", ["test", "validation"])  # before and behind train in the alphabet
+def test_a_question_of_another_split_leaves_the_training_split(held_out, gsm8k, tmp_path):
+    (gsm8k / "README.md").write_text(CARD.replace("split: test", f"split: {held_out}"))
     parquet.write_table(Table.from_pylist(ROWS[14:]), gsm8k / "main" / "test-00000-of-00001.parquet")
     arguments = (gsm8k, *GSM8K, "--out", tmp_path / "out", "--subset", "main")
     assert "1 x repeated question (first in row 15 of train-" in flat(run(*arguments))
     assert run(*arguments, "--leave-out").exit_code == 0
-    assert {split: len(rows) for split, rows in written(tmp_path / "out").items()} == {"train": 14, "test": 6}
+    assert {split: len(rows) for split, rows in written(tmp_path / "out").items()} == {"train": 14, held_out: 6}
+
+
+def test_the_answer_is_what_follows_the_last_mark_and_only_thousands_lose_their_commas(tmp_path):
+    answers = ["#### 5? No: #### 7", "#### -1,234.50", "#### 12,34", "#### 1,000,000"]
+    path = jsonl(tmp_path / "sums.jsonl", [{"question": f"{n}?", "answer": answer} for n, answer in enumerate(answers)])
+    arguments = (path, *GSM8K, "--out", tmp_path / "out", "--validation", 0, "--ability", "chat")
+    assert run(*arguments).exit_code == 0
+    rows = written(tmp_path / "out")["train"]
+    assert [row["reward_model"]["ground_truth"] for row in rows] == ["7", "-1234.50", "12,34", "1000000"]
+    assert {row["ability"] for row in rows} == {"chat"}
+
+
+def test_the_account_says_how_rows_were_made_and_the_current_folder_has_its_name(gsm8k, tmp_path, monkeypatch):
+    monkeypatch.chdir(gsm8k)
+    assert run(".", *GSM8K, "--out", tmp_path / "out", "--subset", "socratic", "--validation", 0).exit_code == 0
+    account = json.loads((tmp_path / "out" / "train.json").read_text())
+    assert account.items() >= {"name": ".", "subset": "socratic", "commit": None, "data_source": "gsm8k"}.items()
+    options = {"prompt": "question", "answer": "answer", "answer_after": "####", "template": "hashes", "system": None}
+    assert account.items() >= (options | {"seed": 0}).items()
 
 
 def test_a_template_of_ones_own_may_hold_braces(tmp_path):
