@@ -316,14 +316,16 @@ def test_a_file_in_another_format_is_refused_with_the_reason(content, message, t
 def test_a_folder_gives_the_files_that_the_hub_would_give(tmp_path):
     folder = tmp_path / "copy" / "data"
     folder.mkdir(parents=True)
-    parts = ("train-00000-of-00002", ROWS["math12k"][:1]), ("train-00001-of-00002", ROWS["math12k"][1:]), ("test-0", [])
+    train = [f"train-0000{part}-of-00004" for part in range(4)]
+    parts = [*((name, [{"problem": f"{name}?", "answer": "2"}]) for name in reversed(train)), ("test-0", [])]
     for name, rows in parts:
         test = [{"problem": "What is 1 + 1?", "answer": "2"}]
         parquet.write_table(Table.from_pylist(rows or test), folder / f"{name}.parquet")
     assert run("math12k", "--local", folder.parent, "--out", tmp_path / "out").exit_code == 0
-    assert len(parquet.read_table(tmp_path / "out" / "math12k.parquet")) == WRITTEN["math12k"]
     account = json.loads((tmp_path / "out" / "math12k.json").read_text())
-    assert "test-0" not in json.dumps(account) and "train-00001" in json.dumps(account)
+    assert [file["file"] for file in account["read"]["files"]] == [f"{name}.parquet" for name in train]
+    rows = parquet.read_table(tmp_path / "out" / "math12k.parquet").to_pylist()
+    assert [row["prompt"][0]["content"].partition("?")[0] for row in rows] == train
     result = run("polaris", "--local", folder.parent, "--out", tmp_path / "other")
     message = "copy holds no file that matches polaris-data-53K.jsonl; name the files."
     assert result.exit_code == 2 and message in " ".join(result.output.replace("│", " ").split())

@@ -7,7 +7,7 @@ import os
 import pyarrow.parquet as pq
 import pytest
 
-from verl_ext.data.schema import make_row, number_rows, write_rows
+from verl_ext.data.schema import faults, make_row, number_rows, write_rows
 
 
 def rows(*questions, **extra):
@@ -36,6 +36,19 @@ def test_faulty_rows_are_refused_and_the_file_stays(tmp_path):
     with pytest.raises(ValueError, match="an empty prompt, in 1 rows; a prompt that another row has, in 2 rows"):
         write_rows(train, rows(" ", "2+0=", "2+0=", "2+0="))
     assert asked(train) == ["1+1="]
+
+
+def test_an_empty_system_message_and_content_in_parts_are_no_fault():
+    found = rows("1+1=", system="")
+    found[0]["prompt"].append({"role": "user", "content": [{"type": "text", "text": "2+2="}]})
+    assert not faults(found)
+
+
+@pytest.mark.parametrize(("ability", "found"), [("math", 1), ("science", 1), ("sums", 0)])
+def test_math_verify_must_read_the_answers_that_it_judges(ability, found):
+    row = make_row("sums", "How many dollars?", "$", ability=ability)
+    number_rows([row], "train")
+    assert faults([row])["a ground truth that math-verify cannot read"] == found
 
 
 def test_a_row_with_tools_is_for_the_tool_agent():

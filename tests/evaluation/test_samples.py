@@ -113,6 +113,11 @@ def test_no_answer_is_no_vote(tmp_path, pred):
     assert [sample.answer for sample in one.samples] == [None]
 
 
+def test_the_verdict_is_the_accuracy_whatever_the_score(tmp_path):
+    _, (one,) = read([write_lines(tmp_path / "0.jsonl", samples_of(row("one"), [RIGHT, WRONG], score=-0.5))])
+    assert accuracies(one) == [1, 0]
+
+
 def test_an_agents_last_output_has_the_answer_and_its_first_the_prompt(tmp_path):
     first, last = (samples_of(row("one"), [output], acc=1.0)[0] for output in ("look it up", RIGHT))
     del first["prompt_id"], last["prompt_id"]
