@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from pyarrow import Table, parquet
-from support.commands import invoke
+from support.commands import flat, invoke
 from support.hub import Hub, serving
 
 from verl_ext.data import prepare as command
@@ -203,6 +203,11 @@ def test_held_out_problems_are_a_validation_set_and_in_no_training(tmp_path):
     assert (len(rows), len(test)) == (4, 500)
     assert {row["extra_info"]["split"] for row in test} == {"validation"}
     assert not {row["extra_info"]["id"] for row in rows} & {row["extra_info"]["id"] for row in test}
+    other = prepared("deepmath", tmp_path, "--seed", 1)
+    assert {row["extra_info"]["id"] for row in other} != {row["extra_info"]["id"] for row in rows}
+    parquet.write_table(Table.from_pylist(ROWS["deepmath"][:500]), tmp_path / "few.parquet")
+    result = run("deepmath", "--local", tmp_path / "few.parquet", "--out", tmp_path / "few")
+    assert result.exit_code == 2 and "500 problems are left, and more than 500 are needed" in flat(result)
 
 
 def test_the_same_files_give_the_same_bytes_and_a_limit_is_noted(tmp_path):

@@ -99,6 +99,21 @@ def test_an_interval_around_1_is_said_to_be_chance(tmp_path):
     assert said.endswith("times fewer); chance alone can explain this.")
 
 
+def test_a_method_that_surely_needs_more_is_not_said_to_be_chance(tmp_path):
+    runs = {f"grpo_{seed}": ([0.5, 0.7], 100) for seed in (1, 2, 3)}
+    runs |= {f"vip_{seed}": ([0.5, 0.7], 200 + seed) for seed in (1, 2, 3)}
+    said = sentence(tmp_path, **runs)
+    assert "vip needed 2.02 times as many rollouts as grpo (3 seeds; 95 % interval 0.49 to 0.50" in said
+    assert said.endswith("times fewer).")
+
+
+def test_a_method_that_misses_the_target_is_one_of_those_that_the_best_was_chosen_among(tmp_path):
+    runs = {f"grpo_{seed}": ([0.5, 0.7], 100 + seed) for seed in (1, 2)}
+    runs |= {f"hora_{seed}": ([0.5, 0.7], 50) for seed in (1, 2)} | {f"vip_{seed}": ([0.5, 0.6], 10) for seed in (1, 2)}
+    said = sentence(tmp_path, 0.7, **runs)
+    assert "hora, the best of 2 methods, needed 2.03 times fewer" in said and "the choice among 2)" in said
+
+
 def test_one_run_of_each_is_said_to_be_no_evidence(tmp_path):
     said = sentence(tmp_path, grpo=([0.5, 0.6, 0.7], 100), hora=([0.5, 0.7], 100))
     assert said == (

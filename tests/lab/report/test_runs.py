@@ -14,6 +14,16 @@ def test_a_killed_run_loses_only_its_last_line(tmp_path):
     assert run.last("rollouts/sampled_total") == 10
 
 
+def test_skipped_lines_are_those_of_all_parts(tmp_path):
+    parts = [
+        write_run(tmp_path / "a.jsonl", [0.1, 0.2], 10, tail="{"),
+        write_run(tmp_path / "b.jsonl", [0.3], 10, first=2),
+    ]
+    parts.append(write_run(tmp_path / "c.jsonl", [0.4], 10, first=3, tail='{\n{"step": 4}'))
+    run = read_run(parts)
+    assert (run.steps, run.skipped_lines) == ((0, 1, 2, 3), 3)
+
+
 @pytest.mark.parametrize("line", ["{", "[]", "3", '{"step": 2}', '{"step": "x", "data": {}}', '{"step": 2, "data": 3}',
                                   '{"step": Infinity, "data": {}}', "\x00\x00", "[" * 100_000])  # fmt: skip
 def test_a_line_that_is_not_the_loggers_is_counted(tmp_path, line):

@@ -138,9 +138,9 @@ def rewarded(path, rewards, source="x"):
 
 
 def test_mean_rewards_within_0_and_1_are_the_accuracy_where_there_is_no_acc(tmp_path):
-    paths = [rewarded(tmp_path / "a.jsonl", [0.25, 0.75]), validated(tmp_path / "b.jsonl", [{"x": 0.5}])]
+    paths = [rewarded(tmp_path / "a.jsonl", [0.0, 1.0]), validated(tmp_path / "b.jsonl", [{"x": 0.5}])]
     summary = summary_of(paths)
-    assert [run["best_accuracy"] for run in summary["runs"]] == [0.75, 0.5] and summary["target_accuracy"] == 0.5
+    assert [run["best_accuracy"] for run in summary["runs"]] == [1.0, 0.5] and summary["target_accuracy"] == 0.5
     assert "The accuracy is the mean reward, since the reward function returns no acc: a x." in summary["notes"]
     data = {"val-core/x/acc/mean@4": 0.5, "val-core/x/reward/mean@4": 0.9}
     summary = summary_of([write_log(tmp_path / "both.jsonl", {0: data})])

@@ -48,6 +48,10 @@ def test_a_wave_is_finished_with_its_slowest_response_and_seen_at_the_next_look(
     assert [group_id for group_id, _ in made.finish()] == ["g0"]
     assert made.clock == pytest.approx(2.0, abs=0.051)  # two at once, then the third
     assert not made.finish()
+    made = engine([0.0], lengths=LengthModel(10, 0.0, 100, 1.0), seconds_per_token=0.013)
+    made.submit([(group(0), 1)])
+    made.finish()
+    assert made.clock == pytest.approx(0.15)  # of the looks every 0.05 s, the first after 0.13 s
 
 
 def test_waves_come_in_the_order_of_time():
@@ -94,6 +98,18 @@ def test_a_prefix_moves_the_logit_and_shortens_what_is_generated():
     assert waves["g1"][0].trajectory is TRAJECTORIES[int(waves["g1"][0].correct)]
 
 
+def test_a_prompt_keeps_its_own_effect_of_prefixes():
+    right = TRAJECTORIES[1].prefix(0.5)
+    made = engine([-1.0, -1.0])
+    made.prefixes = PrefixEffect(median_gain=3.0, gain_spread=1.0)
+    rates = []
+    for _ in range(2):
+        made.submit([(group(row, right), 10_000) for row in range(2)])
+        waves = finish_all(made)
+        rates.append([np.mean([rollout.reward for rollout in waves[f"g{row}"]]) for row in range(2)])
+    assert rates[0] == pytest.approx(rates[1], abs=0.02) and abs(rates[0][0] - rates[0][1]) > 0.05
+
+
 def test_the_effect_grows_with_the_ratio_as_its_curvature_says():
     effect = PrefixEffect(median_gain=4.0, gain_spread=0.5, curvature=2.0)
     gains = effect.gains(np.array([0.0, 1.0]))
@@ -121,6 +137,22 @@ def test_a_cancel_frees_slots_for_the_responses_that_wait():
     assert group_id == "g2" and made.clock == pytest.approx(3.0, abs=0.051)
     assert [rollout.tokens for rollout in rollouts] == [10, 10, 10] and not any(each.cancelled for each in rollouts)
     assert made.finish() == []
+
+
+def test_after_a_cancel_the_others_begin_in_the_order_of_their_requests():
+    """The long response was requested before the short ones, ends after them, and takes the slot that is freed."""
+    made = engine([0.0] * 6, lengths=LengthModel(10, 0.0, 100, 1.0), slots=2, engines=1, seconds_per_token=0.1)
+    stays, ended, long, *short = (group(row) for row in range(6))
+    for each in short:
+        each.sampling = Sampling(response_length=1)
+    made.submit([(each, 1) for each in (stays, ended, long, *short)])
+    made.clock = 0.5
+    made.cancel([ended])
+    ends = {}
+    while waves := made.finish():
+        ends |= {group_id: made.clock for group_id, _ in waves}
+    assert list(ends) == ["g1", "g0", "g3", "g4", "g5", "g2"]
+    assert list(ends.values()) == pytest.approx([0.5, 1.0, 1.1, 1.2, 1.3, 1.5], abs=0.051)
 
 
 def test_cancelled_rollouts_have_the_tokens_generated_so_far():

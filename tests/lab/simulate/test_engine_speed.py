@@ -28,6 +28,17 @@ def test_list_scheduling_equals_a_queue_stepped_through_tick_by_tick(waves, plac
     assert [end for wave in ends for end in wave] == [expected[which] for which in range(len(queue))]
 
 
+def test_every_engine_has_its_slots():
+    slots = Slots(EngineSpeed(engines=2, slots=3, seconds_per_token=0.5))
+    assert slots.schedule(np.full(8, 10), now=1.0).tolist() == [6.0] * 6 + [11.0] * 2
+
+
+def test_what_begins_again_takes_the_slots_that_are_not_busy():
+    slots = Slots(EngineSpeed(engines=1, slots=3, seconds_per_token=0.5))
+    slots.begin_again([9.0, 4.0], now=2.0)
+    assert slots.schedule(np.full(3, 2), now=2.0).tolist() == [3.0, 4.0, 5.0]
+
+
 def test_an_update_costs_by_the_token():
     assert EngineSpeed(update_seconds=5, update_seconds_per_token=0.01).update_time(300) == pytest.approx(8)
 
@@ -46,8 +57,13 @@ def test_the_medians_are_those_stated_and_nothing_is_beyond_the_maximum():
     assert correct.min() >= 1 and max(correct.max(), wrong.max()) == 500
 
 
+def test_the_shortest_response_has_one_token():
+    assert set(LengthModel(1, 2.0, 3).draw(np.full(200, True), np.random.default_rng(0)).tolist()) == {1, 2, 3}
+
+
 def test_without_spread_all_are_alike():
-    assert set(LengthModel(10, 0.0, 50).draw(np.full(5, True), np.random.default_rng(0))) == {10}
+    for median, tokens in ((10, 10), (10.6, 11)):
+        assert set(LengthModel(median, 0.0, 50).draw(np.full(5, True), np.random.default_rng(0))) == {tokens}
 
 
 @pytest.mark.parametrize("arguments", [{"median": 0}, {"maximum": 0}, {"spread": -1}, {"wrong_factor": 0}])

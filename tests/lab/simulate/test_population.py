@@ -34,6 +34,7 @@ def test_every_preset_is_a_distribution():
 
 
 def test_a_mixture_has_its_mean():
+    assert draw_logits("0.25:1:3,0.75:3:1", None, rng()).shape == (10_000,)
     logits = draw_logits("0.25:1:3,0.75:3:1", 100_000, rng())
     assert sigmoid(logits).mean() == pytest.approx(0.25 * 0.25 + 0.75 * 0.75, abs=0.005)
 
@@ -78,8 +79,8 @@ def test_prompts_that_waste_has_written_are_a_population(tmp_path):
 def test_fewer_prompts_than_recorded_are_part_of_them(tmp_path):
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(json.dumps({"success_rate": rate / 10}) + "\n" for rate in range(1, 10)))
-    drawn = sigmoid(draw_logits(str(path), 3, rng()))
-    assert len(set(drawn.round(1))) == 3
+    drawn = sigmoid(draw_logits(str(path), 8, rng()))
+    assert len(set(drawn.round(1))) == 8
     with pytest.raises(ValueError, match="prompts=10: .*holds 9"):
         draw_logits(str(path), 10, rng())
 
@@ -117,3 +118,5 @@ def test_stand_ins_know_as_much_of_the_difficulty_as_is_said():
         features = stand_in_features(logits, correlation, generator)
         assert features.shape == (20_000, 16)
         assert np.corrcoef(features[:, 0], logits)[0, 1] == pytest.approx(correlation, abs=0.02)
+        assert features.std(axis=0) == pytest.approx([1, *[0.1] * 15], rel=0.03)
+    assert np.isfinite(stand_in_features(np.zeros(4), 0.5, generator)).all()  # prompts of one difficulty

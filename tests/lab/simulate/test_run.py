@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 import pytest
 
 from verl_ext.lab.simulate import Method, World, simulate
 from verl_ext.lab.simulate.engine_speed import EngineSpeed
+from verl_ext.lab.simulate.run import epochs
 
 WORLD = World("1:1:1", 120, steps=12)
 METHODS = [
@@ -50,6 +52,21 @@ def test_a_run_is_its_seed():
     assert one[12]["tokens/sampled_total"] != other[12]["tokens/sampled_total"]
 
 
+def test_the_data_is_the_same_for_every_seed():
+    """All prompts in each step, 400 rollouts of each: the mean reward is the mean of the rates."""
+    world = replace(WORLD, prompts=8, steps=1)
+    means = [simulate(Method.parse("grpo n=400", 8), world, seed).records[1]["rollouts/reward_mean"] for seed in (0, 1)]
+    assert means[0] == pytest.approx(means[1], abs=0.03)
+
+
+def test_every_epoch_has_all_rows_in_an_order_of_its_own():
+    drawn = [prompt.row for prompt in islice(epochs(20, 1), 60)]
+    orders = [drawn[begin : begin + 20] for begin in (0, 20, 40)]
+    assert [sorted(order) for order in orders] == [list(range(20))] * 3
+    assert orders[0] != orders[1] != orders[2] != orders[0]
+    assert [prompt.row for prompt in islice(epochs(20, 1, seen=27), 33)] == drawn[27:]
+
+
 def test_success_rates_stay_as_they_are():
     """Groups of 8 from Beta(1, 1) have different rewards with probability 1 - 2/9, at the end as at the start."""
     records = simulate(Method.parse("grpo n=8", 32), replace(WORLD, prompts=2_000, steps=200), 0).records
@@ -91,6 +108,15 @@ def test_smaller_shards_wait_less_where_places_are_scarce():
 def test_an_update_that_interrupts_does_not_wait_for_pilots():
     text, scarce = "pilot_commit n_pilot=4 n_commit=8", EngineSpeed(engines=1, slots=16)
     assert generation(text, mode="colocate_async", speed=scarce) < generation(text, speed=scarce)
+
+
+def test_engines_of_their_own_generate_during_an_update_and_refills_have_the_new_version():
+    world = replace(WORLD, steps=5, mode="separate_async", speed=EngineSpeed(update_seconds=1000))
+    records = simulate(Method.parse("grpo n=8", 8), world, 0).records
+    assert [records[step]["timing_s/gen"] == 0 for step in records] == [False, True, True, True, True]
+    assert [records[step]["off_policy/delay_mean"] for step in records] == [0, 1, 1, 1, 1]
+    records = simulate(Method.parse("dynamic_sampling n=8 s=1", 8), world, 0).records
+    assert all(0 < records[step]["off_policy/delay_mean"] < 1 for step in range(2, 6))
 
 
 @pytest.mark.parametrize(("argument", "value"), [("mode", "async"), ("steps", 0), ("embedding_correlation", 2)])
