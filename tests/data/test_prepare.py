@@ -39,7 +39,10 @@ ROWS = {
     * 100,
     "math12k": [{"problem": "a?", "answer": "3\\sqrt{13}"}, {"problem": "b?", "answer": "\\left(3, 4\\right)"}],
     "ace_reason_math": [{"problem": "a?", "answer": "7"}, {"problem": "b?", "answer": ""}],
-    "deepscaler": [{"problem": "a?", "answer": "7", "solution": "so"}, {"problem": " a?\n", "answer": "8"}],
+    "deepscaler": [
+        {"problem": "Is a?", "answer": "7", "solution": "so"},
+        {"problem": " Is\n  a?\n", "answer": "8"},
+    ],
     "aime24": [{"id": 60, "problem": "a?", "solution": "s", "answer": "204", "url": "u", "year": "2024"}],
     "aime25": [{"problem": "a?", "answer": "70", "id": "0"}],
     "amc23": [{"id": 0, "question": "a?", "answer": 27.0, "url": "u"}],

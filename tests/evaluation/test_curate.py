@@ -90,6 +90,15 @@ def test_columns_that_verl_does_not_need_may_be_missing(sampled, columns):
     assert [row["extra_info"] for row in rows] == [{"index": 0, "pass_rate": 0.0}, {"index": 1, "pass_rate": 0.625}]
 
 
+def test_all_samples_of_a_problem_can_be_in_its_pass_rate_and_a_limit_below_all_of_them_is_refused(sampled):
+    arguments = (sampled / "data.parquet", "--samples", sampled / "pass_rates", "--out", sampled / "subset.parquet")
+    assert run(*arguments, "--rollouts", 9).exit_code == 0
+    rows = parquet.read_table(sampled / "subset.parquet").to_pylist()
+    assert [row["extra_info"]["pass_rate"] for row in rows] == pytest.approx([1 / 9, 6 / 9])
+    result = run(*arguments, "--rollouts", 9, "--below", 0.1)
+    assert "below=0.1 leaves no problem; the lowest pass rate is 0.111111." in flat(result)
+
+
 def test_an_evaluation_that_is_not_over_is_refused(sampled):
     lines = (sampled / "pass_rates/0.jsonl").read_text().splitlines()
     (sampled / "pass_rates/0.jsonl").write_text("\n".join(lines[:27]) + "\n")

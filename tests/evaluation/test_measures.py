@@ -65,6 +65,11 @@ def test_majority_of_many_samples():
     assert np.all(np.diff(values) > 0) and values[-1] == 1
 
 
+def test_a_draw_without_any_answer_is_not_correct(monkeypatch):
+    monkeypatch.setattr(measures, "EXACT_OPERATIONS", 0)
+    assert majority_at_k(["7", *[None] * 7], [1] + [0] * 7, 1) == pytest.approx(1 / 8, abs=0.04)
+
+
 def test_majority_without_any_answer_is_not_correct():
     assert majority_at_k([None, None], [0, 0], 1) == 0
     assert majority_at_k([None, "7"], [0, 1], 1) == pytest.approx(0.5)

@@ -5,13 +5,14 @@ import json
 import pytest
 from support.runs import training_steps, write_log, write_run
 
-from verl_ext.lab.report.runs import read_run
+from verl_ext.lab.report.runs import Run, read_run
 from verl_ext.lab.report.summary import (
     accuracy_against,
     accuracy_of,
     deciding_share,
     destinations,
     groups_per_1000,
+    paired_costs,
     points,
     summarize,
 )
@@ -49,6 +50,29 @@ def test_a_target_of_ones_own(two):
     first, second = summary["runs"]
     assert (first["rollouts_to_target"], second["rollouts_to_target"]) == (None, 450)
     assert (first["times_fewer_rollouts"], second["times_fewer_rollouts"]) == (None, None)
+
+
+def test_two_single_runs_are_a_pair_whatever_their_seeds_and_several_are_paired_by_seed():
+    costs = {"a_1": 100, "a_2": 200, "b_2": 50, "b_3": 70, "c_3": None}
+    rows = {name: {"rollouts_to_target": cost} for name, cost in costs.items()}
+    assert paired_costs(rows, ["a_1"], ["b_2"]) == ([100], [50])
+    assert paired_costs(rows, ["a_1", "a_2"], ["b_3", "b_2"]) == ([200], [50])
+    assert paired_costs(rows, ["a_1", "a_2"], ["b_3"]) is None
+    assert paired_costs(rows, ["a_1"], ["c_3"]) is None
+
+
+def test_the_parts_that_rollouts_went_to_are_in_one_order():
+    reasons = ["surplus", "empty", "stale", "all_wrong", "no_spread", "solved", "too_hard"]
+    logged = {f"rollouts/discarded_{reason}_total": 1.0 for reason in reasons}
+    run = Run(
+        "a", {1: logged | {"rollouts/buffered": 1.0, "rollouts/trained_total": 8.0, "rollouts/failed_total": 2.0}}
+    )
+    assert list(destinations(run)) == [
+        "trained",
+        *(f"discarded: {each}" for each in sorted(reasons)),
+        "failed",
+        "buffered",
+    ]
 
 
 def test_runs_of_a_single_validation(tmp_path):
@@ -231,9 +255,10 @@ def test_groups_with_a_gradient_count_per_1000_sampled_rollouts(tmp_path):
 
 
 def test_time_spent_deciding(tmp_path):
-    steps = {step: {"allocation/seconds": 0.01 * step, "timing_s/step": 2.0} for step in (1, 2, 3)}
+    seconds = {1: 0.01, 2: 0.02, 3: 0.3}
+    steps = {step: {"allocation/seconds": own, "timing_s/step": 2.0} for step, own in seconds.items()}
     steps[4] = {"allocation/seconds": 1.0}
     path = write_log(tmp_path / "a.jsonl", steps)
-    assert deciding_share(read_run([path]))[1].tolist() == pytest.approx([0.005, 0.01, 0.015])
+    assert deciding_share(read_run([path]))[1].tolist() == pytest.approx([0.005, 0.01, 0.15])
     (row,) = summary_of([path])["runs"]
-    assert (row["deciding_median_seconds"], row["deciding_median_share"]) == pytest.approx((0.025, 0.01))
+    assert (row["deciding_median_seconds"], row["deciding_median_share"]) == pytest.approx((0.16, 0.01))

@@ -100,7 +100,8 @@ def test_large_groups_at_middling_scores_leave_everything_open(tmp_path):
 
 def test_steps_whose_advantages_are_all_zero_had_no_gradient(tmp_path):
     zero = {"critic/advantages/min": 0.0, "critic/advantages/max": 0.0}
-    path = write_log(tmp_path / "run.jsonl", {1: {"critic/score/mean": 0.5} | zero, 2: {"critic/score/mean": 0.5}})
+    score = {"critic/score/mean": 0.5}
+    path = write_log(tmp_path / "run.jsonl", {1: score | zero, 2: score | zero | {"critic/advantages/max": 0.7}})
     result = invoke(main, path, "--n", 8, "--out", tmp_path / "out")
     assert "At least 50.0% of the rollouts of 2 steps" in flat(result) and "In 1 steps every advantage was 0" in flat(
         result

@@ -56,6 +56,8 @@ def test_transitions():
     statuses, counts = transitions(LOG)
     assert statuses[0] == "extremely_hard" and counts.sum() == 4
     assert counts[4, 2] == counts[2, 2] == counts[0, 2] == counts[2, 4] == 1
+    _, counts = transitions(log_of([(step, 0, correct, 5) for step, correct in enumerate((1, 4, 3, 2))]))
+    assert counts[1, 3] == counts[3, 2] == counts[2, 2] == 1  # a fifth is hard, four fifths are easy
 
 
 def test_summary():
