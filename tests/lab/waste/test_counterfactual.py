@@ -49,6 +49,10 @@ def test_uniform_goes_through_the_log_as_it_was():
     assert outcome.short_steps == 0 and outcome.stopped is None and outcome.discarded == {}
 
 
+def test_the_last_step_is_the_first_that_reaches_the_budget():
+    assert [run("grpo", recorded_log(), budget).steps for budget in (127, 128, 129)] == [2, 2, 3]
+
+
 def test_uniform_has_the_gradients_spending_of_log():
     """Over many groups, the share with a gradient equals the share in the log."""
     rng = np.random.default_rng(0)

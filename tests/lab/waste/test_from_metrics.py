@@ -194,6 +194,14 @@ def test_rollouts_are_in_the_buffer_only_if_the_export_says_so(tmp_path, first, 
     assert (f"why {count:,} rollouts were not trained on" in flat(result)) == (place == "not in the export")
 
 
+def test_what_the_buffer_held_before_a_late_export_is_not_counted(tmp_path):
+    steps = {7 + place: counts | {"buffered": counts["buffered"] + 60} for place, counts in enumerate(WHOLE)}
+    result = invoke(main, export_of(tmp_path / "a.jsonl", steps), "--out", tmp_path / "out")
+    numbers = json.loads((tmp_path / "out" / "waste.json").read_text())
+    assert result.exit_code == 0
+    assert numbers["rollouts"]["in the buffer at the end, less those at the start"] == 170
+
+
 def test_a_single_late_step_cannot_add_more_to_the_buffer_than_the_buffer_holds(tmp_path):
     path = export_of(tmp_path / "a.jsonl", {7: WHOLE[0]}, ["discarded_no_spread"])
     result = invoke(main, path, "--out", tmp_path / "out")
