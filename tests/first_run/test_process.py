@@ -29,6 +29,8 @@ def test_a_training_runs_in_its_folder_with_its_environment(tmp_path):
     code = "import os; print(os.environ['WORD'], os.getcwd(), os.environ['VERL_FILE_LOGGER_PATH']); exit(3)"
     assert start(tmp_path, code).wait(60) == 3
     assert (tmp_path / "log").read_text() == f"said {tmp_path} {tmp_path}/metrics\n"
+    assert start(tmp_path, "print('again')").wait(60) == 0
+    assert (tmp_path / "log").read_text() == f"said {tmp_path} {tmp_path}/metrics\nagain\n"
 
 
 def test_waiting_ends_with_the_condition_or_the_time(tmp_path):
@@ -65,6 +67,7 @@ def test_steps_are_those_with_rollouts(tmp_path):
     ("log", "sentence"),
     [
         ("a\nerror: the key is wrong\nbye\n", "the key is wrong"),
+        ("error: the key is wrong\nValueError: shape\n", "the key is wrong"),
         ("x.y.SomeError: deep\nValueError: shape\n\n", "ValueError: shape"),
         ("(Worker pid=1) RuntimeError: CUDA out of memory\nlast\n", "RuntimeError: CUDA out of memory"),
         ("only\nwords\n\n", "words"),
