@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import comparison
 import pytest
@@ -13,8 +14,10 @@ from comparison_results import (
     Setting,
     choose,
     cost_of,
+    in_every_world,
     ranked,
     results,
+    table,
     target_of,
     write_page,
 )
@@ -22,9 +25,11 @@ from support.commands import invoke
 
 from verl_ext.lab.learn.run import Length
 from verl_ext.lab.learn.worlds import WorldSource
+from verl_ext.lab.report.finding import Ratio
 
 TUNING, FRESH = (100, 101), (0, 1, 2)
 LOW, HIGH = Setting(1e-4, 32, 8), Setting(1e-3, 32, 8)
+CERTAIN = [("pods", 0.5, 0.4, 0.6), ("hora", 2.0, 1.5, 2.5), ("vip", 1.5, 0.9, 2.5)]
 
 
 def run_of(method, setting, seed, accuracy, spent=None, **changes):
@@ -119,6 +124,32 @@ def test_there_is_no_result_before_the_reference_is_tuned_and_run(tmp_path):
     for seed in FRESH:
         runs.add(run_of("grpo", LOW, seed, accuracy))
     assert [result.method for result in results(runs, TUNING, FRESH)] == ["grpo", "vip"]
+
+
+def test_a_result_is_that_of_the_fresh_seeds_at_the_targets_of_the_tuning_seeds(tmp_path):
+    """The targets are 0.4, 0.52 and 0.58. Each seed has its ratio: 2, 2 and 240 / 259 at the second target."""
+    tuned = [run_of(method, LOW, seed, [0.2, 0.6]) for method in ("vip", "grpo") for seed in TUNING]
+    fresh = [run_of("grpo", LOW, seed, [0.2, 0.6], [0, 100 * (seed + 1)]) for seed in FRESH]
+    fresh += [run_of("vip", LOW, seed, [0.2, 0.6], [0, 50 * (seed + 1)]) for seed in FRESH[:2]]
+    fresh.append(run_of("vip", LOW, 2, [0.2, 0.57], [0, 300]))
+    reference, vip = results(kept(tmp_path, *tuned, *fresh), TUNING, FRESH, 1000)
+    ours, last = (80, 160, 240), 300 * 0.32 / 0.37
+    assert reference.needed == pytest.approx(math.prod(ours) ** (1 / 3))
+    assert vip.needed == pytest.approx((40 * 80 * last) ** (1 / 3))
+    ratio = vip.rollouts[1]
+    mean = pytest.approx((2 * 2 * 240 / last) ** (1 / 3))
+    assert ratio.mean == mean and vip.tokens.mean == mean and vip.waves.mean == mean
+    assert ratio.low < 1 < ratio.high
+    assert (reference.missed, vip.missed, vip.accuracy) == ([0, 0, 0], [0, 0, 1], [0.6, 0.6, 0.57])
+    lines = table([reference, vip])
+    assert lines[2] == "| `grpo` | 0.0001, 32, 8 | 145 | 1 | 1 | 1 | 1 | 1 | – | 0.600 ± 0.000 |"
+    assert lines[3].endswith("| 0/0/1 | 0.590 ± 0.017 |")
+    steady = [vip._replace(method=name, rollouts=[Ratio(mean, low, high)] * 3) for name, mean, low, high in CERTAIN]
+    assert in_every_world({"few_prompts": [reference, *steady]})[2:] == [
+        "| `hora` | **2.00 [1.50, 2.50]** |",
+        "| `vip` | 1.50 [0.90, 2.50] |",
+        "| `pods` | **0.50 [0.40, 0.60]** |",
+    ]
 
 
 @pytest.mark.parametrize(
