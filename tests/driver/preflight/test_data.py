@@ -129,6 +129,22 @@ def test_verl_loads_validation_data_in_any_run(config, tmp_path, validates):
             validate(changed(config, f"data.val_files={tmp_path}/{file}.parquet", *when))
 
 
+@pytest.mark.parametrize(
+    ("before", "freq", "validates"), [("true", -1, True), ("false", 5, True), ("false", -1, False)]
+)
+def test_rows_of_validation_data_are_checked_for_a_run_that_validates(config, tmp_path, before, freq, validates):
+    pq.write_table(pa.table(rows(reward_model=["2"] * 40)), tmp_path / "bad.parquet")
+    when = (f"trainer.val_before_train={before}", f"trainer.test_freq={freq}")
+    bad = changed(config, f"data.val_files={tmp_path}/bad.parquet", *when)
+    if validates:
+        with pytest.raises(
+            BadConfig, match="^data.val_files=.*row 0 has reward_model='2', and it must hold ground_truth"
+        ):
+            validate(bad)
+    else:
+        validate(bad)
+
+
 def test_a_directory_or_text_under_the_name_of_parquet_is_refused(config, tmp_path):
     (tmp_path / "text.parquet").write_text("PAR1")
     with pytest.raises(BadConfig, match="text.parquet is not valid: it is no parquet file"):
