@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from verl_ext.extras import MissingExtra
 from verl_ext.hardware import GPU_MEMORY, SHAPES, Settings, Shape, settings, use
-from verl_ext.hardware.memory import SEQUENCES, TRAINING_SHARE, USABLE, WEIGHTS_SHARE, kv_cache_per_token
+from verl_ext.hardware.memory import SEQUENCES, TRAINING_SHARE, USABLE, WEIGHTS_SHARE, at_once, kv_cache_per_token
 from verl_ext.hardware.shapes import find, read
 
 ROOT = Path(__file__).parents[2]
@@ -67,6 +67,14 @@ def test_parameters_are_as_published(model, billions):
     assert round(SHAPES[model].parameters / 1e9, 2) == billions
 
 
+@pytest.mark.parametrize(
+    ("engine", "update", "log_probs", "offload", "most"),
+    [(10, 3, 4, False, 12), (10, 3, 4, True, 10), (1, 5, 4, False, 7), (1, 3, 4, True, 6)],
+)
+def test_the_fullest_moment_is_in_rollout_update_or_log_probs(engine, update, log_probs, offload, most):
+    assert at_once(engine, 2, update, log_probs, offload) == most
+
+
 def test_what_a_gpu_holds_worked_out_by_hand():
     chosen = Settings(2, 0.5, 4096, 8192, 1, False)
     held = use(QWEN3_8B, 100e9, 16, 5120, chosen)
@@ -103,12 +111,12 @@ def test_settings_fit_or_are_refused(model, memory, gpus, longest):
 
 
 def test_an_engine_works_on_more_sequences_where_its_cache_holds_them():
-    def at_once(model: str, longest: int, gpu: str = "h200") -> int:
+    def together(model: str, longest: int, gpu: str = "h200") -> int:
         return settings(SHAPES[model], GPU_MEMORY[gpu], 8, longest).max_num_seqs
 
-    assert at_once("Qwen/Qwen2.5-Math-1.5B", 9216) == 768  # 399 of the longest, so 798 of half that length
-    assert at_once("Qwen/Qwen2.5-Math-1.5B", 2048) == 1024
-    assert at_once("Qwen/Qwen3-14B", 5120) == 256
+    assert together("Qwen/Qwen2.5-Math-1.5B", 9216) == 768  # 399 of the longest, so 798 of half that length
+    assert together("Qwen/Qwen2.5-Math-1.5B", 2048) == 1024
+    assert together("Qwen/Qwen3-14B", 5120) == 256
 
 
 def test_the_memory_of_a_gpu_is_what_cuda_reports():
