@@ -31,19 +31,21 @@ class WarmUp:
         self._in_a_row = 0
 
     def see(self, rollouts: list[Rollout]) -> None:
-        """Compare the component's mean over the rollouts of a step with the threshold.
+        """Compare the component's mean over the rollouts of a step with the threshold. A missing value counts as 0.
 
         Raises:
-            ValueError: the reward function does not report the component.
+            ValueError: the reward function reports the component for no rollout.
         """
         if self.over:
             return
-        values = [rollout.components.get(self.component) for rollout in rollouts]
-        if None in values:
-            found = ", ".join(sorted({name for rollout in rollouts for name in rollout.components})) or "none"
+        reported = {name for rollout in rollouts for name in rollout.components}
+        if self.component not in reported:
+            found = ", ".join(sorted(reported)) or "none"
             raise ValueError(
                 f"rollout_policy.warm_up_component={self.component!r} is not valid: the reward function reports {found}"
             )
+        # An agent that took too long has no reward components: it has not shown the format.
+        values = [rollout.components.get(self.component, 0.0) for rollout in rollouts]
         self._in_a_row = self._in_a_row + 1 if np.mean(values) >= self.threshold else 0
         self.over = self._in_a_row >= self.cycles
 
@@ -51,4 +53,4 @@ class WarmUp:
         return {"over": self.over, "in_a_row": self._in_a_row}
 
     def load_state_dict(self, state: Mapping) -> None:
-        self.over, self._in_a_row = bool(state["over"]), int(state["in_a_row"])
+        self.over, self._in_a_row = self.component is None or bool(state["over"]), int(state["in_a_row"])

@@ -260,6 +260,26 @@ def test_an_unknown_component_is_named():
         run_step(run, 1)
 
 
+@pytest.mark.parametrize(("formatted", "over"), [(1.0, False), (1.2, True)])
+def test_an_agent_that_took_too_long_has_not_shown_the_format(formatted, over):
+    """The driver reports its acc alone. With 3 of 4 rollouts at 1.2, the mean is 0.9."""
+    warm_up = WarmUp("format", 0.85, 1)
+    rollouts = [Rollout(0.0, False, 1, 0, components={"acc": 0.0, "format": formatted}) for _ in range(3)]
+    warm_up.see([Rollout(0.0, False, 1, 0, components={"acc": 0.0}), *rollouts])
+    assert warm_up.over is over
+
+
+def test_a_run_that_is_resumed_without_a_component_is_not_in_the_warm_up():
+    run = controller(Hora(train_batch_size=4, G=4, G0=2, warm_up_component="format"), RATES)
+    run_step(run, 1)
+    state = json.loads(json.dumps(run.policy.state_dict()))
+    assert state["warm_up"]["over"] is False
+    resumed = controller(Hora(train_batch_size=4, G=4, G0=2), RATES)
+    resumed.policy.load_state_dict(state)
+    run_step(resumed, 2)
+    assert resumed.metrics()["hora/warm_up"] == 0.0
+
+
 @pytest.mark.parametrize(
     ("estimator", "options"),
     [
