@@ -12,7 +12,14 @@ import pytest
 import torch
 import typer
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 from typer.testing import CliRunner
 
 from verl_ext.estimation.hidden_states import hidden_states, main
@@ -62,6 +69,19 @@ def test_the_template_alone_sets_special_tokens(folder, tmp_path):
     """Templates of real models contain the begin token, which their tokenizers would put in front once more."""
     begun = hidden_states(PROMPTS, model=write_model(tmp_path, begin=True), progress=False)
     np.testing.assert_allclose(begun, hidden_states(PROMPTS, model=folder, progress=False), atol=1e-5)
+
+
+def test_a_tokenizer_without_a_pad_token_pads_with_its_end_token(folder, tmp_path):
+    """As Llama's."""
+    template = AutoTokenizer.from_pretrained(folder).chat_template
+    backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<pad>", chat_template=template)
+    tokenizer.save_pretrained(tmp_path)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
+    LlamaForCausalLM(LlamaConfig(vocab_size=4, num_hidden_layers=5, **sizes)).save_pretrained(tmp_path)
+    together = hidden_states(PROMPTS, model=tmp_path, progress=False)
+    alone = np.concatenate([hidden_states([prompt], model=tmp_path, progress=False) for prompt in PROMPTS])
+    np.testing.assert_allclose(together, alone, atol=1e-5)
 
 
 def test_half_precision_weights_are_used_in_float32(tmp_path):
