@@ -53,7 +53,7 @@ class Knapsack(OneWave):
 
     @classmethod
     def settings_for(cls, train_batch_size: int, n: int, seed: int) -> dict[str, Any]:
-        return {"n": n, "N_low": 2, "N_up": max(128, 2 * n), "estimator_options": {"size": 16}}
+        return {"n": n, "N_low": 2, "N_up": max(128, 2 * n)}
 
     def __init__(
         self,

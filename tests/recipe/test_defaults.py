@@ -52,7 +52,7 @@ POLICIES = {
         "N_low": 2,
         "N_up": 128,
         "estimator": "history",
-        "estimator_options": {"size": 16},
+        "estimator_options": {},
         "allocator": "knapsack",
         "allocator_options": {},
         "dynamic_sampling": False,

@@ -8,11 +8,14 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from hydra.utils import instantiate
 from omegaconf import OmegaConf
+from support.configs import compose
 from support.engine import controller, run_step
 
 from recipe.knapsack.policy import STATUSES, Knapsack, status
 from verl_ext.allocation import knapsack
+from verl_ext.estimation.by_name import BY_ID, BY_TEXT
 from verl_ext.policy import Group, Prompt, Rollout
 
 RATES = [0.0, 0.1, 0.4, 0.7, 1.0] * 12
@@ -53,11 +56,22 @@ def test_7_recorded_rollouts_are_too_few(recorded, known):
 
 def test_settings_for_logs_are_the_defaults_and_the_recipes_own():
     given = Knapsack.settings_for(4, 8, seed=0)
-    assert given == {"n": 8, "N_low": 2, "N_up": 128, "estimator_options": {"size": 16}}
+    assert given == {"n": 8, "N_low": 2, "N_up": 128}
     config = OmegaConf.load(files("recipe.knapsack.config") / "knapsack.yaml").rollout_policy
     policy = Knapsack(train_batch_size=4, n=8)
     assert (policy.lower, policy.upper) == (config.N_low, config.N_up) == (2, 128)
     assert {name: config[name] for name in given if name != "n"} == {name: given[name] for name in given if name != "n"}
+
+
+@pytest.mark.parametrize("estimator", [*BY_ID, *BY_TEXT])
+def test_a_single_override_chooses_any_estimator(estimator):
+    settings = compose("knapsack", f"rollout_policy.estimator={estimator}").rollout_policy
+    assert instantiate(settings).estimator.name == estimator
+
+
+def test_a_history_has_the_16_outcomes_of_appendix_f():
+    policy = observed(Knapsack(train_batch_size=2, n=8), {"a": (0, 16)})
+    assert observed(policy, {"a": (15, 15)}).estimator.predict(PROMPTS[:1]) == 15 / 16
 
 
 def test_a_history_shorter_than_8_is_enough_when_full():
