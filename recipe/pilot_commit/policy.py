@@ -131,7 +131,7 @@ class PilotCommit(RolloutPolicy):
         self._rounds = 0
         self._closed = False  # no further group joins this step's batch
         self._due = False  # start_step was called, and take_batch has not returned its batch yet
-        self._warned = False  # of rewards that are not verdicts
+        self._graded = False  # some group had rewards that are not verdicts, so further rewards without acc are none
         self._outcomes: Counter[str] = Counter()  # of the prompts judged in this step
         self._counts: Counter[str] = Counter()  # further counts of this step, by metric
 
@@ -195,7 +195,7 @@ class PilotCommit(RolloutPolicy):
 
     def _judge(self, group: Group) -> list[Action]:
         """Buffer a survivor; discard and perhaps evict any other prompt."""
-        outcome, solved, success_rate = self.filter.judge(group)
+        outcome, solved, success_rate = self.filter.judge(group, self._graded)
         if success_rate is not None:
             self._counts[_bin(success_rate)] += 1
         elif outcome != "empty":
@@ -212,12 +212,13 @@ class PilotCommit(RolloutPolicy):
 
     def _note_variance(self, group: Group) -> None:
         self._counts["judged_by_variance"] += 1
-        if not self._warned:
-            self._warned = True
+        if not self._graded:
+            self._graded = True
             logger.warning(
                 "step %d: the rewards of prompt %s are not verdicts (no acc of 0 or 1, not all 0 or 1, not all -1 or "
-                "1), so rollout_policy.var_lower=%g judges this prompt, not p_lower, p_upper and p_solve; "
-                "pilot_commit/judged_by_variance counts such prompts, and this warning appears once",
+                "1), so rollout_policy.var_lower=%g judges this prompt and all later ones without acc, not p_lower, "
+                "p_upper and p_solve; pilot_commit/judged_by_variance counts these prompts, and this warning appears "
+                "once",
                 self._step,
                 group.prompt.id,
                 self.filter.var_lower,
@@ -286,12 +287,14 @@ class PilotCommit(RolloutPolicy):
         return super().state_dict() | {
             "buffer": self.buffer.state_dict(),
             "pilots": sorted(self._pilots),
+            "graded": self._graded,
         }
 
     def load_state_dict(self, state: Mapping) -> None:
         super().load_state_dict(state)
         self.buffer.load_state_dict(state["buffer"])
         self._pilots = set(state["pilots"])
+        self._graded = state.get("graded", False)  # checkpoints of earlier versions have no such entry
 
 
 def _bin(success_rate: Fraction) -> str:

@@ -35,7 +35,7 @@ class PilotFilter:
 
     Success rates are compared as fractions, so that k=2 of n=10 does not exceed p_upper=0.2. A group whose rewards are
     not verdicts survives if Var[r] > ``var_lower``, and its prompt is not evicted (ours; an open problem in the paper).
-    Each group is judged on its own, so data may mix tasks with verdicts and tasks with continuous rewards.
+    Data may mix tasks with verdicts and tasks with continuous rewards.
 
     Raises:
         ValueError: a bound lies outside [0, 1], the bounds are in the wrong order, or no k/n_pilot lies between them.
@@ -62,11 +62,18 @@ class PilotFilter:
             "use more pilots or wider bounds",
         )
 
-    def judge(self, group: Group) -> Judgement:
+    def judge(self, group: Group, graded: bool = False) -> Judgement:
+        """Judge the group's prompt.
+
+        Args:
+            group: the pilots.
+            graded: whether rewards without ``Rollout.correct`` are known to be grades: these may all be 0 or 1 by
+                chance, and are then no verdicts.
+        """
         if not group.usable:
             return Judgement("empty")
         verdicts = group.verdicts
-        if verdicts is None:
+        if verdicts is None or (graded and any(rollout.correct is None for rollout in group.usable)):
             return Judgement("survivor" if group.rewards.var() > self.var_lower else "no_spread")
         rate = Fraction(sum(verdicts), len(verdicts))
         # A failed pilot may have been wrong, and an evicted prompt never returns.

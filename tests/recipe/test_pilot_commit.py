@@ -105,6 +105,17 @@ def test_groups_without_verdicts_are_judged_by_variance_and_other_groups_by_succ
     assert judge(group(2, 4)) == ("survivor", False, Fraction(1, 2))
 
 
+def test_known_grades_are_judged_by_variance_even_if_all_are_0_or_1():
+    judge = PilotFilter(4, 0.125, 0.75, 0.75, var_lower=0.01).judge
+    assert judge(group(4, 4), graded=True) == judge(group(0, 4), graded=True) == ("no_spread", False, None)
+    assert judge(group(3, 4), graded=True) == ("survivor", False, None)
+    with_acc = group(4, 4)
+    with_acc.rollouts = [replace(rollout, correct=True) for rollout in with_acc.rollouts]
+    assert judge(with_acc, graded=True) == ("solved", True, 1)
+    with_acc.rollouts[1:] = group(3, 3).rollouts
+    assert judge(with_acc, graded=True) == ("no_spread", False, None)
+
+
 def test_rewards_of_minus_1_and_1_are_verdicts():
     judge = PilotFilter(4, 0.25, 0.75, 1.0, var_lower=0.01).judge
     assert judge(group(0, 0, rewards=[-1, -1, -1, 1])) == ("survivor", False, Fraction(1, 4))
@@ -139,6 +150,42 @@ def test_one_warning_and_a_count_of_groups_judged_by_variance(caplog):
             assert known + metrics["pilot_commit/judged_by_variance"] == metrics["pilot_commit/judged"]
     warnings = [record.getMessage() for record in caplog.records if "var_lower" in record.getMessage()]
     assert len(warnings) == 1 and warnings[0].startswith("step 1: the rewards of prompt p")
+
+
+class Grades(BernoulliEngine):
+    """Grades from 0 to 5 without acc. The usual grade of a prompt is its row modulo 6."""
+
+    def rollout(self, group: Group, version: int) -> Rollout:
+        rollout = super().rollout(group, version)
+        return replace(rollout, reward=min(group.prompt.row % 6 + rollout.reward, 5.0), correct=None)
+
+
+def test_after_the_first_group_of_grades_a_group_of_ones_evicts_no_prompt(caplog):
+    rows = prompts(60)
+
+    def start():
+        pilot_commit = policy(n_pilot=4, order="newest")
+        pilot_commit.start_run(None, [])
+        return RolloutController(pilot_commit, epochs(rows), 60, Grades(dict.fromkeys([r.id for r in rows], 0.1)))
+
+    run = start()
+    run_step(run, 1)
+    early = set(run.prompts.evicted)
+    for step in range(2, 7):
+        run_step(run, step)
+    assert run.prompts.evicted == early and run.policy.state_dict()["graded"] is True
+    resumed = start()
+    resumed.load_state_dict(run.state_dict())
+    caplog.clear()
+    for step in range(7, 13):
+        run_step(resumed, step)
+        metrics = resumed.metrics()
+        assert metrics["pilot_commit/judged_by_variance"] == metrics["pilot_commit/judged"]
+    assert resumed.prompts.evicted == early and "var_lower" not in caplog.text
+    old = run.policy.state_dict()
+    del old["graded"]
+    resumed.policy.load_state_dict(old)
+    assert resumed.policy.state_dict()["graded"] is False
 
 
 def test_failed_pilots_do_not_count():
