@@ -30,7 +30,7 @@ class ReinforceAda(Uniform):
         M: rollouts per prompt and round.
         exit: exit condition, ``balance`` or ``positive``.
         baseline: ``all``: advantages are relative to all rollouts of the prompt; ``trained``: to the n trained ones.
-        positive_threshold: reward above which a rollout is correct, if there are no verdicts.
+        positive_threshold: reward above which a rollout is correct, if its reward function reports no acc.
         prompt_weight: see :class:`~verl_ext.policy.RolloutPolicy`.
     """
 
@@ -115,8 +115,9 @@ class ReinforceAda(Uniform):
         return sorted([*right[:of_right], *wrong[: self.group_size - of_right]])
 
     def _correct(self, group: Group) -> list[bool]:
-        verdicts = group.verdicts
-        return (group.rewards > self.positive_threshold).tolist() if verdicts is None else verdicts
+        """Of each usable rollout. Grades without acc may all be 0 or 1, which ``Group.verdicts`` takes for verdicts."""
+        usable = group.usable
+        return [each.reward > self.positive_threshold if each.correct is None else each.correct for each in usable]
 
     def metrics(self) -> dict[str, float]:
         prompts = max(len(self._rounds), 1)

@@ -45,6 +45,14 @@ def test_half_of_the_trained_rollouts_are_correct_where_there_are_as_many(outcom
         assert [index for index in trained if outcomes[index] is kind] == of_kind[: taken if kind else n - taken]
 
 
+def test_grades_are_compared_with_the_threshold_even_if_all_are_0_or_1():
+    policy = ReinforceAda(train_batch_size=2, n=4, exit="positive", positive_threshold=2.5)
+    grades = [Rollout(grade, None, 5, 0) for grade in (0.0, 1.0, 1.0, 1.0)]
+    assert not policy.is_resolved(Group("g", prompts(1)[0], grades))
+    with_acc = [Rollout(1.0, True, 5, 0), FAILED, *grades]
+    assert policy._correct(Group("g", prompts(1)[0], with_acc)) == [True, False, False, False, False]
+
+
 def test_without_verdicts_rewards_above_the_threshold_are_correct():
     made = Group("g", prompts(1)[0], [Rollout(reward, None, 5, 0) for reward in (0.2, 0.75, 0.7, 0.9)])
     assert ReinforceAda(train_batch_size=2, n=4)._correct(made) == [False, True, False, True]
