@@ -226,7 +226,8 @@ class PrefixSampling(RolloutPolicy):
         super().load_state_dict(state)
         self.control.load_state_dict(state["control"])
         self.transitions.load_state_dict(state["transitions"])
-        self.store.load_state_dict(state["store"])
+        if self.use_prefixes:
+            self.store.load_state_dict(state["store"])
 
     def metrics(self) -> dict[str, float]:
         """Fresh groups and re-rollouts of the step; controllers and transitions of the run (Appendix F)."""

@@ -126,7 +126,7 @@ class PrefixControl:
         }
 
     def load_state_dict(self, state: Mapping) -> None:
-        """Inverse of :meth:`state_dict`.
+        """Inverse of :meth:`state_dict`; fixed ratios stay at ``initial_ratio``.
 
         Raises:
             ValueError: the state has another version or other buckets.
@@ -135,9 +135,9 @@ class PrefixControl:
         same = state["n"] == self.n and tuple(state["buckets"]) == self.buckets
         saved = f"the run that is resumed has {state['buckets']} of n={state['n']}"
         checks.require(same, "buckets", list(self.buckets), saved)
-        # The bounds may be narrower than those of the saved run.
-        ratios = (min(max(float(ratio), self.lower), self.upper) for ratio in state["ratio"])
-        self._ratio = dict(zip(self.buckets, ratios, strict=True))
+        if self.adaptive:  # the bounds may be narrower than those of the saved run
+            ratios = (min(max(float(ratio), self.lower), self.upper) for ratio in state["ratio"])
+            self._ratio = dict(zip(self.buckets, ratios, strict=True))
         self._ema = dict(zip(self.buckets, map(float, state["ema"]), strict=True))
         self._cooling = dict(zip(self.buckets, map(int, state["cooling"]), strict=True))
 

@@ -241,11 +241,18 @@ class Recall(RolloutPolicy):
             [each.prompt.id, each.prompt.row, dict(each.prompt.metadata), each.successes, each.failures, each.step]
             for each in self.memory.values()
         ]
-        return super().state_dict() | {"memory": memory, "pilots": self.pilots, "survival": self.survival}
+        return super().state_dict() | {
+            "memory": memory,
+            "pilots": self.pilots,
+            "n_pilot": self.n_pilot,
+            "survival": self.survival,
+        }
 
     def load_state_dict(self, state: Mapping) -> None:
         super().load_state_dict(state)
         self.memory = {
             name: Memory(Prompt(name, row, metadata), *counts) for name, row, metadata, *counts in state["memory"]
         }
-        self.pilots, self.survival = list(state["pilots"]), state["survival"]
+        # Checkpoints of earlier versions do not say n_pilot. Rates of another number of pilots do not fit the prior.
+        same = state.get("n_pilot", self.n_pilot) == self.n_pilot
+        self.pilots, self.survival = list(state["pilots"]) if same else [], state["survival"]

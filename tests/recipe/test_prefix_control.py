@@ -145,6 +145,15 @@ def test_ratios_are_brought_within_bounds_that_were_narrowed():
     assert narrow.ratio(1) == 0.4
 
 
+def test_fixed_ratios_are_those_of_the_resumed_run_not_of_the_saved_one():
+    saved = eager(initial_ratio=0.8)
+    saved.observe(1, 0.0)
+    fixed = eager(adaptive=False, initial_ratio=0.25)
+    fixed.load_state_dict(saved.state_dict())
+    assert [fixed.ratio(bucket) for bucket in fixed.buckets] == [0.25] * len(fixed.buckets)
+    assert fixed.metrics()["pass_rate_ema_k1"] == saved.metrics()["pass_rate_ema_k1"]
+
+
 def test_a_fixed_controller_still_reports_pass_rates():
     control = eager(adaptive=False)
     for pass_rate in (0.0, 0.0, 1.0, 0.125):

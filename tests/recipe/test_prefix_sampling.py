@@ -212,6 +212,15 @@ def test_a_smaller_batch_after_a_restart_takes_no_more_prefixes_than_it_has_grou
     assert seen[2] == [("p6", True), ("p0", False), ("p1", False)]  # the oldest first; none is lost
 
 
+def test_a_run_that_is_resumed_without_prefixes_re_rolls_out_nothing():
+    before = PrefixSampling(train_batch_size=4, n=8)
+    finish(before, opened(before, 40), [1, 2, 6, 7])
+    resumed = PrefixSampling(train_batch_size=4, n=8, use_prefixes=False)
+    resumed.load_state_dict(json.loads(json.dumps(before.state_dict())))
+    assert len(before.store) == 4 and not len(resumed.store)
+    assert all(request.prefix is None for request in opened(resumed, 40, step=2))
+
+
 def test_prompts_with_a_waiting_prefix_are_not_drawn_in_further_rounds():
     before = PrefixSampling(train_batch_size=3, n=8)
     finish(before, opened(before, 40), [1, 2, 6])

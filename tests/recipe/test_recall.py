@@ -181,6 +181,18 @@ def test_the_state_continues_the_run(saved):
     assert policy._recalled() == run.policy._recalled()
 
 
+def test_pilots_of_another_number_of_rollouts_are_no_part_of_the_fit():
+    saved = Recall(train_batch_size=4, n=8, n_pilot=2)
+    saved.pilots = [0.0, 0.5, 1.0, 1.0] * FEWEST
+    state = json.loads(json.dumps(saved.state_dict()))
+    other, old = Recall(train_batch_size=4, n=8, n_pilot=4), Recall(train_batch_size=4, n=8, n_pilot=4)
+    other.load_state_dict(state)
+    assert other.pilots == [] and other.prior == (1.0, 1.0)
+    del state["n_pilot"]  # as in a checkpoint of an earlier version
+    old.load_state_dict(state)
+    assert old.pilots == saved.pilots
+
+
 def test_settings_for_give_an_eighth_of_large_groups_to_the_pilot():
     assert [Recall.settings_for(8, n, 0) for n in (2, 3, 8, 32)] == [
         None,
