@@ -176,7 +176,7 @@ class RolloutController:
         }
 
     def state_dict(self) -> dict:
-        """JSON-able state of the whole run, except the position in the data."""
+        """JSON-able state of the whole run between two steps, except the position in the data."""
         return {
             "version": self.VERSION,
             "step": self.step,
