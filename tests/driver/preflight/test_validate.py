@@ -70,6 +70,33 @@ REFUSED = [
         "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size=2",
         "use 1",
     ),
+    (
+        "grpo",
+        ["algorithm.rollout_correction.rollout_is=token", "algorithm.rollout_correction.rollout_is_threshold=null"],
+        "algorithm.rollout_correction.rollout_is_threshold=None",
+        "use a number above 0, or two as in 0.5_5.0; with null verl would leave out rollout_is",
+    ),
+    (
+        "grpo",
+        ["algorithm.rollout_correction.rollout_rs=token_k1"],
+        "algorithm.rollout_correction.rollout_rs_threshold=None",
+        "rollout_rs=token_k1 needs one threshold",
+    ),
+    (
+        "grpo",
+        ["algorithm.rollout_correction.rollout_rs=token_k1", "algorithm.rollout_correction.rollout_rs_threshold=0"],
+        "algorithm.rollout_correction.rollout_rs_threshold=0",
+        "for k1 a number of at least 1 or two as in 0.5_5.0",
+    ),
+    (
+        "grpo",
+        [
+            "algorithm.rollout_correction.rollout_rs='seq_mean_k1,token_k2'",
+            "algorithm.rollout_correction.rollout_rs_threshold='2,3,4'",
+        ],
+        "algorithm.rollout_correction.rollout_rs_threshold=2,3,4",
+        "rollout_rs=seq_mean_k1,token_k2 needs one threshold, or 2 with commas between them: a number above 0",
+    ),
     ("grpo", ["data.gen_batch_size=4"], "data.gen_batch_size=4", "use null"),
     ("grpo", ["algorithm.adv_estimator=gae"], "algorithm.adv_estimator=gae", "grpo"),
     ("grpo", ["algorithm.adv_estimator=remax"], "algorithm.adv_estimator=remax", "rloo"),
@@ -146,6 +173,15 @@ def test_refused_in_one_sentence(recipe, overrides, names, remedy, tmp_path):
     sentences = refusal.value.sentences
     assert any(names in sentence and remedy in sentence for sentence in sentences), sentences
     assert not any("\n" in sentence for sentence in sentences)
+
+
+@pytest.mark.parametrize("threshold", ["2.0", "'0.5_5.0'", "'3'"])
+@pytest.mark.parametrize("rejection", [("null", "null"), ("token_k1", "'0.5_2.0'"), ("'token_k1,seq_max_k2'", "'2,4'")])
+def test_thresholds_of_the_rollout_correction_in_verls_notations(threshold, rejection, tmp_path):
+    weights = {"rollout_is": "token", "rollout_is_threshold": threshold}
+    given = weights | dict(zip(("rollout_rs", "rollout_rs_threshold"), rejection, strict=True))
+    overrides = [f"algorithm.rollout_correction.{key}={value}" for key, value in given.items()]
+    validate(compose("grpo", *good_overrides(tmp_path), *overrides))
 
 
 def test_several_faults_are_all_named_in_the_order_of_the_checks(tmp_path):

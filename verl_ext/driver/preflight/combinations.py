@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from omegaconf import OmegaConf
 
@@ -64,7 +64,9 @@ def check_batch(faults: Faults) -> None:
 
 
 def check_correction(faults: Faults) -> None:
-    """Importance correction reads the rollouts' own log-probabilities."""
+    """Importance correction reads the rollouts' own log-probabilities, and thresholds in verl's two notations."""
+    from verl.trainer.ppo.rollout_corr_helper import _parse_rollout_is_threshold, _parse_rollout_rs_thresholds
+
     section = "algorithm.rollout_correction"
     corrected, bypass = (
         faults[f"{section}.rollout_is"] or faults[f"{section}.rollout_rs"],
@@ -76,6 +78,24 @@ def check_correction(faults: Faults) -> None:
     dropped = corrected or faults[f"{section}.loss_type"] not in (None, "ppo_clip")
     valid = "verl's V1 trainers would leave out rollout_is, rollout_rs and loss_type, use false"
     faults.refuse_if(bool(bypass and dropped), f"{section}.bypass_mode", valid)
+    key, weighs = f"{section}.rollout_is_threshold", faults[f"{section}.rollout_is"]
+    bad = bool(weighs or faults[key] is not None) and _is_refused(_parse_rollout_is_threshold, faults[key])
+    null = "; with null verl would leave out rollout_is" if weighs else ", or null"
+    faults.refuse_if(bad, key, f"use a number above 0, or two as in 0.5_5.0{null}")
+    key, chosen = f"{section}.rollout_rs_threshold", faults[f"{section}.rollout_rs"]
+    if chosen is not None:
+        options = list(dict.fromkeys(option.strip() for option in str(chosen).split(",")))
+        one = "a number above 0, for k1 a number of at least 1 or two as in 0.5_5.0"
+        valid = f"rollout_rs={chosen} needs one threshold, or {len(options)} with commas between them: {one}"
+        faults.refuse_if(_is_refused(_parse_rollout_rs_thresholds, options, faults[key]), key, valid)
+
+
+def _is_refused(parse: Callable[..., object], *given: object) -> bool:
+    """Whether verl's parser of thresholds refuses these arguments, or finds a bound that is no number."""
+    try:
+        return "nan" in str(parse(*given))
+    except (TypeError, ValueError, ZeroDivisionError):
+        return True
 
 
 def check_loss(faults: Faults) -> None:

@@ -172,7 +172,6 @@ OPTIONAL: dict[str, Kind] = {
     "algorithm.rollout_correction.bypass_mode": BOOLEAN.or_null(),
     "algorithm.norm_adv_by_std_in_grpo": BOOLEAN,
     "algorithm.rollout_correction.rollout_is": one_of("token", "sequence", None),
-    "algorithm.rollout_correction.rollout_is_threshold": POSITIVE.or_null(),
     "reward.num_workers": COUNT,
     "trainer.save_freq": STEPS_OR_NEVER,
     "trainer.log_val_generations": integer_from(0),
