@@ -183,6 +183,10 @@ OPTIONAL: dict[str, Kind] = {
     "trainer.v1.sampler.max_off_policy_threshold": only(
         8, "the policy decides how old a rollout may be, leave verl's 8"
     ),
+    "trainer.v1.sampler.max_off_policy_strategy": only(
+        "drop", "the policy decides how old a rollout may be, leave verl's drop"
+    ),
+    "trainer.v1.sampler.sampler_kwargs": unset("there is no custom sampler to take them, use {}"),
     "trainer.default_local_dir": TEXT,
     "trainer.project_name": TEXT,
     "trainer.experiment_name": TEXT,
