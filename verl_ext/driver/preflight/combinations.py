@@ -184,8 +184,11 @@ def check_profile(faults: Faults) -> None:
     faults.refuse_if(cpu and engine != "dp", "model_engine", valid)
     profile = faults.config.get("actor_engine", engine)
     faults.refuse_if(profile != engine, "actor_engine", f"model_engine={engine}, use {engine} or hardware=verl")
+    key, valid = f"{ROLLOUT}.name", "use vllm or sglang"
     if OmegaConf.is_missing(faults.config.actor_rollout_ref.rollout, "name"):
-        faults.add(f"{ROLLOUT}.name is not set: use vllm or sglang", f"{ROLLOUT}.name")
+        faults.add(f"{key} is not set: {valid}", key)
+    else:  # verl's server of trtllm replaces a request's max_tokens, and a wave there cannot be cancelled
+        faults.refuse_if(faults[key] not in ("vllm", "sglang"), key, valid)
     wrong = cpu and faults["trainer.device"] != "cpu"
     faults.refuse_if(wrong, "trainer.device", "hardware=cpu trains on cpu; pick hardware=")
 

@@ -240,13 +240,11 @@ def check_names(faults: Faults) -> None:
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
     from verl.trainer.ppo.rollout_corr_helper import SUPPORTED_ROLLOUT_RS_OPTIONS
     from verl.utils.tracking import Tracking
-    from verl.workers.rollout.replica import RolloutReplicaRegistry
 
     chosen, known = faults["trainer.logger"], Tracking.supported_backend
     names = [chosen] if isinstance(chosen, str) else list(chosen) if isinstance(chosen, list) else []
     unknown = not names or any(name not in known for name in names)
     faults.refuse_if(unknown, "trainer.logger", f"list one or more of {', '.join(known)}")
-    _check_name(faults, f"{ROLLOUT}.name", RolloutReplicaRegistry._registry)
     manager = faults["reward.reward_manager"]
     faults.refuse_if(not isinstance(manager, dict), "reward.reward_manager", "it must hold name and source")
     if isinstance(manager, dict):
