@@ -12,6 +12,7 @@ from support.configs import RECIPES, compose, good_overrides, write_rows
 from verl_ext.driver.preflight.validate import BadConfig, validate
 from verl_ext.policy import RolloutPolicy
 
+REWARD_MODEL = ["reward.reward_model.enable=true", "reward.reward_model.enable_resource_pool=true"]
 # recipe, overrides, and required parts of the error message: the key with its value, and the remedy.
 REFUSED = [
     ("grpo", ["trainer.use_v1=false"], "trainer.use_v1=False", "use true"),
@@ -123,6 +124,11 @@ REFUSED = [
         "use null",
     ),
     ("grpo", ["reward.reward_model.enable=true"], "reward.reward_model.enable_resource_pool=False", "use true"),
+    ("grpo", ["reward.reward_model.enable_resource_pool=true"], "enable_resource_pool=True", "enable=False; use false"),
+    ("grpo", REWARD_MODEL, "reward.reward_model.nnodes=0", "at least 1"),
+    ("grpo", [*REWARD_MODEL, "reward.reward_model.n_gpus_per_node=0"], "model.n_gpus_per_node=0", "at least 1"),
+    ("grpo", REWARD_MODEL, "reward.reward_model.rollout.name=None", "use vllm or sglang"),
+    ("grpo", REWARD_MODEL, "reward.reward_model.model_path=None", "an existing folder, or a model's name on the hub"),
     ("grpo", ["rollout_driver.poll_interval=0"], "rollout_driver.poll_interval=0", "positive"),
     ("grpo", ["rollout_driver.stall_timeout=-3"], "rollout_driver.stall_timeout=-3", "positive"),
     ("grpo", ["rollout_driver.rollout_budget=0"], "rollout_driver.rollout_budget=0", "at least 1"),
@@ -182,6 +188,12 @@ def test_thresholds_of_the_rollout_correction_in_verls_notations(threshold, reje
     given = weights | dict(zip(("rollout_rs", "rollout_rs_threshold"), rejection, strict=True))
     overrides = [f"algorithm.rollout_correction.{key}={value}" for key, value in given.items()]
     validate(compose("grpo", *good_overrides(tmp_path), *overrides))
+
+
+def test_a_reward_model_in_a_pool_of_its_own(tmp_path):
+    settings = {"nnodes": 1, "n_gpus_per_node": 2, "model_path": "org/judge", "rollout.name": "vllm"}
+    pool = [f"reward.reward_model.{key}={value}" for key, value in settings.items()]
+    validate(compose("grpo", *good_overrides(tmp_path), *REWARD_MODEL, *pool))
 
 
 def test_several_faults_are_all_named_in_the_order_of_the_checks(tmp_path):

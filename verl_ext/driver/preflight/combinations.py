@@ -117,11 +117,18 @@ def check_saving(faults: Faults) -> None:
 
 
 def check_reward_model(faults: Faults) -> None:
-    """A reward model must score before the policy decides."""
-    key = "reward.reward_model.enable_resource_pool"
-    colocated = bool(faults["reward.reward_model.enable"]) and not faults[key]
+    """A reward model must score before the policy decides, in a pool of its own."""
+    section = "reward.reward_model"
+    enabled, key = bool(faults[f"{section}.enable"]), f"{section}.enable_resource_pool"
     valid = "a colocated reward model scores only after sampling, when the policy has decided; use true"
-    faults.refuse_if(colocated, key, valid)
+    faults.refuse_if(enabled and not faults[key], key, valid)
+    valid = f"the pool would stay idle, since {section}.enable=False; use false"
+    faults.refuse_if(bool(faults[key]) and not enabled, key, valid)
+    if not enabled:
+        return
+    for name in ("nnodes", "n_gpus_per_node"):
+        faults.check(f"{section}.{name}", COUNT)
+    faults.refuse_if(faults[f"{section}.rollout.name"] is None, f"{section}.rollout.name", "use vllm or sglang")
 
 
 def check_room(faults: Faults) -> None:

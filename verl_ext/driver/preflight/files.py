@@ -28,7 +28,7 @@ FILES_TO_READ = (
 
 
 def check_model(faults: Faults) -> None:
-    """A local model folder holds a configuration that transformers knows, weights and a tokenizer.
+    """A local folder of a model or reward model holds a configuration for transformers, weights and a tokenizer.
 
     verl looks up other names on the hub.
     """
@@ -44,6 +44,8 @@ def check_model(faults: Faults) -> None:
     )
     for key in own:
         _check_pretrained(faults, key, config="config" in key, tokenizer="tokenizer" in key, weights=False)
+    if faults["reward.reward_model.enable"]:
+        _check_pretrained(faults, "reward.reward_model.model_path", config=True, tokenizer=True, weights=True)
     adapter = f"{MODEL}.lora_adapter_path"
     if faults[adapter] and (folder := _local_folder(faults, adapter)):
         missing = not os.path.isfile(folder / "adapter_config.json")
