@@ -207,6 +207,26 @@ def test_a_merged_adapter_goes_to_engines_of_their_own(tmp_path):
     validate(compose("hora", *good_overrides(tmp_path), "hardware=h200", *SEPARATE, *adapter))
 
 
+@pytest.mark.parametrize("rank", ["lora_rank", "lora.rank"])
+def test_with_an_adapter_the_actor_is_the_reference_and_its_limit_counts(rank, tmp_path):
+    kl = ["hardware=h200", "actor_rollout_ref.actor.use_kl_loss=true", f"actor_rollout_ref.model.{rank}=8"]
+    limit = "log_prob_max_token_len_per_gpu=10"
+    validate(compose("hora", *good_overrides(tmp_path), *kl, f"actor_rollout_ref.ref.{limit}"))
+    bypass = ["algorithm.rollout_correction.bypass_mode=true", f"actor_rollout_ref.rollout.{limit}"]
+    with pytest.raises(BadConfig, match=rf"actor_rollout_ref\.rollout\.{limit} is not valid: a response of full"):
+        validate(compose("hora", *good_overrides(tmp_path), *kl, *bypass))
+
+
+def test_an_adapters_rank_is_checked_without_vllm(tmp_path):
+    base, model = [*good_overrides(tmp_path), "hardware=h200"], "actor_rollout_ref.model"
+    for rank in (f"{model}.lora_rank", f"{model}.lora.rank"):
+        validate(compose("hora", *base, f"{rank}=512"))
+        validate(compose("hora", *base, f"{rank}=513", f"{model}.lora.merge=true"))
+        validate(compose("hora", *base, f"{rank}=513", "actor_rollout_ref.rollout.name=sglang"))
+        with pytest.raises(BadConfig, match=f"^{rank}=513 is not valid: vLLM takes ranks up to 512, or use {model}"):
+            validate(compose("hora", *base, f"{rank}=513"))
+
+
 def test_engines_of_their_own_need_not_fit_the_actors_devices(tmp_path):
     devices = [f"{TP}=4", "trainer.n_gpus_per_node=6", "actor_rollout_ref.rollout.n_gpus_per_node=8"]
     validate(compose("hora", *good_overrides(tmp_path), "hardware=h200", *SEPARATE, *devices))

@@ -27,6 +27,7 @@ FORMER_NAMES = {  # of keys that are not in reward.<section> under the same name
     "reward_model.reward_kwargs": "reward.reward_kwargs",
     "reward_model.model.path": "reward.reward_model.model_path",
 }
+LARGEST_RANK = 512  # of an adapter, in vLLM
 CARRIERS = ("nccl", "nixl", "mooncake", "kimi_ckpt_engine", "delta_sharded")  # of weights between devices, in verl
 
 
@@ -165,13 +166,28 @@ def _sequence_parallel(faults: Faults, model: str) -> tuple[str, int]:
     return key, faults[key] or 1
 
 
+def has_adapter(faults: Faults) -> bool:
+    """Whether verl trains an adapter (LoRA) in place of the model's own weights."""
+    return any(faults[f"{MODEL}.{name}"] for name in ("lora_rank", "lora.rank", "lora_adapter_path"))
+
+
+def check_rank(faults: Faults) -> None:
+    """vLLM bounds the rank of an adapter that it loads; verl looks up this bound only where a vLLM for GPUs is."""
+    if faults[f"{ROLLOUT}.name"] == "vllm" and not faults[f"{MODEL}.lora.merge"]:
+        key = f"{MODEL}.lora{'.' if faults[f'{MODEL}.lora.rank'] else '_'}rank"  # verl prefers lora.rank
+        valid = f"vLLM takes ranks up to {LARGEST_RANK}, or use {MODEL}.lora.merge=true"
+        faults.refuse_if((faults[key] or 0) > LARGEST_RANK, key, valid)
+
+
 def check_micro_batch(faults: Faults) -> None:
     """A response of full length must fit into a device's token limits, for training and for log-probabilities."""
     longest = faults["data.max_prompt_length"] + faults["data.max_response_length"]
     strategy, limits = faults[f"{ACTOR}.strategy"], [(f"{ACTOR}.ppo_max_token_len_per_gpu", ACTOR)]
-    if not faults["algorithm.rollout_correction.bypass_mode"]:
+    reference, adapter = faults[f"{ACTOR}.use_kl_loss"] or faults["algorithm.use_kl_in_reward"], has_adapter(faults)
+    # With an adapter, verl's reference is the actor without it.
+    if not faults["algorithm.rollout_correction.bypass_mode"] or (reference and adapter):
         limits.append((f"{ROLLOUT}.log_prob_max_token_len_per_gpu", ACTOR))
-    if faults[f"{ACTOR}.use_kl_loss"] or faults["algorithm.use_kl_in_reward"]:
+    if reference and not adapter:
         limits.append((f"{REFERENCE}.log_prob_max_token_len_per_gpu", REFERENCE))
     full = f"a response of full length would not fit, {longest} tokens (data.max_prompt_length + its response)"
     for key, model in limits:
@@ -224,9 +240,8 @@ def check_placement(faults: Faults) -> None:
     key = "trainer.v1.separate_async.hybrid_rollout.enable_switch"
     valid = "lending the actor's devices to generation needs verl's own sampler, use false"
     faults.refuse_if(bool(faults[key]), key, valid)
-    adapter = any(faults[f"{MODEL}.{name}"] for name in ("lora_rank", "lora.rank", "lora_adapter_path"))
     valid = f"with trainer.v1.trainer_mode={mode} verl sends no adapter, so engines would keep the base model, use true"
-    faults.refuse_if(adapter and not faults[f"{MODEL}.lora.merge"], f"{MODEL}.lora.merge", valid)
+    faults.refuse_if(has_adapter(faults) and not faults[f"{MODEL}.lora.merge"], f"{MODEL}.lora.merge", valid)
 
 
 def check_devices(faults: Faults) -> None:
@@ -299,6 +314,7 @@ COMBINATIONS = (
     check_reward_model,
     check_room,
     check_fsdp,
+    check_rank,
     check_micro_batch,
     check_profile,
     check_validation_only,

@@ -164,6 +164,7 @@ OPTIONAL: dict[str, Kind] = {
     "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu": COUNT,
     f"{ACTOR}.loss_scale_factor": POSITIVE.or_null(),
     f"{MODEL}.lora_rank": integer_from(0),
+    f"{MODEL}.lora.rank": integer_from(0),
     f"{MODEL}.lora_alpha": POSITIVE,  # LoRA's product is multiplied by lora_alpha / lora_rank
     "algorithm.gamma": RATE,
     "algorithm.lam": RATE,

@@ -7,10 +7,10 @@ import traceback
 from pathlib import Path
 
 import hydra
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from verl_ext.driver.preflight.combinations import COMBINATIONS, check_queue_size
+from verl_ext.driver.preflight.combinations import COMBINATIONS, check_queue_size, has_adapter
 from verl_ext.driver.preflight.credentials import check_wandb, secrets
 from verl_ext.driver.preflight.data import check_training_data, check_validation_data
 from verl_ext.driver.preflight.extensions import EXTENSIONS
@@ -71,13 +71,19 @@ def _check(faults: Faults) -> RolloutPolicy | None:
 
 
 def _check_by_verl(faults: Faults) -> None:
-    """verl's own checks. The conversion to verl's dataclass checks the section of a rollout."""
+    """verl's own checks. The conversion to verl's dataclass checks the section of a rollout.
+
+    verl imports vLLM to check the rank of an adapter, unless the adapter is merged. The run may be for another machine,
+    so verl sees a merged adapter, and :func:`~.combinations.check_rank` checks the rank.
+    """
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import omega_conf_to_dataclass, validate_config
 
     config = faults.config
     try:
         omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
+        if has_adapter(faults):
+            config = OmegaConf.merge(config, {"actor_rollout_ref": {"model": {"lora": {"merge": True}}}})
         validate_config(
             config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config)
         )
