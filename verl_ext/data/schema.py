@@ -143,7 +143,7 @@ def row_id(row: Mapping[str, Any]) -> str:
 
 
 def prompt_faults(
-    row: Mapping[str, Any], prompt_key: str = "prompt", any_role: bool = False
+    row: Mapping[str, Any], prompt_key: str = "prompt", any_role: bool = False, needs_truth: bool = True
 ) -> Iterator[tuple[str, object, str]]:
     """(column, value, valid values) for each column that no run can read.
 
@@ -151,6 +151,7 @@ def prompt_faults(
         row: with the columns data_source, ``prompt_key`` and reward_model.
         prompt_key: column of the messages.
         any_role: whether the user's chat template may have roles other than ``ROLES``.
+        needs_truth: whether functions judge responses; a reward model needs no ``ground_truth``.
     """
     messages, judged = row[prompt_key], row["reward_model"]
     if row["data_source"] in (None, ""):
@@ -159,9 +160,9 @@ def prompt_faults(
         yield prompt_key, messages, "it must be a list of messages, each with role and content"
     elif not any_role and (strange := [message["role"] for message in messages if message["role"] not in ROLES]):
         yield "role", strange[0], f"without {TEMPLATE} it must be one of {', '.join(ROLES)}"
-    if not isinstance(judged, Mapping) or "ground_truth" not in judged:
-        yield "reward_model", judged, "it must hold ground_truth"
-    elif judged["ground_truth"] is None:
+    if not isinstance(judged, Mapping) or (needs_truth and "ground_truth" not in judged):
+        yield "reward_model", judged, f"it must hold {'ground_truth' if needs_truth else 'named values'}"
+    elif needs_truth and judged["ground_truth"] is None:
         yield "ground_truth", None, "it must be a value, '' for a reward that needs none"
 
 

@@ -101,6 +101,18 @@ def test_repeated_prompts_are_good_as_long_as_a_step_can_be_filled(config, tmp_p
     validate(changed(config, f"data.train_files={tmp_path}/train.parquet"))
 
 
+@pytest.mark.parametrize("judged", [{"style": "model"}, {"style": "model", "ground_truth": None}])
+def test_rows_for_a_reward_model_need_no_ground_truth(judged, config, tmp_path):
+    pq.write_table(pa.table(rows(reward_model=[judged] * 40)), tmp_path / "rows.parquet")
+    settings = {"enable": True, "enable_resource_pool": True, "nnodes": 1, "model_path": "org/judge"}
+    model = [f"reward.reward_model.{key}={value}" for key, value in (settings | {"rollout.name": "vllm"}).items()]
+    judges = changed(config, *model, *(f"data.{part}_files={tmp_path}/rows.parquet" for part in ("train", "val")))
+    validate(judges)
+    (tmp_path / "reward.py").write_text("def compute_score(**row):\n    return 1.0\n")
+    with pytest.raises(BadConfig, match=r"row 0 has (reward_model|ground_truth)=.*, and it must "):
+        validate(changed(judges, f"reward.custom_reward_function.path={tmp_path}/reward.py"))
+
+
 def test_several_files_are_one_data_set(config, tmp_path):
     for name, count in (("math", 5), ("aime24", 3)):
         pq.write_table(pa.table(rows(count, data_source=[name] * count)), tmp_path / f"{name}.parquet")

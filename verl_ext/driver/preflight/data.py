@@ -45,7 +45,7 @@ def check_training_data(faults: Faults) -> None:
     for number, row in _good_rows(faults, TRAINING, files):
         if len(different) < size:
             try:
-                different.add(prompt_id(row["data_source"], row[key], row["reward_model"]["ground_truth"]))
+                different.add(prompt_id(row["data_source"], row[key], row["reward_model"].get("ground_truth")))
             except TypeError as error:
                 faults.refuse_if(True, TRAINING, f"row {number}: {error}")
                 return
@@ -102,12 +102,13 @@ def _check_features(faults: Faults, rows: int) -> None:
 def _good_rows(faults: Faults, key: str, files: list[pyarrow.dataset.Dataset]) -> Iterator[tuple[int, dict[str, Any]]]:
     """The numbered rows of the files. The first bad row refuses ``key`` and is the end."""
     prompt, any_role = faults["data.prompt_key"], bool(faults[TEMPLATE])
+    by_model = faults["reward.reward_model.enable"] and not faults["reward.custom_reward_function.path"]  # as in verl
     number = 0
     try:
         for file in files:
             for batch in file.to_batches(columns=[prompt, *COLUMNS], batch_size=BATCH):
                 for row in batch.to_pylist():
-                    for column, value, valid in prompt_faults(row, prompt, any_role):
+                    for column, value, valid in prompt_faults(row, prompt, any_role, not by_model):
                         faults.refuse_if(True, key, f"row {number} has {column}={value!r:.60}, and {valid}")
                         return
                     yield number, row
