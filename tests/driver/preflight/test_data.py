@@ -157,6 +157,17 @@ def test_rows_of_validation_data_are_checked_for_a_run_that_validates(config, tm
         validate(bad)
 
 
+def test_a_data_set_of_the_users_own_reads_files_of_any_form(config, tmp_path):
+    (tmp_path / "mine.py").write_text("import torch\nclass Mine(torch.utils.data.Dataset): ...\n")
+    (tmp_path / "rows.csv").write_text("question,answer\n1+1,2\n")
+    pq.write_table(pa.table({"question": ["1+1"]}), tmp_path / "rows.parquet")
+    own = changed(config, f"data.custom_cls.path={tmp_path}/mine.py", "data.custom_cls.name=Mine")
+    for files in (tmp_path / "rows.csv", tmp_path / "rows.parquet", tmp_path, "hdfs://rows"):
+        validate(changed(own, f"data.train_files={files}", f"data.val_files={files}"))
+    with pytest.raises(BadConfig, match=r"^data\.val_files=\S*none\.csv is not valid: there is no such file$"):
+        validate(changed(own, f"data.val_files={tmp_path}/none.csv"))
+
+
 def test_a_directory_or_text_under_the_name_of_parquet_is_refused(config, tmp_path):
     (tmp_path / "text.parquet").write_text("PAR1")
     with pytest.raises(BadConfig, match="text.parquet is not valid: it is no parquet file"):

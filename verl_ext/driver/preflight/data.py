@@ -118,7 +118,7 @@ def _good_rows(faults: Faults, key: str, files: list[pyarrow.dataset.Dataset]) -
 
 
 def _opened(faults: Faults, key: str) -> list[pyarrow.dataset.Dataset] | None:
-    """The files named by ``key``; None if any file is not valid or not on this machine."""
+    """The files named by ``key``; None if any is not valid, not on this machine, or read by a class of the user's."""
     names = faults[key]
     several = isinstance(names, list) and all(isinstance(name, str) for name in names)
     if not (isinstance(names, str) or several) or not names:
@@ -126,6 +126,12 @@ def _opened(faults: Faults, key: str) -> list[pyarrow.dataset.Dataset] | None:
         return None
     # verl reads every file that a pattern such as part-*.parquet matches.
     paths = [path for name in ([names] if isinstance(names, str) else names) for path in sorted(glob(name)) or [name]]
+    if faults["data.custom_cls.path"]:  # the user's class may read files of any form
+        for path in paths:
+            obstacle = None if "://" in path or os.path.isdir(path) else obstacle_to_reading(path)
+            if obstacle:
+                faults.refuse(key, path, obstacle)
+        return None
     files = [_open(faults, key, path) for path in paths]
     opened = [file for file in files if file is not None]
     return opened if len(opened) == len(files) else None
@@ -155,7 +161,7 @@ def _open(faults: Faults, key: str, name: str) -> pyarrow.dataset.Dataset | None
         faults.refuse(key, name, f"it lacks the columns {sorted(missing)} (it has: {found})")
         return None
     kind = file.schema.field("extra_info").type if "extra_info" in file.schema.names else pyarrow.null()
-    if not (pyarrow.types.is_struct(kind) or pyarrow.types.is_null(kind) or faults["data.custom_cls.path"]):
+    if not (pyarrow.types.is_struct(kind) or pyarrow.types.is_null(kind)):
         faults.refuse(key, name, f"its column extra_info holds {kind}, and verl reads named values there")
         return None
     return file
