@@ -21,7 +21,8 @@ SHELL, SUBMIT = (f"verl_ext.driver.tools.shell.{name}" for name in ("ShellTool",
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
-    return compose("grpo", *good_overrides(tmp_path_factory.mktemp("tools")))
+    loop = "actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent"
+    return compose("grpo", *good_overrides(tmp_path_factory.mktemp("tools")), loop)
 
 
 @pytest.fixture
@@ -111,6 +112,41 @@ def test_a_sandbox_of_the_first_rows_image_is_started_and_ended(config, tools, d
 
 def test_a_deployments_own_image_needs_no_rows(config, tools, docker):
     validate(changed(config, tools((SHELL, deployment(type="docker", image="own/image:1")))))
+    assert len(docker.calls("run")) == 1
+
+
+def mixed(path: Path, agent_name: str | None = None, **extra: object) -> list[str]:
+    """Overrides that name a file of 20 rows of this loop with this ``extra_info``, and 20 rows with an image."""
+    image = {"image": "own/image:1"}
+    tools = {"bash": image, "submit": image | {"test_command": "true"}}
+    made = [make_row("math", f"{number}+1=", "1", ability="sums", **extra) for number in range(20)]
+    made = [row | {"agent_name": agent_name} for row in made]
+    made += [make_row("math", f"mend {number}", "1", ability="code", tools=tools) for number in range(20)]
+    number_rows(made, "train")
+    pq.write_table(pa.Table.from_pylist(made), path)
+    return [f"data.train_files={path}", f"data.val_files={path}"]
+
+
+@pytest.mark.parametrize("row", [{"agent_name": "single_turn_agent"}, {"tool_selection": ["other"]}])
+def test_rows_that_offer_no_sandbox_need_no_image(config, tools, docker, tmp_path, row):
+    docker_tools = tools((SHELL, deployment(type="docker")), (SUBMIT, deployment(type="docker")))
+    validate(changed(config, docker_tools, *mixed(tmp_path / "rows.parquet", **row)))
+    (started,) = docker.calls("run")
+    assert "own/image:1" in started  # of row 20
+
+
+@pytest.mark.parametrize("row", [{}, {"agent_name": "tool_agent"}, {"tool_selection": ["bash"]}])
+def test_rows_that_offer_a_sandbox_need_an_image(config, tools, docker, tmp_path, row):
+    file = tools((SHELL, deployment(type="docker")))
+    found = refusals(config, file, *mixed(tmp_path / "rows.parquet", **row))
+    assert found[0].startswith("row 0 has extra_info.tools_kwargs.bash.create_kwargs.image=None, and it must name a co")
+    assert found[0].endswith("gives deployment.image or the row's agent_name is single_turn_agent")
+
+
+def test_validation_rows_of_the_default_loop_without_tools_need_no_image(config, tools, docker, tmp_path):
+    file, loop = tools((SHELL, deployment(type="docker"))), "actor_rollout_ref.rollout.agent.default_agent_loop"
+    train = mixed(tmp_path / "rows.parquet", "single_turn_agent")[0]
+    validate(changed(config, file, train, f"{loop}=single_turn_agent"))
     assert len(docker.calls("run")) == 1
 
 

@@ -17,14 +17,15 @@ from io import StringIO
 from typing import Any, NamedTuple
 
 from verl_ext.checks import TEXT
-from verl_ext.driver.preflight.data import extra_infos
-from verl_ext.driver.preflight.extensions import read_yaml, refusing
+from verl_ext.driver.preflight.data import column, extra_infos
+from verl_ext.driver.preflight.extensions import LOOPS, read_yaml, refusing
 from verl_ext.driver.preflight.faults import Faults
 from verl_ext.driver.preflight.files import first_line
 from verl_ext.driver.preflight.keys import ROLLOUT
 
 TOOLS_FILE = f"{ROLLOUT}.multi_turn.tool_config_path"
 OUR_TOOLS = "verl_ext.driver.tools."
+WITHOUT_TOOLS = "single_turn_agent"  # verl's agent loop that offers no tools
 PROGRAM_TIMEOUT = 60.0  # seconds of the first program in a sandbox
 
 
@@ -52,16 +53,18 @@ def check_tools(faults: Faults) -> None:
 
 
 def check_tool_rows(faults: Faults) -> None:
-    """Every row names a container image for each tool whose deployment needs and lacks one, and has tests that can be
-    run and judged if it has any."""
+    """Every row names a container image for each tool that it offers and whose deployment needs and lacks one, and has
+    tests that can be run and judged if it has any."""
     from verl_ext.driver.tools.shell import LIMITS, SubmitTool, tests_of
     from verl_ext.sandbox.deployments import IMAGE
     from verl_ext.sandbox.shell import SandboxFailure
 
     needing = [tool for tool in _sandboxed(faults) if tool.deployment.has_images and not tool.deployment.image]
     submits = any(isinstance(tool, SubmitTool) for tool in _ours(faults))
-    for key, number, extra in extra_infos(faults) if needing or submits else ():
-        tests = _arguments(extra, "submit") if submits and not faults.has_refused(key) else {}
+    for key, number, extra in _rows(faults) if needing or submits else ():
+        tests = (
+            _arguments(extra, "submit") if submits and _offers(extra, "submit") and not faults.has_refused(key) else {}
+        )
         if any(value is not None for value in tests.values()):  # parquet fills rows of other tasks with nulls
             try:
                 tests_of(tests, LIMITS["test_timeout"][0])
@@ -69,23 +72,29 @@ def check_tool_rows(faults: Faults) -> None:
                 faults.refuse_if(True, key, f"row {number}: {error}")
         for tool in needing:
             image = _arguments(extra, tool.name).get("image")
-            if not faults.has_refused(key) and not IMAGE.accepts(image):
+            if _offers(extra, tool.name) and not faults.has_refused(key) and not IMAGE.accepts(image):
                 where = f"extra_info.tools_kwargs.{tool.name}.create_kwargs.image"
                 valid = f"row {number} has {where}={image!r:.80}, and it must name a container image"
-                faults.refuse_if(True, key, f"{valid}, unless {faults[TOOLS_FILE]} gives deployment.image")
+                other = f"{faults[TOOLS_FILE]} gives deployment.image or the row's agent_name is {WITHOUT_TOOLS}"
+                faults.refuse_if(True, key, f"{valid}, unless {other}")
 
 
 def start_sandboxes(faults: Faults) -> None:
-    """A sandbox for the first row starts and runs a program, once for each different deployment of the tools."""
+    """A sandbox starts and runs a program, once for each different deployment of the tools.
+
+    Its image is that of the first row that names one, or the deployment's.
+    """
     from verl_ext.sandbox.deployments import deployment_maker
     from verl_ext.sandbox.places import PlaceFailure
 
     tools = _sandboxed(faults)
-    first = next((extra for _, _, extra in extra_infos(faults)), {}) if tools else {}
     tried: list[tuple[Any, str | None]] = []
     for tool in tools:
-        image = _arguments(first, tool.name).get("image") or tool.deployment.image
-        if (tool.deployment, image) in tried:
+        named = (
+            _arguments(extra, tool.name).get("image") for _, _, extra in _rows(faults) if _offers(extra, tool.name)
+        )
+        image = next(filter(None, named), tool.deployment.image)
+        if (tool.deployment, image) in tried or (tool.deployment.has_images and not image):
             continue
         tried.append((tool.deployment, image))
         try:
@@ -164,6 +173,20 @@ def _sandboxed(faults: Faults) -> list[Sandboxed]:
             config = deployment_config(made.config["deployment"])
             found.append(Sandboxed(made.name, config, float(made.config.get("lifetime", LIMITS["lifetime"][0]))))
     return found
+
+
+def _rows(faults: Faults) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
+    """As :func:`~.data.extra_infos`, without the rows whose agent loop offers no tools."""
+    loops = column(faults, "agent_name")
+    for row, (_, _, loop) in zip(extra_infos(faults), loops, strict=True):
+        if (loop or faults[LOOPS]) != WITHOUT_TOOLS:
+            yield row
+
+
+def _offers(extra: Mapping[str, Any], tool: str) -> bool:
+    """Whether a row offers this tool to the model: verl offers all tools, or those in ``extra_info.tool_selection``."""
+    selection = extra.get("tool_selection")
+    return not selection or tool in list(selection)
 
 
 def _arguments(extra: Mapping[str, Any], tool: str) -> Mapping[str, Any]:
