@@ -222,6 +222,13 @@ def check_validation_only(faults: Faults) -> None:
     faults.refuse_if(bool(only) and not faults[key], key, "trainer.val_only=true would train without it, use true")
 
 
+def check_timeouts(faults: Faults) -> None:
+    """The last agent of a step may run alone, and must not count as a stall."""
+    agent, key = faults["rollout_driver.agent_timeout"], "rollout_driver.stall_timeout"
+    valid = f"an agent may take rollout_driver.agent_timeout={agent} seconds, use more than that"
+    faults.refuse_if(agent is not None and faults[key] <= agent, key, valid)
+
+
 def check_placement(faults: Faults) -> None:
     """Engines generate on the actor's devices, or on a separate pool reachable for weights."""
     mode = faults["trainer.v1.trainer_mode"]
@@ -318,6 +325,7 @@ COMBINATIONS = (
     check_micro_batch,
     check_profile,
     check_validation_only,
+    check_timeouts,
     check_placement,
     check_devices,
     check_megatron,
