@@ -179,6 +179,15 @@ def test_rows_whose_tests_cannot_be_run_or_judged_are_refused(config, tools, tmp
     assert found[0].startswith(f"row 0: extra_info.tools_kwargs.submit.create_kwargs.{message}")
 
 
+def test_tests_end_before_a_run_counts_as_stalled(config, tools, tmp_path):
+    data = rows(tmp_path / "rows.parquet", None, test_timeout=1800.0)
+    for longest, stall in ((1800, 1801), (7200, 1801), (300, 301)):  # the shorter of the tool's and the row's counts
+        file = tools((SUBMIT, deployment(type="local") | {"test_timeout": longest}))
+        validate(changed(config, file, *data, f"rollout_driver.stall_timeout={stall}"))
+        (sentence,) = refusals(config, file, *data, f"rollout_driver.stall_timeout={stall - 1}")
+        assert sentence.startswith(f"the tests of row 0 of data.train_files may take {stall - 1} seconds, use more")
+
+
 def test_a_runtime_that_is_missing_or_broken(config, tools, docker, monkeypatch):
     file = tools((SHELL, deployment(type="docker", image="own/image:1")))
     docker.does("broken")

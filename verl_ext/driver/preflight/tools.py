@@ -26,6 +26,7 @@ from verl_ext.driver.preflight.keys import ROLLOUT
 TOOLS_FILE = f"{ROLLOUT}.multi_turn.tool_config_path"
 OUR_TOOLS = "verl_ext.driver.tools."
 WITHOUT_TOOLS = "single_turn_agent"  # verl's agent loop that offers no tools
+STALL = "rollout_driver.stall_timeout"
 PROGRAM_TIMEOUT = 60.0  # seconds of the first program in a sandbox
 
 
@@ -54,20 +55,24 @@ def check_tools(faults: Faults) -> None:
 
 def check_tool_rows(faults: Faults) -> None:
     """Every row names a container image for each tool that it offers and whose deployment needs and lacks one, and has
-    tests that can be run and judged if it has any."""
+    tests that can be run and judged, before the run counts as stalled, if it has any."""
     from verl_ext.driver.tools.shell import LIMITS, SubmitTool, tests_of
     from verl_ext.sandbox.deployments import IMAGE
     from verl_ext.sandbox.shell import SandboxFailure
 
     needing = [tool for tool in _sandboxed(faults) if tool.deployment.has_images and not tool.deployment.image]
-    submits = any(isinstance(tool, SubmitTool) for tool in _ours(faults))
+    submits = [tool for tool in _ours(faults) if isinstance(tool, SubmitTool)]
+    longest = max((tool.config.get("test_timeout", LIMITS["test_timeout"][0]) for tool in submits), default=0)
     for key, number, extra in _rows(faults) if needing or submits else ():
         tests = (
             _arguments(extra, "submit") if submits and _offers(extra, "submit") and not faults.has_refused(key) else {}
         )
         if any(value is not None for value in tests.values()):  # parquet fills rows of other tasks with nulls
             try:
-                tests_of(tests, LIMITS["test_timeout"][0])
+                seconds = tests_of(tests, longest).timeout
+                if not faults.has_refused(STALL):
+                    valid = f"the tests of row {number} of {key} may take {seconds:g} seconds, use more than that"
+                    faults.refuse_if(seconds >= faults[STALL], STALL, valid)
             except SandboxFailure as error:
                 faults.refuse_if(True, key, f"row {number}: {error}")
         for tool in needing:
