@@ -132,6 +132,8 @@ def test_arguments_of_verls_other_scripts_are_refused_by_name(overrides, argumen
         "reward.reward_model.enable=true",
         "actor_rollout_ref.actor.checkpoint.async_save=true",
         "trainer.v1.sampler.max_off_policy_threshold=2",
+        "trainer.v1.sampler.max_off_policy_strategy=wait",
+        "actor_rollout_ref.rollout.name=trtllm",
         "actor_rollout_ref.actor.grad_clip=0.5",
         "actor_rollout_ref.actor.clip_ratio=0.4",
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import cycle
 
 import pytest
@@ -217,7 +218,8 @@ def test_with_an_adapter_the_actor_is_the_reference_and_its_limit_counts(rank, t
         validate(compose("hora", *good_overrides(tmp_path), *kl, *bypass))
 
 
-def test_an_adapters_rank_is_checked_without_vllm(tmp_path):
+def test_an_adapters_rank_is_checked_without_vllm(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "verl.workers.rollout.vllm_rollout.utils", None)  # cannot be imported
     base, model = [*good_overrides(tmp_path), "hardware=h200"], "actor_rollout_ref.model"
     for rank in (f"{model}.lora_rank", f"{model}.lora.rank"):
         validate(compose("hora", *base, f"{rank}=512"))

@@ -135,6 +135,13 @@ def test_rows_that_offer_no_sandbox_need_no_image(config, tools, docker, tmp_pat
     assert "own/image:1" in started  # of row 20
 
 
+def test_the_image_of_a_row_is_tried_before_the_deployments(config, tools, docker, tmp_path):
+    file = tools((SHELL, deployment(type="docker", image="base/image:1")))
+    validate(changed(config, file, *mixed(tmp_path / "rows.parquet")))
+    (started,) = docker.calls("run")
+    assert "own/image:1" in started  # of row 20
+
+
 @pytest.mark.parametrize("row", [{}, {"agent_name": "tool_agent"}, {"tool_selection": ["bash"]}])
 def test_rows_that_offer_a_sandbox_need_an_image(config, tools, docker, tmp_path, row):
     file = tools((SHELL, deployment(type="docker")))
