@@ -19,6 +19,7 @@ from importlib.metadata import distributions
 names = {re.sub(r"[-_.]+", "-", each.name).lower(): each.version for each in distributions() if each.name}
 print(*(f"{name}=={version}" for name, version in sorted(names.items())), sep="\n")'
 }
+installed >/dev/null || { echo "error: PYTHON=$PYTHON cannot list its packages: name the Python of verl's image." >&2; exit 2; }
 kept() { installed | grep -E "^($KEPT)==" || true; }
 
 if [[ $1 == constraints ]]; then kept; exit; fi

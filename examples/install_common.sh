@@ -18,6 +18,8 @@ python_of_a_supported_version() {  # python_of_a_supported_version <stack>
     if supported "$candidate"; then echo "$candidate"; return; fi
   done
   found=$("${PYTHON:-python3}" --version 2>&1 | head -1) || found="none"
+  [[ -z ${PYTHON:-} || $found != none ]] ||
+    refuse "PYTHON=$PYTHON cannot be started; name Python $(pythons) in its place, or leave PYTHON out."
   refuse "$1 needs Python $(pythons) (found: $found); install one of them or name it with PYTHON=/path/to/python."
 }
 

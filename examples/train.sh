@@ -13,12 +13,20 @@
 #   RECIPE=grpo, BASELINE=1          the baseline: uniform GRPO; for Prefix Sampling, the recipe without prefixes
 # DATA_DIR (~/data) and CHECKPOINT_DIR (checkpoints) are read by the experiments themselves. PYTHON is the interpreter.
 set -euo pipefail
+(($# >= 2)) || { echo "error: name a recipe and an experiment: train.sh pilot_commit qwen3_8b [key=value ...]" >&2; exit 2; }
 recipe=$1 experiment=$2
 shift 2
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 export PYTHONPATH=$here/..${PYTHONPATH:+:$PYTHONPATH}    # this checkout, whichever version is installed
 
 refuse() { echo "error: $1=${!1} is not valid: $2" >&2; exit 2; }
+
+IFS=: read -ra folders <<<"$PWD:$PYTHONPATH"
+found=
+for folder in "${folders[@]}"; do [[ ! -d $folder/recipe/$recipe ]] || found=1; done
+[[ -n $found ]] || refuse recipe "name a folder in $(cd "$here/../recipe" && pwd)"
+PYTHON=${PYTHON:-python}
+type -P "$PYTHON" >/dev/null || refuse PYTHON "it cannot be started; activate the environment, or set PYTHON"
 
 paper=$recipe                                             # whose settings these are
 case $experiment in pilot_commit_*) paper=pilot_commit ;; esac
@@ -62,7 +70,9 @@ esac
 case $paper/${LENGTH:-} in
   */) ;;
   knapsack/*[!0-9]*) refuse LENGTH "use a number of tokens above 2048" ;;
-  knapsack/*) settings+=(data.max_response_length=$((LENGTH - 2048))) ;;
+  knapsack/*)
+    ((10#$LENGTH > 2048)) || refuse LENGTH "use a number of tokens above 2048"
+    settings+=(data.max_response_length=$((10#$LENGTH - 2048))) ;;
   *) refuse LENGTH "pass data.max_response_length" ;;
 esac
 case "$paper $* " in "hora"*" model_engine=megatron "*) settings+=(lr_schedule=linear) ;; esac
@@ -72,7 +82,7 @@ if [[ $experiment == *_swe ]]; then
   settings+=(actor_rollout_ref.rollout.multi_turn.tool_config_path="\"$TOOLS\"")  # hydra's quotes
 fi
 
-exec "${PYTHON:-python}" -m "recipe.$recipe" experiment="$experiment" \
+exec "$PYTHON" -m "recipe.$recipe" experiment="$experiment" \
   ${HARDWARE:+hardware="$HARDWARE"} ${MODEL_SIZE:+model_size="$MODEL_SIZE"} \
   ${MODEL_PATH:+actor_rollout_ref.model.path="$MODEL_PATH"} \
   ${NNODES:+trainer.nnodes="$NNODES"} ${GPUS_PER_NODE:+trainer.n_gpus_per_node="$GPUS_PER_NODE"} \

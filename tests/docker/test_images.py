@@ -128,6 +128,15 @@ def test_an_image_is_completed_without_changing_what_was_built_for_its_gpus(base
     assert now["numpy"] == "2.2.6" and now["project"] == "1"  # good enough as it is
 
 
+def test_an_interpreter_that_cannot_be_started_is_refused():
+    for arguments in ((), ("constraints",)):
+        result = install(*arguments, PYTHON="/no/python")
+        assert (result.returncode, result.stdout) == (2, "")
+        assert result.stderr.endswith(
+            "error: PYTHON=/no/python cannot list its packages: name the Python of verl's image.\n"
+        )
+
+
 def test_an_environment_without_the_gpu_stack_is_refused(tmp_path):
     venv.create(tmp_path, with_pip=False)
     result = install(PYTHON=str(tmp_path / "bin/python"))

@@ -92,6 +92,7 @@ def test_an_environment_of_another_folder_is_not_up_to_date(checkout, tmp_path_f
         ({"ENGINE": "trtllm"}, "ENGINE=trtllm is not valid: use vllm or sglang."),
         ({"MEGATRON": "yes"}, "MEGATRON=yes is not valid: use 1, or 0 for FSDP2 alone."),
         ({"MINOR": "11"}, "the GPU stack needs Python 3.12 (found: "),
+        ({"PYTHON": "/nix"}, "PYTHON=/nix cannot be started; name Python 3.12 in its place, or leave PYTHON out."),
         ({"HERE_GLIBC": "2.31"}, "needs glibc 2.34 or newer (Ubuntu 22.04, Debian 12, RHEL 9), and this is 2.31;"),
         ({"HERE_DRIVER": "570.172.08"}, "CUDA 13.0 needs driver R580 or newer, and this machine has 570.172.08."),
     ],

@@ -289,6 +289,7 @@ def test_a_longer_run_has_as_many_positions_and_a_folder_of_its_own(name):
         ("vip_llama3_2_3b", "LENGTH", "4096", "pass data.max_response_length"),
         ("knapsack_llama3_1_8b", "LENGTH", "8k", "use a number of tokens above 2048"),
         ("knapsack_llama3_1_8b", "LENGTH", "-1", "use a number of tokens above 2048"),
+        ("knapsack_llama3_1_8b", "LENGTH", "2048", "use a number of tokens above 2048"),
         ("prefix_sampling_qwen3_8b", "BASELINE", "yes", "use 1 for the matched baseline, or 0"),
         ("prefix_sampling_qwen3_14b_swe", "BASELINE", "grpo", "use 1 for the matched baseline, or 0"),
         ("prefix_sampling_qwen3_8b", "RECIPE", "grpo", "the baseline is this recipe without prefixes, use BASELINE=1"),
@@ -325,6 +326,36 @@ def test_the_quickstart_refuses_before_it_installs(arguments, variables, sentenc
     command = ["bash", str(EXAMPLES / "quickstart.sh"), *arguments]
     result = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True)
     assert (result.returncode, result.stdout, result.stderr) == (2, "", f"error: {sentence}\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "python", "sentence"),
+    [
+        ([], "true", "name a recipe and an experiment: train.sh pilot_commit qwen3_8b [key=value ...]"),
+        (["grpo"], "true", "name a recipe and an experiment: train.sh pilot_commit qwen3_8b [key=value ...]"),
+        (["grop", "qwen3_8b"], "true", f"recipe=grop is not valid: name a folder in {ROOT / 'recipe'}"),
+        *(
+            (
+                ["grpo", "qwen3_8b"],
+                python,
+                f"PYTHON={python} is not valid: it cannot be started; activate the environment, or set PYTHON",
+            )
+            for python in ("/no/python", "/tmp", "nopython")
+        ),
+    ],
+)
+def test_a_script_that_cannot_start_says_why(arguments, python, sentence, tmp_path):
+    command = ["bash", str(EXAMPLES / "train.sh"), *arguments]
+    environment = os.environ | {"PYTHON": python}
+    result = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert (result.returncode, result.stdout, result.stderr) == (2, "", f"error: {sentence}\n")
+
+
+def test_a_recipe_of_the_current_folder_is_started(tmp_path):
+    (tmp_path / "recipe/mine").mkdir(parents=True)
+    command = ["bash", str(EXAMPLES / "train.sh"), "mine", "own"]
+    result = subprocess.run(command, env=os.environ | {"PYTHON": "echo"}, cwd=tmp_path, capture_output=True, text=True)
+    assert "-m recipe.mine experiment=own" in result.stdout
 
 
 def test_an_unknown_model_size_is_answered_with_those_there_are():

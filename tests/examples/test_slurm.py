@@ -175,5 +175,50 @@ def test_outside_of_a_job_it_says_what_to_do():
     assert result.returncode == 2 and "submit this with sbatch" in result.stderr
 
 
+ALONE = {
+    "srun": 'while [[ $1 == --* ]]; do shift; done\nexec "$@"',
+    "scancel": "",
+    "scontrol": "exit 1",  # so that the job does not wait for its end
+    "python": 'case "$*" in *token_hex*) echo 127.0.0.1 1 2 0 ;; *scripts*) sleep 3 ;; esac',
+}
+
+
+def run_alone(folder: Path, *command: str) -> tuple[int, str]:
+    """Exit status and output of the sbatch script without Slurm and Ray, for which stand-ins answer."""
+    path = [stand_in(folder, name, script) for name, script in ALONE.items()][0]
+    environment = {"SLURM_JOB_ID": f"test{os.getpid()}", "SLURM_JOB_NUM_NODES": "1", "SLURM_CPUS_ON_NODE": "2"}
+    environment |= {"SLURMD_NODENAME": "node1", "SLURM_SUBMIT_DIR": str(folder), "PATH": path, "STOP_TIMEOUT": "15"}
+    with open(folder / "out", "w") as out:  # not a pipe, which a process of the stop holds until STOP_TIMEOUT
+        command = ("bash", str(SBATCH), *command)
+        result = subprocess.run(command, env=environment, cwd=folder, stdout=out, stderr=out, timeout=60)
+    return result.returncode, (folder / "out").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "requeued"),
+    [
+        ((), True),
+        (("trainer.resume_mode=disable", "trainer.resume_mode=auto"), True),
+        (("trainer.resume_mode=disable",), False),
+        (("trainer.resume_mode=resume_path", "trainer.resume_from_path=/runs/global_step_4"), False),
+    ],
+)
+def test_a_job_that_would_begin_anew_is_not_put_back_into_the_queue(arguments, requeued, tmp_path):
+    run = "trap 'exit 75' USR1; sleep 1; kill -USR1 $PPID; sleep 20 & wait"
+    status, log = run_alone(tmp_path, "bash", "-c", run, "run", *arguments)
+    assert status == 1 and " saved" in log
+    asked = (tmp_path / "scontrol.log").read_text()
+    assert ("requeue test" in asked) == requeued == ("saved; back into the queue" in log), log
+    if not requeued:
+        sentence = f"not put back into the queue, where {arguments[0]} would begin anew"
+        assert f"error: {sentence}: submit again with trainer.resume_mode=auto" in log
+
+
+def test_a_script_that_is_not_there_ends_the_job_before_ray_starts(tmp_path):
+    status, log = run_alone(tmp_path, "examples/run_nothing.sh", "trainer.nnodes=2")
+    assert status == 1 and f"error: there is no script examples/run_nothing.sh in {tmp_path}" in log
+    assert not (tmp_path / "python.log").exists()
+
+
 def test_the_exit_status_is_the_drivers():
     assert f"STOPPED={EXIT_STOPPED} " in SBATCH.read_text()
