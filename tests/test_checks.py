@@ -133,7 +133,7 @@ def test_integer_vectors_stop_at_2_to_the_53():
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [("a b", "a b"), ("1", "'1'"), ("1e3", "'1e3'"), (" ", "' '"), ("", "''"), (1, "1"), (None, "None"), ([1], "[1]")],
+    [("a b", "a b"), ("1", "'1'"), ("1e3", "'1e3'"), (" ", "' '"), ("", "''"), (1, "1"), (None, "null"), ([1], "[1]")],
 )
 def test_values_are_shown_as_a_user_would_type_them(value, text):
     assert checks.shown(value) == text

@@ -32,6 +32,8 @@ class InvalidValue(ValueError):
 
 def shown(value: object) -> str:
     """``value`` as a user would type it; a text that looks like a number, or is blank, keeps its quotes."""
+    if value is None:
+        return "null"
     if isinstance(value, str) and value.strip():
         try:
             float(value)

@@ -153,7 +153,7 @@ def test_score_survives_parquet(tmp_path, frames):
 def test_another_data_source_is_refused():
     with pytest.raises(ValueError, match="data_source='gsm8k' must be 'sql/chain'"):
         data.compute_score("gsm8k", "x", "x", {})
-    with pytest.raises(ValueError, match="ground_truth=None is not valid: use a text"):
+    with pytest.raises(ValueError, match="ground_truth=null is not valid: use a text"):
         data.compute_score("sql/chain", "x", None, {})
 
 

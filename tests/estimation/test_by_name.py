@@ -61,7 +61,7 @@ def test_features_that_are_no_finite_matrix_are_refused_at_once(write, name, fea
 
 def test_a_probe_without_state_must_learn_online(write):
     options = {"features": write("f.npy", FEATURES)}
-    with pytest.raises(ValueError, match=rf"^{OPTIONS}\.state=None is not valid: a probe with online=false needs"):
+    with pytest.raises(ValueError, match=rf"^{OPTIONS}\.state=null is not valid: a probe with online=false needs"):
         PromptEstimator("probe", {**options, "online": False})
     fitted = LinearProbe(FEATURES, online=False, learning_rate=0.1)
     fitted.fit(np.arange(6), np.arange(6) / 5, np.full(6, 8))

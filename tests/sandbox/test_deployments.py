@@ -65,7 +65,7 @@ def test_the_settings_of_docker():
     ("deployment", "sentence"),
     [
         ({"type": "dokcer"}, "config.deployment.type=dokcer is not valid: did you mean docker? use one of docker, "),
-        ({}, "config.deployment.type=None is not valid: use one of docker, remote, modal, fargate, daytona, local"),
+        ({}, "config.deployment.type=null is not valid: use one of docker, remote, modal, fargate, daytona, local"),
         (
             {"type": "docker", "imge": "x"},
             "config.deployment.imge=x is not valid: it is no setting of type docker; use ",
@@ -75,7 +75,7 @@ def test_the_settings_of_docker():
             "config.deployment.image=--privileged is not valid: use the name ",
         ),
         ({"type": "docker", "memory": "4 apples"}, "config.deployment.memory=4 apples is not valid: use a number of b"),
-        ({"type": "docker", "memory": None}, "config.deployment.memory=None is not valid: use a number of bytes"),
+        ({"type": "docker", "memory": None}, "config.deployment.memory=null is not valid: use a number of bytes"),
         ({"type": "docker", "disk": 0}, "config.deployment.disk=0 is not valid: use a number of bytes"),
         ({"type": "docker", "cpus": 0}, "config.deployment.cpus=0 is not valid: use a number above 0"),
         ({"type": "docker", "pids": 1.5}, "config.deployment.pids=1.5 is not valid: use an integer of at least 1"),
@@ -97,7 +97,7 @@ def test_the_settings_of_docker():
             {"type": "local", "image": "x"},
             "config.deployment.image=x is not valid: it is no setting of type local; this",
         ),
-        ({"type": "remote"}, "config.deployment.auth_token=None is not valid: Field required (type remote)"),
+        ({"type": "remote"}, "config.deployment.auth_token=null is not valid: Field required (type remote)"),
         (
             {"type": "remote", "auth_token": "x", "port": "y"},
             "config.deployment.port=y is not valid: Input should be a",

@@ -71,7 +71,7 @@ def test_without_a_reward_function_verl_must_know_every_data_source(config, modu
     with pytest.raises(BadConfig) as refused:
         validate(mixed)
     assert refused.value.sentences == (
-        f"{REWARD}.path=None is not valid: verl has no reward function for data_source='mine' "
+        f"{REWARD}.path=null is not valid: verl has no reward function for data_source='mine' "
         "(row 30 of data.train_files), name a file or pkg://package.module with one",
     )
     validate(changed(mixed, f"{REWARD}.path={module('mine', GOOD)}"))
@@ -101,7 +101,7 @@ def test_reward_kwargs_that_the_function_does_not_take_are_refused(config, modul
 def test_the_name_and_path_of_a_reward_function_are_texts(config, module):
     assert refusal(config, f"{REWARD}.path=5").startswith("name a Python file, or a module as pkg://")
     path = f"{REWARD}.path={module('reward', GOOD)}"
-    with pytest.raises(BadConfig, match=rf"^{REWARD}\.name=None is not valid: use a text$"):
+    with pytest.raises(BadConfig, match=rf"^{REWARD}\.name=null is not valid: use a text$"):
         validate(changed(config, path, f"{REWARD}.name=null"))
 
 

@@ -50,7 +50,7 @@ REFUSED = [
     (
         "grpo",
         ["actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm"],
-        "actor_rollout_ref.actor.loss_scale_factor=None",
+        "actor_rollout_ref.actor.loss_scale_factor=null",
         "verl would divide the loss of each micro-batch by its own longest response, use data.max_response_length=",
     ),
     (
@@ -134,7 +134,7 @@ REFUSED = [
     ("grpo", ["rollout_driver.rollout_budget=0"], "rollout_driver.rollout_budget=0", "at least 1"),
     ("grpo", ["trainer.resume_mode=always"], "trainer.resume_mode=always", "resume_path"),
     ("grpo", ["actor_rollout_ref.actor.optim.warmup_style=linear"], "verl refuses the configuration: ", "warmup_style"),
-    ("grpo", ["trainer.resume_mode=resume_path"], "trainer.resume_from_path=None", "global_step_N"),
+    ("grpo", ["trainer.resume_mode=resume_path"], "trainer.resume_from_path=null", "global_step_N"),
     ("grpo", ["actor_rollout_ref.model.path=/no/such/model"], "model.path=/no/such/model", "existing folder"),
     ("grpo", ["data.train_files=/no/such.parquet"], "data.train_files=/no/such.parquet", "no such file"),
     ("grpo", ["data.train_batch_size=64", "actor_rollout_ref.actor.ppo_mini_batch_size=64"], "train_files=", "40"),
@@ -229,6 +229,15 @@ def test_the_recipes_themselves_are_accepted(recipe, tmp_path):
     """With the other mode, sync: test_bad_input.py."""
     policy = validate(compose(recipe, *good_overrides(tmp_path), "trainer.v1.trainer_mode=colocate_async"))
     assert isinstance(policy, RolloutPolicy) and policy.train_batch_size == 8
+
+
+def test_verl_prints_nothing_before_a_refusal(tmp_path, capfd, recwarn):
+    """verl says that its checks have passed, which a check that follows may contradict."""
+    validate(compose("grpo", *good_overrides(tmp_path)))
+    with pytest.raises(BadConfig, match=r"it cannot be imported \(No module named 'my_package'\)$"):
+        validate(compose("grpo", *good_overrides(tmp_path), "rollout_policy._target_=my_package.policies.Mine"))
+    assert capfd.readouterr() == ("", "")
+    assert not [str(each.message) for each in recwarn if "critic" in str(each.message)]
 
 
 def test_files_that_are_no_data_are_refused(tmp_path):

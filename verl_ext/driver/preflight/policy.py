@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import re
 from pathlib import Path
 
@@ -30,10 +31,11 @@ def policy_class(faults: Faults) -> type[RolloutPolicy] | None:
     if not isinstance(section, DictConfig):
         faults.refuse_if(True, SECTION, f"{BASE} in _target_")
         return None
+    logging.getLogger(hydra.utils.__name__).disabled = True  # it logs, in three lines, each error that it raises
     try:
         made = hydra.utils.get_class(str(section.get("_target_")))
     except (Exception, SystemExit) as error:  # importing a user's module can raise anything, and can end Python
-        faults.refuse_if(True, TARGET, f"it cannot be imported ({first_line(error, cause=False)})")
+        faults.refuse_if(True, TARGET, f"it cannot be imported ({first_line(error)})")
         return None
     faults.refuse_if(not issubclass(made, RolloutPolicy), TARGET, BASE)
     return made if issubclass(made, RolloutPolicy) else None

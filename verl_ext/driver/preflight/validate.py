@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import traceback
+import warnings
 from pathlib import Path
 
 import hydra
@@ -84,9 +86,10 @@ def _check_by_verl(faults: Faults) -> None:
         omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
         if has_adapter(faults):
             config = OmegaConf.merge(config, {"actor_rollout_ref": {"model": {"lora": {"merge": True}}}})
-        validate_config(
-            config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config)
-        )
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(action="ignore"):  # verl calls it again
+            validate_config(
+                config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config)
+            )
     except (AssertionError, ValueError, hydra.errors.InstantiationException, OmegaConfBaseException) as error:
         cause = error.__cause__ or error
         faults.add(" ".join(str(cause).split()) or f"verl refuses the configuration: {_assertion(cause)}")
