@@ -167,6 +167,18 @@ def test_rows_that_cannot_be_used_are_refused_or_left_out_and_counted(tmp_path):
     assert sum(json.loads((tmp_path / "out" / "train.json").read_text())["left_out"].values()) == 4
 
 
+@pytest.mark.parametrize(
+    ("good", "remedy"), [(0, "add rows that can."), (1, "add rows, or hold out at most 0 by --validation.")]
+)
+def test_too_few_rows_that_can_be_used_are_counted_and_no_option_is_blamed_that_was_not_given(good, remedy, tmp_path):
+    bad = [{"question": "Who?", "answer": "nobody"}, {"question": " ", "answer": "#### 1"}]
+    path = jsonl(tmp_path / "sums.jsonl", [*ROWS[:good], *bad])
+    result = run(path, *GSM8K, "--out", tmp_path / "out", "--leave-out")
+    counted = f"{good} of {good + 2} rows can be used (1 x no answer; 1 x no question)"
+    assert result.exit_code == 2
+    assert f"value: {counted}, and at least one must be trained on; {remedy}" in flat(result)
+
+
 def test_a_row_of_jsonl_without_the_key_is_a_row_without_an_answer(tmp_path):
     rows = [*ROWS[:3], {"question": "Who?"}]
     path = jsonl(tmp_path / "sums.jsonl", rows)
@@ -228,7 +240,11 @@ def test_a_template_of_ones_own_may_hold_braces(tmp_path):
         ({"--prompt": "text"}, "it lacks the columns ['text']; it has ['answer', 'chat', 'question']"),
         ({"--prompt": "chat"}, "column 'chat' holds a list; name a column of texts or numbers."),
         ({"--template": "poem"}, "--template 'poem' must hold {question}, or be one of boxed, think_answer"),
-        ({"--validation": 2}, "--validation 2: 2 rows can be used, and at least one must be trained on."),
+        (
+            {"--validation": 2},
+            "--validation 2: 2 of 2 rows can be used, and at least one must be trained on; "
+            "add rows, or hold out at most 1 by --validation.",
+        ),
         ({"--out": __file__}, "test_columns.py is a file, name a folder."),
     ],
 )
@@ -246,9 +262,11 @@ def test_data_sets_that_are_not_there_are_refused_in_one_sentence(gsm8k, tmp_pat
     assert "nowhere.jsonl: there is no such file." in flat(run("nowhere.jsonl", *end))
     assert "no/such/folder is neither a file, a folder, nor OWNER/NAME on the hub" in flat(run("no/such/folder", *end))
     (tmp_path / "none.jsonl").write_text("\n")
-    assert "the data set has no row that can be used." in flat(run(tmp_path / "none.jsonl", *end))
+    assert "0 of 0 rows can be used, and at least one must be trained on; add" in flat(
+        run(tmp_path / "none.jsonl", *end)
+    )
     assert "empty cannot be read" in flat(run(tmp_path / "empty", *end))
-    assert "subset=None is not valid: use one of main, socratic" in flat(run(gsm8k, *end))
+    assert "subset=null is not valid: use one of main, socratic" in flat(run(gsm8k, *end))
     assert "subset=mine is not valid: use one of main, socratic" in flat(run(gsm8k, *end, "--subset", "mine"))
     result = run(gsm8k, *end, "--subset", "main", "--validation", 3)
     assert "has splits of its own, train, test; leave it out." in flat(result)

@@ -295,6 +295,8 @@ def test_without_a_name_all_are_listed():
         (["polaris", "--prompt", "poem"], "prompt=poem is not valid: use one of boxed"),
         (["polaris", "--local", "/nowhere.jsonl"], "/nowhere.jsonl: there is no such file."),
         (["--check", "/nowhere.parquet"], "/nowhere.parquet cannot be read"),
+        (["--check", "/tmp"], "file=/tmp is not valid: it is a folder, name files"),
+        (["--check", "rows.txt"], "file=rows.txt is not valid: it must end in .parquet, .jsonl, .json, .csv"),
         (["polaris", "--out", __file__], "test_prepare.py is a file, name a folder."),
     ],
 )

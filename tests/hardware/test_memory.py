@@ -186,6 +186,26 @@ def test_a_shape_is_read_from_a_models_folder(tmp_path):
         read(tmp_path)
 
 
+def test_a_folder_without_a_config_and_one_that_is_not_json_are_told_apart(tmp_path):
+    with pytest.raises(ValueError, match=f"^model={tmp_path}: the folder has no config.json; use a model's folder, or"):
+        find(str(tmp_path))
+    for content, reason in (
+        ("{broken", "Expecting property name"),
+        ("[]", "'list' object has no attribute"),
+        ("", ""),
+    ):
+        (tmp_path / "config.json").write_text(content)
+        with pytest.raises(ValueError, match=rf"^model={tmp_path}: config.json is no JSON object \({reason}"):
+            find(str(tmp_path))
+
+
+@pytest.mark.parametrize("model", ["Qwen3-8B", "qwen/qwen3-8b", "QWEN3-8b"])
+def test_a_known_model_is_found_without_its_owner_and_in_any_case_before_the_hub_is_asked(model, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_: pytest.fail("the hub was asked"))
+    with pytest.raises(ValueError, match=rf"^model={model} is not valid: did you mean Qwen/Qwen3-8B\?$"):
+        find(model)
+
+
 def test_the_parameters_of_other_families_are_those_that_transformers_counts(tmp_path):
     config = {
         "model_type": "qwen3_moe",

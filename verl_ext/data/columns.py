@@ -148,11 +148,15 @@ def hold_out(split: Split, count: int | None, seed: int) -> dict[str, Split]:
         ValueError: no row is left to train on.
     """
     rows = split.rows
+    left_out = "; ".join(f"{n} x {why}" for why, n in split.left_out.items())
+    usable = f"{len(rows)} of {len(rows) + split.left_out.total()} rows can be used" + f" ({left_out})" * bool(left_out)
     if not rows:
-        raise ValueError("the data set has no row that can be used.")
+        raise ValueError(f"{usable}, and at least one must be trained on; add rows that can.")
     held_out = min(MOST_HELD_OUT, max(1, len(rows) // 10)) if count is None else count
     if held_out >= len(rows):
-        raise ValueError(f"--validation {held_out}: {len(rows)} rows can be used, and at least one must be trained on.")
+        named = "" if count is None else f"--validation {count}: "
+        remedy = f"hold out at most {len(rows) - 1} by --validation"
+        raise ValueError(f"{named}{usable}, and at least one must be trained on; add rows, or {remedy}.")
     chosen = set(Random(seed).sample(range(len(rows)), held_out))
     divided = {"train": replace(split, rows=[row for place, row in enumerate(rows) if place not in chosen])}
     return divided | ({"validation": replace(split, rows=[rows[place] for place in sorted(chosen)])} if chosen else {})

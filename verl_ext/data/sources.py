@@ -140,7 +140,8 @@ def rows(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
     """
     import pyarrow
 
-    checks.choice("format", path.suffix, FORMATS)
+    checks.require(not path.is_dir(), "file", str(path), "it is a folder, name files")
+    checks.require(path.suffix in FORMATS, "file", str(path), f"it must end in {', '.join(FORMATS)}")
     read = {".parquet": _parquet, ".csv": _csv}.get(path.suffix, _json)
     known: set[str] = set()
     try:

@@ -90,6 +90,12 @@ def find(model: str) -> Shape:
         return SHAPES[model]
     if Path(model).exists():
         return read(Path(model))
+    for name in SHAPES:  # before the hub, which takes seconds to say no
+        if model.casefold() in (
+            name.casefold(),
+            name.partition("/")[2].casefold(),
+        ):
+            raise ValueError(f"model={model} is not valid: did you mean {name}?")
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -129,8 +135,13 @@ def read(path: Path) -> Shape:
             family=config["model_type"],
             head_dim=text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"],
         )
-    except (OSError, ValueError) as error:
-        raise ValueError(f"model={path} must be one of {', '.join(SHAPES)}, or a model's folder.") from error
+    except OSError as error:
+        missing = (
+            f"the folder has no {file.name}" if isinstance(error, FileNotFoundError) else f"it cannot be read ({error})"
+        )
+        raise ValueError(f"model={path}: {missing}; use a model's folder, or one of {', '.join(SHAPES)}.") from error
+    except (ValueError, AttributeError) as error:
+        raise ValueError(f"model={path}: {file.name} is no JSON object ({error}).") from error
     except (KeyError, TypeError) as error:
         raise ValueError(f"model={path}: its config.json has no usable {error}; a decoder of text has one.") from error
     return shape if shape.family in FORMULA else replace(shape, counted=_count(file))
