@@ -1,9 +1,15 @@
 """Resources passed to Ray by a run that starts Ray and by a run that joins a cluster."""
 
+import os
+
 import pytest
+import ray
+from omegaconf import OmegaConf
 from support.configs import compose
 
-from verl_ext.driver.cluster import join_cluster
+from verl_ext.driver import cluster
+from verl_ext.driver.cluster import check_gpus, join_cluster
+from verl_ext.errors import BadConfig
 
 
 def start(monkeypatch, address: str | None, *overrides: str) -> dict:
@@ -46,3 +52,31 @@ def test_verls_variables_go_to_the_nodes_of_a_cluster_that_is_joined(monkeypatch
     assert variables["VERL_PLATFORM"] == "cpu" and variables["OMP_NUM_THREADS"] == "1"  # the profile's stay
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
     assert "VERL_FILE_LOGGER_PATH" not in start(monkeypatch, "10.0.0.1:6379")["runtime_env"]["env_vars"]
+
+
+def profile(hardware: str, gpus: int):
+    return OmegaConf.create({"hardware_name": hardware, "trainer": {"nnodes": 1, "n_gpus_per_node": gpus}})
+
+
+@pytest.mark.stack
+def test_gpus_with_less_memory_than_the_profiles_are_refused(tmp_path, monkeypatch):
+    """A stand-in answers for nvidia-smi."""
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 81920, NVIDIA A800-SXM4-80GB\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    ray.init(address="local", num_cpus=1, num_gpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        holds_all = ray.remote(num_cpus=1, num_gpus=2)(type("Busy", (), {"ready": lambda self: True})).remote()
+        assert ray.get(holds_all.ready.remote())  # the check takes no resources
+        with pytest.raises(BadConfig, match=r"this one \(NVIDIA A800-SXM4-80GB\) has 80.0 GiB: use hardware=a800$"):
+            check_gpus(profile("h200", 2))
+        check_gpus(profile("a800", 2))
+        check_gpus(profile("h200", 8))  # no node has as many GPUs: verl says so
+    finally:
+        ray.shutdown()
+
+
+@pytest.mark.parametrize("hardware", ["cpu", "verl", "own"])
+def test_profiles_without_numbers_ask_no_gpu(hardware, monkeypatch):
+    monkeypatch.setattr(cluster.ray, "nodes", lambda: pytest.fail("Ray was asked"))
+    check_gpus(profile(hardware, 1))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import time
 
@@ -9,10 +11,15 @@ import ray
 from omegaconf import DictConfig, OmegaConf, open_dict
 from ray.experimental import internal_kv
 from ray.util import list_named_actors
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from verl_ext.driver.cpu import fork_server
 from verl_ext.driver.preflight.combinations import QUEUE_SIZE
-from verl_ext.errors import RunError
+from verl_ext.errors import BadConfig, RunError
+from verl_ext.hardware.devices import largest_gpu, mismatch
+from verl_ext.hardware.memory import GPU_MEMORY
+
+logger = logging.getLogger(__name__)
 
 # Options of ray.init for a new cluster. Ray refuses these options when joining an existing cluster.
 OF_A_NEW_CLUSTER = ("num_cpus", "num_gpus", "resources", "labels", "object_store_memory")
@@ -26,6 +33,7 @@ EXECUTABLE = "runtime_env.py_executable"  # of Ray's workers
 QUEUE_NAMESPACE = "transfer_queue"  # set by TransferQueue for its actors
 QUEUE = {"name": "TransferQueueController", "namespace": QUEUE_NAMESPACE}
 QUEUE_PATIENCE = 60.0  # seconds; Ray needs time to notice a crashed run and to remove the run's queue
+GPU_PATIENCE = 60.0  # seconds for all nodes to tell about their GPUs
 QUEUE_IS_FULL = "Storage capacity exceeded"  # in the error of TransferQueue's storage
 
 
@@ -58,6 +66,35 @@ def join_cluster(config: DictConfig) -> None:
         if SUBMITTED not in os.environ:
             variables = {name: value for name, value in os.environ.items() if name.startswith(HANDED_ON)}
             start.runtime_env = OmegaConf.merge({"env_vars": variables}, start.get("runtime_env") or {})
+
+
+def check_gpus(config: DictConfig) -> None:
+    """Compare the memory of the cluster's GPUs with the hardware profile; GPUs that cannot be asked are left out.
+
+    Each node with enough GPUs tells about its largest, in a task without resources. verl chooses the nodes, so the
+    check is about the ``trainer.nnodes`` nodes with the largest GPUs.
+
+    Raises:
+        BadConfig: a GPU has less memory than the profile is computed for.
+    """
+    hardware = config.get("hardware_name")
+    if hardware not in GPU_MEMORY:
+        return
+    tasks = []
+    for node in ray.nodes():
+        if node["Alive"] and node["Resources"].get("GPU", 0) >= config.trainer.n_gpus_per_node:
+            where = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            ask = ray.remote(largest_gpu).options(num_cpus=0, max_retries=0, scheduling_strategy=where)
+            tasks.append(ask.remote())
+    found = []
+    for task in ray.wait(tasks, num_returns=len(tasks), timeout=GPU_PATIENCE)[0] if tasks else ():
+        with contextlib.suppress(ray.exceptions.RayError):
+            found.append(ray.get(task))
+    gpus = sorted(filter(None, found), reverse=True)[: config.trainer.nnodes]
+    if gpus and (sentence := mismatch(hardware, *gpus[-1])):
+        if gpus[-1][0] < GPU_MEMORY[hardware]:
+            raise BadConfig(sentence)
+        logger.warning("%s", sentence)
 
 
 # ---- notes: short texts for every process of a Ray job, kept by the cluster's head ----
