@@ -91,10 +91,7 @@ def find(model: str) -> Shape:
     if Path(model).exists():
         return read(Path(model))
     for name in SHAPES:  # before the hub, which takes seconds to say no
-        if model.casefold() in (
-            name.casefold(),
-            name.partition("/")[2].casefold(),
-        ):
+        if model.casefold() in (name.casefold(), name.partition("/")[2].casefold()):
             raise ValueError(f"model={model} is not valid: did you mean {name}?")
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
@@ -136,10 +133,8 @@ def read(path: Path) -> Shape:
             head_dim=text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"],
         )
     except OSError as error:
-        missing = (
-            f"the folder has no {file.name}" if isinstance(error, FileNotFoundError) else f"it cannot be read ({error})"
-        )
-        raise ValueError(f"model={path}: {missing}; use a model's folder, or one of {', '.join(SHAPES)}.") from error
+        reason = "the folder has no config.json" if not file.exists() else f"it cannot be read ({error.strerror})"
+        raise ValueError(f"model={path}: {reason}; use a model's folder, or one of {', '.join(SHAPES)}.") from error
     except (ValueError, AttributeError) as error:
         raise ValueError(f"model={path}: {file.name} is no JSON object ({error}).") from error
     except (KeyError, TypeError) as error:
