@@ -223,13 +223,13 @@ def _check_only(config: DictConfig) -> None:
 
 def _check(config: DictConfig) -> None:
     """Refuse a configuration with faults; print a run's first lines."""
-    from verl_ext.driver.preflight.packages import conflicting_packages, missing_packages
+    from verl_ext.driver.preflight.packages import conflicting_packages, missing_models, missing_packages
     from verl_ext.driver.preflight.validate import validate
     from verl_ext.errors import BadConfig
 
     try:
         policy = validate(config)
-        if faults := [*missing_packages(config), *conflicting_packages()]:
+        if faults := [*missing_models(config), *missing_packages(config), *conflicting_packages()]:
             raise BadConfig(*faults)
     except BadConfig as error:
         _refuse(*error.sentences)

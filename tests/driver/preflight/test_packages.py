@@ -8,7 +8,7 @@ import pytest
 from support.configs import compose
 
 from verl_ext.driver.preflight import packages
-from verl_ext.driver.preflight.packages import missing_packages, needed_modules
+from verl_ext.driver.preflight.packages import missing_models, missing_packages, needed_modules
 
 METADATA = "Metadata-Version: 2.1\nName: trl\nVersion: 1.16.0\n"
 SEPARATE = "trainer.v1.trainer_mode=separate_async"
@@ -81,3 +81,32 @@ def test_verls_own_engines_need_the_listed_modules():
 
     errors = {name: str(error) for name, error in CheckpointEngineRegistry._import_errors.items()}
     assert "cupy" in errors["nccl_checkpoint_engine"] and "mooncake" in errors["mooncake_checkpoint_engine"]
+
+
+@pytest.mark.parametrize(
+    ("key", "file"),
+    [
+        ("path", "config.json"),
+        ("tokenizer_path", "tokenizer_config.json"),
+        ("lora_adapter_path", "adapter_config.json"),
+    ],
+)
+def test_a_model_that_the_offline_hubs_cache_lacks_is_named(key, file, tmp_path, monkeypatch):
+    hub = {"HF_HOME": str(tmp_path), "HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": True}
+    for name, value in hub.items():
+        monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
+    own = () if key == "path" else (f"actor_rollout_ref.model.path={tmp_path}",)  # a folder
+    config = compose("grpo", *own, f"actor_rollout_ref.model.{key}=someone/some_model")
+    assert missing_models(config) == [
+        f"actor_rollout_ref.model.{key}=someone/some_model is not valid: with HF_HUB_OFFLINE=1 it must be in the cache "
+        f"HF_HOME={tmp_path}; hf download someone/some_model"
+    ]
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    assert missing_models(config) == []
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    model = tmp_path / "hub/models--someone--some_model"
+    (model / "snapshots/abc").mkdir(parents=True)
+    (model / "snapshots/abc" / file).touch()
+    (model / "refs").mkdir()
+    (model / "refs/main").write_text("abc")
+    assert missing_models(config) == []

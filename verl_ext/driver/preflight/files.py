@@ -13,8 +13,6 @@ from verl_ext.files import obstacle_to_writing
 
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
 TOKENIZER = ("*token*", "vocab*", "*.model", "*.tiktoken")
-OFFLINE = "ray_kwargs.ray_init.runtime_env.env_vars.HF_HUB_OFFLINE"
-CACHED = {f"{MODEL}.tokenizer_path": "tokenizer_config.json", f"{MODEL}.lora_adapter_path": "adapter_config.json"}
 NAME_ON_THE_HUB = "it must be an existing folder, or a model's name on the hub"
 FOLDERS_TO_WRITE = ("trainer.default_local_dir", "trainer.rollout_data_dir", "trainer.validation_data_dir")
 FILES_TO_READ = (
@@ -32,7 +30,7 @@ FILES_TO_READ = (
 def check_model(faults: Faults) -> None:
     """A local folder of a model or reward model holds a configuration for transformers, weights and a tokenizer.
 
-    verl looks up other names on the hub, or with HF_HUB_OFFLINE=1 in the hub's cache.
+    verl looks up other names on the hub.
     """
     path = f"{MODEL}.path"
     own = [key for key in (f"{MODEL}.hf_config_path", f"{MODEL}.tokenizer_path") if faults[key]]
@@ -76,10 +74,7 @@ def _check_pretrained(faults: Faults, key: str, *, config: bool, tokenizer: bool
 
 
 def _local_folder(faults: Faults, key: str) -> Path | None:
-    """The folder named by ``key``; None for a name on the hub, and for a refused value.
-
-    Where the hub may not be asked, a name must be in the hub's cache.
-    """
+    """The folder named by ``key``; None for a name on the hub, and for a refused value."""
     path = faults[key]
     if not TEXT.accepts(path):
         faults.refuse_if(True, key, NAME_ON_THE_HUB)
@@ -92,7 +87,6 @@ def _local_folder(faults: Faults, key: str) -> Path | None:
             valid = "verl refuses a / at the end, leave it out"
         faults.refuse_if(valid is not None, key, str(valid))
         return None if valid else Path(path)
-    from huggingface_hub import constants, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
@@ -100,12 +94,6 @@ def _local_folder(faults: Faults, key: str) -> Path | None:
         validate_repo_id(path)
     except HFValidationError:
         faults.refuse_if(True, key, NAME_ON_THE_HUB)
-        return None
-    offline = os.environ.get("HF_HUB_OFFLINE") or faults[OFFLINE]  # the environment wins over the profile
-    if str(offline).upper() in constants.ENV_VARS_TRUE_VALUES:
-        cached = try_to_load_from_cache(path, CACHED.get(key, "config.json"), cache_dir=constants.HF_HUB_CACHE)
-        valid = f"with HF_HUB_OFFLINE=1 it must be in the cache HF_HOME={constants.HF_HOME}; hf download {path}"
-        faults.refuse_if(not isinstance(cached, str), key, valid)
     return None
 
 

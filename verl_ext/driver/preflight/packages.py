@@ -1,11 +1,13 @@
-"""Checks that the packages of the chosen engines are installed, and that no package conflicts with verl.
+"""Checks of this machine: the packages of the chosen engines are installed, no package conflicts with verl, and a model
+that may not be fetched is in the hub's cache.
 
-verl imports them in Ray's workers only, so without this check a missing package ends the run after minutes. The check
-is not part of :func:`~verl_ext.driver.preflight.validate.validate`, which judges configurations for other machines too.
+Ray's workers import and load them, so without these checks a missing one ends the run after minutes. The checks are
+not part of :func:`~verl_ext.driver.preflight.validate.validate`, which judges configurations for other machines too.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -13,7 +15,8 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_ext.driver.preflight.keys import ACTOR, ATTENTION, ROLLOUT
+from verl_ext.checks import InvalidValue
+from verl_ext.driver.preflight.keys import ACTOR, ATTENTION, MODEL, ROLLOUT
 
 ENGINES = {"vllm": "vllm", "sglang": "sglang"}
 CARRIERS = {
@@ -37,6 +40,30 @@ INSTALLED_BY = {
     "megatron.bridge": f"MEGATRON=1 {INSTALLER}",
     "mbridge": f"MEGATRON=1 {INSTALLER}",
 }
+
+
+MODELS = {
+    f"{MODEL}.path": "config.json",
+    f"{MODEL}.hf_config_path": "config.json",
+    f"{MODEL}.tokenizer_path": "tokenizer_config.json",
+    f"{MODEL}.lora_adapter_path": "adapter_config.json",
+}
+"""Keys of models, and a file that each has."""
+
+
+def missing_models(config: DictConfig) -> list[str]:
+    """One sentence for each name on the hub that the hub's cache lacks, if HF_HUB_OFFLINE forbids to ask the hub."""
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    sentences = []
+    for key, file in MODELS.items() if constants.HF_HUB_OFFLINE else ():
+        name = OmegaConf.select(config, key)
+        if name is None or "://" in name or os.path.exists(name):
+            continue
+        if not isinstance(try_to_load_from_cache(name, file, cache_dir=constants.HF_HUB_CACHE), str):
+            valid = f"with HF_HUB_OFFLINE=1 it must be in the cache HF_HOME={constants.HF_HOME}; hf download {name}"
+            sentences.append(str(InvalidValue(key, name, valid)))
+    return sentences
 
 
 def missing_packages(config: DictConfig) -> list[str]:
