@@ -46,9 +46,9 @@ def test_a_training_run_is_read_one_step_at_a_time(tmp_path):
         read([tmp_path], step=7)
 
 
-@pytest.mark.parametrize("cut_off", ['{"input": "a", "out', "", '{"input": "a", "step": 5}\n{'])
+@pytest.mark.parametrize("cut_off", [b'{"input": "a", "out', b"", b'{"input": "a", "step": 5}\n{', b'{"input": "\xc3'])
 def test_a_file_of_verl_that_a_kill_cut_off_hinders_no_other_step(tmp_path, cut_off):
-    (tmp_path / "5.jsonl").write_text(cut_off)
+    (tmp_path / "5.jsonl").write_bytes(cut_off)
     for step, output in ((0, WRONG), (10, RIGHT)):
         write_lines(tmp_path / f"{step}.jsonl", samples_of(row("one"), [output], step))
     step, (problem,) = read([tmp_path])
@@ -99,6 +99,14 @@ def test_rows_that_failed_in_one_file_of_an_evaluation_are_counted_however_it_is
         _, problems = read([folder])
         assert [len(problem.samples) for problem in problems] == [4, 8]
         assert [problem.failed for problem in problems] == [0, 6] and sum(accuracies(problems[1])) == 2
+
+
+def test_a_sample_that_failed_in_every_row_of_an_evaluation_is_counted(tmp_path):
+    """Of three samples of two rows, the first failed in one row, and the last in both."""
+    lines = [*samples_of(row("one"), [RIGHT, WRONG]), *samples_of(row("two"), ["lost", RIGHT])[1:]]
+    _, problems = read([write_lines(tmp_path / "000000_3.jsonl", lines)])
+    assert [accuracies(problem) for problem in problems] == [[1, 0, 0], [0, 1, 0]]
+    assert [problem.failed for problem in problems] == [1, 2]
 
 
 def test_a_failure_keeps_its_place(tmp_path):
@@ -169,6 +177,9 @@ def test_files_without_samples_are_refused(tmp_path):
     (tmp_path / "0.jsonl").write_text("")
     with pytest.raises(ValueError, match="0.jsonl holds no samples"):
         read([tmp_path])
+    path = write_lines(tmp_path / "0.jsonl", [GOOD])
+    with pytest.raises(ValueError, match="0.jsonl: named twice"):
+        read([tmp_path, path])
 
 
 @pytest.mark.parametrize(
@@ -179,6 +190,7 @@ def test_files_without_samples_are_refused(tmp_path):
         ("so \\boxed{1}, or \\boxed{\\frac{1}{2}}.", "\\frac{1}{2}"),
         ("\\boxed{1} \\boxed{2", None),
         ("<answer> </answer>", None),
+        ("\\boxed{5} <answer></answer>", None),
         ("4", None),
     ],
 )

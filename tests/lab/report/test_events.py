@@ -160,6 +160,18 @@ def test_a_file_that_is_cut_off_is_read_up_to_there(tmp_path, track):
     assert json.loads((tmp_path / "out" / "report.json").read_text())["runs"][0]["unread_bytes"] == run.unread_bytes
 
 
+def test_unread_bytes_are_those_of_all_parts(tmp_path, track):
+    parts, unread = [], 0
+    for place, cut in ((1, 5), (2, 12)):
+        file = track(tmp_path / str(place), {place: {"x": 1.0}, place + 1: {"x": 2.0}})
+        data = file.read_bytes()
+        file.write_bytes(data[:-cut])
+        parts.append(file.parent)
+        unread += _last_record(data) - cut
+    run = read_run(parts)
+    assert (run.steps, run.unread_bytes) == ((1, 2), unread)
+
+
 def _last_record(data: bytes) -> int:
     """Bytes of the last record with its frame."""
     position = length = 0

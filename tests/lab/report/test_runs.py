@@ -74,6 +74,8 @@ def test_values_that_are_not_finite_or_no_numbers_are_left_out(tmp_path):
     data = {"a": float("nan"), "b": float("inf"), "c": 10**400, "d": "text", "e": True, "f": None, "g": 1}
     run = read_run([write_log(tmp_path / "a.jsonl", {1: data})])
     assert (run.records, run.skipped_values) == ({1: {"g": 1.0}}, 3)
+    parts = [write_log(tmp_path / f"{place}.jsonl", {place: {"g": 1}, place + 1: data}) for place in (1, 2)]
+    assert read_run(parts).skipped_values == 6
 
 
 def test_the_later_file_of_a_resumed_run_wins(tmp_path):

@@ -85,6 +85,18 @@ def test_a_rollout_with_several_outputs_counts_once(read):
     log = read([line(score=0.0, uid="x_0_0"), line(score=1.0, uid="x_0_1"), line(score=0.0, uid="x_1_0")])
     assert log.rollouts.tolist() == [2] and log.correct.tolist() == [1] and log.merged == 1
     assert log.characters.tolist() == [12]
+    uids = ("x_0_0", "x_0_1", "x_1_0", "x_1_1")
+    verdicts = read([line(acc=acc, uid=uid) for uid, acc in zip(uids, (0, 1, 1, 0), strict=True)])
+    assert verdicts.threshold is None and (verdicts.rollouts.tolist(), verdicts.correct.tolist()) == ([2], [1])
+
+
+def test_groups_are_in_the_order_of_their_steps_whatever_that_of_the_files(tmp_path):
+    """A shell lists 10.jsonl before 9.jsonl."""
+    steps = {10: 1.0, 9: 0.0}
+    log = read_rollouts(
+        [write_lines(tmp_path / f"{step}.jsonl", [line(score=score, step=step)]) for step, score in steps.items()]
+    )
+    assert (log.step.tolist(), log.visit.tolist(), log.correct.tolist()) == ([9, 10], [1, 2], [0, 1])
 
 
 def test_a_repeated_line_counts_once_and_is_reported(tmp_path):
@@ -123,6 +135,8 @@ def test_a_verdict_goes_before_the_score(read):
     assert log.threshold is None and log.correct.tolist() == [2] and log.has_spread.tolist() == [True]
     mixed = read([line(score=0.9, acc=False), line(score=0.9, acc="yes"), line(score=0.1)])
     assert mixed.threshold == 0.5 and mixed.correct.tolist() == [1]
+    graded = read([line(score=0.9, acc=0.5), line(score=0.1, acc=0.5)])  # between right and wrong: the score decides
+    assert graded.threshold == 0.5 and graded.correct.tolist() == [1]
 
 
 def test_float_noise_is_no_spread(read):
