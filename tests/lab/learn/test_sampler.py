@@ -13,6 +13,7 @@ from support.learner import LEVELS, draw, trained_model
 from verl_ext.lab.learn.sampler import Response, Start, log_probs, most_likely, sample, success_rates
 from verl_ext.lab.learn.tasks import CALL, END, LETTERS, PAD, START, TASKS, Problem, generated
 from verl_ext.sampling import Sampling
+from verl_ext.trajectory import Trajectory
 
 
 def draw_responses(task, starts, counts, limit=12, temperature=1.0, seed=0) -> list[Response]:
@@ -121,6 +122,23 @@ def test_the_tool_answers_the_call_as_it_was_made():
         given = tokens[end + 1 : end + 1 + len(answer)]
         assert given == list(answer)[: len(given)]
         assert not response.by_policy[end + 1 : end + 1 + len(given)].any()
+
+
+def test_the_tool_answers_each_of_several_calls():
+    problem = next(problem for problem in draw("tool", 20) if problem.level == 2)
+    responses = draw_responses("tool", [Start(problem)], [600], limit=24, temperature=2.0)
+    answered = 0
+    for response in responses:
+        trajectory, called = Trajectory(response.tokens, response.by_policy), 0
+        for span, answer in zip(trajectory.spans, trajectory.spans[1:], strict=False):
+            if span.generated:
+                called += 1
+                turn = response.tokens[span.start : span.stop].tolist()
+                expected = TASKS["tool"].observe(problem, turn[:-1])
+                given = response.tokens[answer.start : answer.stop].tolist()
+                assert turn[-1] == CALL and given == list(expected)[: len(given)]
+        answered += called > 1
+    assert answered > 10
 
 
 def test_the_same_seed_gives_the_same_responses():

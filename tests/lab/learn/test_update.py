@@ -97,6 +97,7 @@ def test_the_gradient_is_that_of_verls_loss(mode, prompt_weight, rollout_is):
     """Brute force: verl's functions on all rows, one mini-batch, at weights that moved since the rollouts."""
     batch = make_batch([4, 6, 2, 1])
     own = training(loss_agg_mode=mode, rollout_is=rollout_is, clip_grad=1e9, loss_scale_factor=10.0, mini_batches=1)
+    own = replace(own, rollout_is_threshold=1.3, temperature=0.8)
     model = moved_model()
     rows = rows_of(batch, own, prompt_weight)
     learner = Learner(model, own, PAD)
@@ -106,7 +107,7 @@ def test_the_gradient_is_that_of_verls_loss(mode, prompt_weight, rollout_is):
     reference = moved_model()
     prompts = [problem.prompt for _, problem, members in batch for _ in members]
     responses = [response for _, _, members in batch for response in members]
-    new = log_probs(reference, prompts, [each.tokens for each in responses], 1.0, PAD)
+    new = log_probs(reference, prompts, [each.tokens for each in responses], 0.8, PAD)
     mask = torch.zeros_like(new)
     sampled = torch.zeros_like(new)
     for place, response in enumerate(responses):
@@ -122,7 +123,7 @@ def test_the_gradient_is_that_of_verls_loss(mode, prompt_weight, rollout_is):
     factor = torch.tensor([0.0 if sizes[name] == 1 else share[name] * len(index) for name in index])[:, None]
     correction = torch.ones_like(new)
     if rollout_is:
-        correction, _ = compute_rollout_correction_weights((new - sampled).detach() * mask, mask, rollout_is, 2.0)
+        correction, _ = compute_rollout_correction_weights((new - sampled).detach() * mask, mask, rollout_is, 1.3)
     loss = -(new - new.detach()).exp() * advantages * factor * correction
     tokens = mask.sum(1)
     normaliser = mask.sum()
@@ -148,6 +149,44 @@ def test_an_update_is_adamws_even_without_signal():
     assert metrics["actor/grad_norm"] == 0
     for old, new in zip(before, model.parameters(), strict=True):
         torch.testing.assert_close(new.detach(), old * (1 - 0.01 * 0.1))
+
+
+def test_a_step_whose_gradient_is_not_finite_is_left_out():
+    model, own = trained_model("words"), training(lr=0.1)
+    rows = rows_of(make_batch([4, 4, 4, 4]), own, "equal")
+    rows.advantages[np.flatnonzero(rows.advantages)[0]] = np.inf
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    learner = Learner(model, own, PAD)
+    assert not np.isfinite(learner.update(rows)["actor/grad_norm"]) and learner.steps == 1
+    assert all(old.equal(new.detach()) for old, new in zip(before, model.parameters(), strict=True))
+
+
+def test_many_rows_are_computed_in_parts(monkeypatch):
+    own = training(mini_batches=2, ppo_epochs=2, rollout_is="token")
+    rows, found = rows_of(make_batch([5, 4, 4, 4]), own, "equal"), []
+    for most in (512, 3):
+        monkeypatch.setattr("verl_ext.lab.learn.update.ROWS", most)
+        model = moved_model()
+        norm = Learner(model, own, PAD).update(rows)["actor/grad_norm"]
+        found.append((norm, torch.cat([parameter.grad.flatten() for parameter in model.parameters()])))
+    (whole, gradient), (in_parts, same) = found
+    assert in_parts == pytest.approx(whole, rel=1e-3) and whole > 1e-3
+    torch.testing.assert_close(same, gradient, rtol=1e-3, atol=1e-4 * float(gradient.abs().max()))
+
+
+def test_the_norm_of_the_gradient_is_the_mean_over_mini_batches_and_epochs():
+    """At a learning rate near 0, all epochs have the same gradients."""
+    batch, norms = make_batch([4, 4, 4, 4]), []
+    for epochs in (1, 3):
+        own = training(lr=1e-12, mini_batches=2, ppo_epochs=epochs)
+        learner = Learner(moved_model(), own, PAD)
+        norms.append(learner.update(rows_of(batch, own, "equal"))["actor/grad_norm"])
+    assert norms[1] == pytest.approx(norms[0], rel=1e-4)
+
+
+def test_the_optimizer_has_the_settings_betas():
+    own = training("grpo actor_rollout_ref.actor.optim.betas=[0.5,0.75]")
+    assert Learner(trained_model("words"), own, PAD).optimizer.defaults["betas"] == (0.5, 0.75)
 
 
 def test_gradients_are_clipped():
@@ -192,6 +231,8 @@ def test_clipped_advantages_and_truncated_responses():
     free = rows_of(batch, training(), "equal")
     clipped = rows_of(batch, training(advantage_clip=2.0), "equal")
     assert free.advantages[0] / clipped.advantages[0] == pytest.approx((29 / 30) / (1 / 30**0.5) / 2, rel=1e-3)
+    group.rollouts = [replace(rollout, reward=float(place != 0)) for place, rollout in enumerate(group.rollouts)]
+    assert rows_of(batch, training(advantage_clip=2.0), "equal").advantages[0] == -clipped.advantages[0] < 0
     kept = rows_of(batch, training(compact_filtering=True), "equal")
     truncated = [response.truncated for _, _, members in batch for response in members]
     assert any(truncated) and not all(truncated)

@@ -113,7 +113,7 @@ def test_series_and_level(tmp_path):
     steps, values = run.series("b")
     assert steps.tolist() == [2, 4] and values.tolist() == [5, 7]
     assert run.level("b").tolist() == [0, 5, 7, 7]
-    assert run.series("c")[0].size == 0 and run.last("c") is None
+    assert run.series("c")[0].size == 0 and (run.last("a"), run.last("b"), run.last("c")) == (2, 7, None)
     assert run.metrics() == {"a", "b"}
 
 
@@ -145,7 +145,7 @@ def test_a_plus_in_a_name_is_a_plus(tmp_path):
     assert find_runs([str(path)]) == [(path,)]
 
 
-def test_what_is_not_there_is_refused(tmp_path):
+def test_what_is_not_there_is_refused(tmp_path, monkeypatch):
     path = write_run(tmp_path / "a.jsonl", [0.1], 10)
     with pytest.raises(ValueError, match="no such file"):
         find_runs([str(tmp_path / "none.jsonl")])
@@ -153,6 +153,9 @@ def test_what_is_not_there_is_refused(tmp_path):
         find_runs([f"{path}+"])
     with pytest.raises(ValueError, match="named twice"):
         find_runs([str(path), str(tmp_path)])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="named twice"):
+        find_runs([str(path), "a.jsonl"])
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="holds no .jsonl"):
         find_runs([str(tmp_path / "empty")])

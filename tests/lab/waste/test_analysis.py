@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from support.rollout_logs import line, log_of, write_lines
 
-from verl_ext.lab.waste.analysis import by_batch, kinds, spent
+from verl_ext.lab.report.runs import Run
+from verl_ext.lab.waste.analysis import analyse, by_batch, kinds, spent
 from verl_ext.lab.waste.reader import read_rollouts
 
 LOG = log_of([(1, 0, 8, 8), (1, 1, 0, 8), (1, 2, 4, 8), (2, 0, 7, 8), (2, 1, 0, 4), (5, 1, 0, 2)])
@@ -57,3 +58,44 @@ def test_shares_of_each_step():
     assert list(shares) == ["with gradient", "all correct", "all wrong"]
     assert shares["all wrong"] == pytest.approx([1 / 3, 0.5, 1.0])
     assert np.sum(list(shares.values()), axis=0) == pytest.approx(np.ones(3))
+
+
+@pytest.fixture
+def two_recipes(monkeypatch):
+    """The others take as long again."""
+    monkeypatch.setattr("verl_ext.lab.waste.analysis.recipes", lambda: ["dynamic_sampling", "grpo"])
+
+
+def test_the_numbers_of_a_method_are_means_over_its_repeats(two_recipes):
+    """The log: 9 groups of 4 in steps of 4, 4 and 1."""
+    groups = [(1 + place // 4, place, place % 5, 4) for place in range(9)]
+    found = analyse(log_of(groups), repeats=3)
+    other = found.summary["counterfactual"]
+    assert (other["train_batch_size"], other["n"], other["repeats"]) == (4, 4, 3)
+    assert any(spending.discarded for spending in found.spendings["dynamic_sampling"])
+    for name, runs in found.spendings.items():
+        method = other["methods"][name]
+        assert len(runs) == (1 if name == "the log" else 3)
+        for number in ("steps", "sampled", "trained_groups", "gradient_groups", "gradient_rollouts", "short_steps"):
+            assert method[number] == pytest.approx(np.mean([getattr(run, number) for run in runs]))
+        for reason, count in method["discarded"].items():
+            assert count == pytest.approx(np.mean([run.discarded.get(reason, 0) for run in runs]))
+        per_thousand = [1000 * run.gradient_groups / run.sampled for run in runs]
+        assert method["gradient_groups_per_1000"] == pytest.approx(np.mean(per_thousand))
+        assert method["gradient_groups_per_1000_range"] == [min(per_thousand), max(per_thousand)]
+        sampled, gained = (sum(getattr(run, number) for run in runs) for number in ("sampled", "gradient_rollouts"))
+        assert method["sampled_with_gradient"] == pytest.approx(gained / sampled)
+        assert sum(filter(None, method["share_of_rollouts"].values())) == pytest.approx(1)
+        drawn = sum(run.prompts_in_band for run in runs)
+        per_prompt = sum(run.rollouts_in_band for run in runs)[drawn > 0] / drawn[drawn > 0]
+        shown = [value for value in method["rollouts_per_prompt"].values() if value is not None]
+        assert shown == pytest.approx(per_prompt.tolist())
+
+
+def test_tokens_are_counted_only_if_every_step_of_the_metrics_has_them(two_recipes):
+    groups = log_of([(1, 0, 1, 4), (1, 1, 2, 4), (2, 2, 4, 4)])
+    records = {step: {"rollouts/sampled": 10.0, "tokens/sampled": 50.0} for step in (1, 2)}
+    whole = analyse(groups, run=Run("a", records), repeats=1).summary["budget"]
+    assert (whole["rollouts"], whole["tokens"], whole["from_metrics"]) == (20, 100, True)
+    del records[2]["tokens/sampled"]
+    assert analyse(groups, run=Run("a", records), repeats=1).summary["budget"]["tokens"] is None

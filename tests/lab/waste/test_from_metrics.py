@@ -18,6 +18,7 @@ from support.runs import write_log
 from recipe.pilot_commit.policy import PilotCommit
 from recipe.pods.policy import Pods
 from verl_ext.lab.waste.__main__ import main
+from verl_ext.lab.waste.export import read_export
 from verl_ext.lab.waste.from_metrics import most_with_gradient
 from verl_ext.policy import has_spread
 
@@ -233,6 +234,15 @@ def test_a_runs_restarts_are_read_in_their_order(tmp_path):
     for named in (sorted(tmp_path.glob("a*.jsonl")), [tmp_path / "a.jsonl"]):
         result = invoke(main, *named, "--n", 8, "--out", tmp_path / "out")
         assert most_of(result, tmp_path) == pytest.approx((0 + 0.1) / 2)
+
+
+def test_tables_are_joined_by_step_and_so_are_the_rows_of_one(tmp_path):
+    """W&B splits a step into several rows, and a row may have no step."""
+    (tmp_path / "late.csv").write_text("_step,a/x\n3,1\n4,2\n")
+    (tmp_path / "early.csv").write_text("_step,a/x,a/y\n1,5,\n1,,6\n2,7,8\n,9,9\n3,,4\n")
+    run = read_export([tmp_path / "late.csv", tmp_path / "early.csv"])
+    assert run.steps == (1, 2, 3, 4)
+    assert run.records == {1: {"a/x": 5, "a/y": 6}, 2: {"a/x": 7, "a/y": 8}, 3: {"a/x": 1, "a/y": 4}, 4: {"a/x": 2}}
 
 
 def test_tables_that_contradict_each_other_are_refused(tmp_path):
