@@ -8,10 +8,11 @@ import sys
 from dataclasses import replace
 
 import pytest
-from support.learner import files, prepare
+from support.learner import LEVELS, files, prepare
 from support.runs import write_log
 
 from verl_ext.lab.learn.run import Length, learn
+from verl_ext.lab.learn.sampler import success_rates
 from verl_ext.lab.learn.tasks import START, generated
 from verl_ext.lab.report.runs import find_runs, read_run
 from verl_ext.lab.report.summary import summarize
@@ -56,7 +57,7 @@ def test_every_recipe_trains_and_its_books_balance(tmp_path, text, task):
     assert [step for step, _ in log] == list(range(len(log)))
     accuracy = f"val-core/{task}/acc/mean@1"
     assert accuracy in log[0][1] and accuracy in last and 2 < sum(accuracy in data for _, data in log)
-    assert last["generation/waves_total"] >= len(log) - 1
+    assert last["generation/waves_total"] == sum(data["generation/waves"] for _, data in log[1:]) >= len(log) - 1
     assert {path.name for path in tmp_path.iterdir()} == {"run_0.jsonl", "run_0.json"}
 
 
@@ -67,7 +68,7 @@ def test_every_recipe_trains_and_its_books_balance(tmp_path, text, task):
         "prefix_sampling n=4",
         "knapsack n=4",
         "speed_rl n_init=2 n_cont=2",
-        "reinforce_ada n=2 M=3",
+        "reinforce_ada n=2 M=3 actor_rollout_ref.actor.optim.lr_warmup_steps=30",
     ],
 )
 def test_an_interrupted_run_goes_on_bit_by_bit(tmp_path, text):
@@ -79,18 +80,24 @@ def test_an_interrupted_run_goes_on_bit_by_bit(tmp_path, text):
     class Killed(Exception):
         pass
 
+    heard = []
+
     def kill_at(rollouts):
         def on_step(sampled, metrics):
+            heard.append(sampled)
             if sampled >= rollouts:
                 raise Killed
 
         return on_step
 
-    for rollouts in (100, 300, 500):
+    for rollouts, saved in ((100, 0), (300, 0), (500, 150)):
+        heard.clear()
         with pytest.raises(Killed):
             learn(prepare(text, length=length), files(parts), kill_at(rollouts))
-    last = prepare(text, length=length)
+        assert heard[0] > saved
+    last, seconds = prepare(text, length=length), files(parts).load()["duration"]
     learn(last, files(parts))
+    assert last.duration > seconds > 0
     assert records(files(whole).log) == records(files(parts).log)
     for one, other in zip(uninterrupted.model.parameters(), last.model.parameters(), strict=True):
         assert one.equal(other)
@@ -110,6 +117,40 @@ def test_the_time_of_a_step_is_without_its_validation(monkeypatch):
     metrics = run.step()
     assert metrics["timing_s/testing"] == run.duration == 100
     assert metrics["timing_s/step"] == metrics["timing_s/gen"] == metrics["timing_s/update_actor"] == 0
+
+
+def test_a_run_is_measured_where_it_passes_a_multiple_and_at_its_end(tmp_path):
+    """Steps of 32 rollouts, measured every 64."""
+    learn(prepare("grpo n=4", length=Length(rollouts=160, test_every=64)), files(tmp_path))
+    log = records(files(tmp_path).log)
+    assert [step for step, _ in log] == [0, 1, 2, 3, 4, 5]
+    assert [step for step, data in log if "val-core/words/acc/mean@1" in data] == [0, 2, 4, 5]
+
+
+def test_the_accuracy_is_the_mean_exact_success_rate_in_all_and_of_each_level():
+    run = prepare("grpo n=4 actor_rollout_ref.rollout.temperature=0.7")
+    problems = run.world.held_out
+    rates = success_rates(run.model, run.world.task, problems, 0.7)
+    expected = {"val-core/words/acc/mean@1": rates.mean()}
+    for level in LEVELS["words"]:
+        of_level = [rate for problem, rate in zip(problems, rates, strict=True) if problem.level == level]
+        expected[f"val-aux/words/acc/level_{level}"] = sum(of_level) / len(of_level)
+    assert run.validation() == pytest.approx(expected)
+
+
+def test_the_update_takes_the_policys_baseline():
+    """Both runs sample the same rollouts in their first step."""
+    one, other = (prepare(f"pods n=6 m=3 baseline={baseline}").step() for baseline in ("trained", "all"))
+    assert one["rollouts/reward_mean"] == other["rollouts/reward_mean"]
+    assert one["actor/grad_norm"] != pytest.approx(other["actor/grad_norm"], rel=0.01)
+
+
+def test_predictions_from_texts_are_as_good_as_the_embeddings():
+    def error(of_embeddings: float) -> float:
+        run = prepare("vip n=4", length=Length(embedding_correlation=of_embeddings), batch=16)
+        return [run.step()["vip/prediction_mae"] for _ in range(3)][-1]
+
+    assert error(1.0) < 0.9 * error(0.0)
 
 
 def test_a_run_is_its_seed(tmp_path):

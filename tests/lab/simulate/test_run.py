@@ -83,6 +83,23 @@ def test_a_run_that_cannot_go_on_says_why():
     assert "had rollouts with different outcomes" in simulated.ended and len(simulated.records) < 12
 
 
+def test_a_policy_starts_with_the_number_of_steps_and_a_text_for_each_row(monkeypatch):
+    told = []
+    monkeypatch.setattr(
+        "verl_ext.policy.RolloutPolicy.start_run", lambda self, steps, texts: told.append((steps, len(texts)))
+    )
+    simulate(Method.parse("grpo n=8", 8), WORLD, 0)
+    assert told == [(12, 120)]
+
+
+def test_predictions_from_texts_are_as_good_as_the_embeddings():
+    def correlation(of_embeddings: float) -> float:
+        world = replace(WORLD, steps=6, embedding_correlation=of_embeddings)
+        return simulate(Method.parse("vip n=8", 8), world, 0).records[6]["vip/prediction_correlation"]
+
+    assert correlation(0.0) < 0.4 < 0.6 < correlation(1.0)
+
+
 def test_too_few_prompts_are_refused():
     with pytest.raises(ValueError, match="prompts=120: a training step needs 128"):
         simulate(Method.parse("grpo", 128), WORLD, 0)
