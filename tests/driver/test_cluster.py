@@ -8,8 +8,8 @@ from omegaconf import OmegaConf
 from support.configs import compose
 
 from verl_ext.driver import cluster
-from verl_ext.driver.cluster import check_gpus, join_cluster
-from verl_ext.errors import BadConfig
+from verl_ext.driver.cluster import check_gpus, check_queue_full, join_cluster
+from verl_ext.errors import BadConfig, RunError
 
 
 def start(monkeypatch, address: str | None, *overrides: str) -> dict:
@@ -46,6 +46,7 @@ def test_verls_variables_go_to_the_nodes_of_a_cluster_that_is_joined(monkeypatch
     monkeypatch.setenv("VERL_FILE_LOGGER_PATH", "/shared/metrics.jsonl")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    monkeypatch.setenv("VERL_PLATFORM", "another")
     variables = start(monkeypatch, "10.0.0.1:6379")["runtime_env"]["env_vars"]
     assert variables["VERL_FILE_LOGGER_PATH"] == "/shared/metrics.jsonl"
     assert variables["WANDB_MODE"] == "offline" and "WANDB_API_KEY" not in variables  # Ray would show the key
@@ -80,3 +81,10 @@ def test_gpus_with_less_memory_than_the_profiles_are_refused(tmp_path, monkeypat
 def test_profiles_without_numbers_ask_no_gpu(hardware, monkeypatch):
     monkeypatch.setattr(cluster.ray, "nodes", lambda: pytest.fail("Ray was asked"))
     check_gpus(profile(hardware, 1))
+
+
+def test_a_full_queue_is_told_and_no_other_error_is_taken_for_one():
+    config = compose("grpo", "transfer_queue.backend.SimpleStorage.total_storage_size=50")
+    check_queue_full(RuntimeError("the disk is full"), config)
+    with pytest.raises(RunError, match="TransferQueue is full with .*=50 rows: raise the limit"):
+        check_queue_full(RuntimeError("Storage capacity exceeded: 50"), config)

@@ -54,6 +54,19 @@ def rendered(monkeypatch):
     return rendered
 
 
+@pytest.fixture
+def tools_of_each(rendered, monkeypatch):
+    """The tools with which verl's loop has rendered."""
+    tools_of_each, render = [], SingleTurnAgentLoop.ct_build_initial_tokens
+
+    async def noted(self, messages, tools, *args, **kwargs):
+        tools_of_each.append(tools)
+        return await render(self, messages, tools, *args, **kwargs)
+
+    monkeypatch.setattr("verl.experimental.agent_loop.agent_loop.AgentLoopBase.ct_build_initial_tokens", noted)
+    return tools_of_each
+
+
 async def group(*rollouts):
     """Rollouts of one group."""
     PROMPT_TOKENS.set(PromptTokens())
@@ -95,6 +108,32 @@ def test_a_prompt_is_rendered_once_for_its_group(make_maker, rendered):
         first, last = await group(*(make().run({}, raw_prompt=messages) for messages in (QUESTION, other)))
         assert sorted(map(str, rendered[1:])) == sorted(map(str, [QUESTION, other]))
         assert first.prompt_ids != last.prompt_ids
+
+    asyncio.run(main())
+
+
+def test_other_tools_are_rendered_anew_and_images_are_rendered_in_each_rollout(make_maker, rendered, tools_of_each):
+    async def main():
+        make = make_maker("single_turn_agent", ScriptedEngine(make_tokenizer(), ""))
+        tools = [{"type": "function", "function": {"name": "sql", "parameters": {}}}]
+        await group(*(make().ct_build_initial_tokens(QUESTION, each) for each in (tools, tools, None)))
+        assert sorted(map(str, tools_of_each)) == sorted(map(str, (tools, None)))
+        rendered.clear()
+        await group(*(make().ct_build_initial_tokens(QUESTION, None, ["an image"]) for _ in range(2)))
+        assert len(rendered) == 2
+
+    asyncio.run(main())
+
+
+def test_a_conversation_that_has_gone_on_is_not_the_prompt(make_maker, rendered):
+    async def main():
+        build = make_maker("tool_agent", ScriptedEngine(make_tokenizer(), ""))().ct_build_initial_tokens
+        PROMPT_TOKENS.set(PromptTokens())
+        messages = list(QUESTION)
+        prompt = await build(messages)
+        messages.append({"role": "user", "content": "and on"})
+        assert await build(QUESTION) == prompt and len(rendered) == 1
+        assert len(await build(messages)) > len(prompt)
 
     asyncio.run(main())
 

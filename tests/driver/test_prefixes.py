@@ -66,6 +66,24 @@ def test_a_single_turn_goes_on_where_the_prefix_ends(tokenizer, ratio):
     assert again.extra_fields["min_global_steps"] == 3  # of the real call
 
 
+@pytest.mark.parametrize(
+    ("response_length", "own", "room"),
+    [(9, {}, 6), (9, {"max_tokens": 5}, 2), (9, {"max_tokens": 100}, 6), (9, {"max_tokens": 3}, 0), (3, {}, 0)],
+)
+def test_a_prefix_counts_toward_every_limit_and_the_engine_is_asked_only_for_what_is_left(
+    tokenizer, response_length, own, room
+):
+    engine, prefix = ScriptedEngine(tokenizer, ["a long answer"]), Trajectory([5, 6, 7], [True] * 3)
+
+    async def answer():
+        PLAYBACK.set(PrefixPlayback(prefix))
+        return await PrefixClient(engine, response_length).generate("r", prompt_ids=[1, 2], sampling_params=own)
+
+    tokens = asyncio.run(answer()).token_ids
+    assert tokens[:3] == [5, 6, 7] and len(tokens) == 3 + room
+    assert [call["sampling_params"]["max_tokens"] for call in engine.calls] == [room] * (room > 0)
+
+
 @pytest.mark.parametrize("ratio", [0.2, 0.5])
 def test_without_log_probabilities_a_prefix_is_replayed_as_well(tokenizer, tool, ratio):
     """A prefix that ends within a turn, and one that ends with an observation."""

@@ -27,6 +27,7 @@ def test_what_only_some_steps_have():
         "val-core/b/acc/mean@4": 0.7,
         "val-core/b/acc/best@4/mean": 0.9,
     }
+    assert step_line(2, 9, METRICS | {"rollouts/failed": 1}).endswith(" | 1 FAILED")
     line = step_line(2, 9, more | {"timing_s/step": 7.25, "timing_s/gen": 4.0}, rollout_budget=15360)
     assert line.startswith("step 2 | ") and "(9,216 of 15,360)" in line
     assert line.endswith("| 3 FAILED | validation 0.600 | 7.2 s (generation 4.0 s)")

@@ -75,6 +75,29 @@ def test_devices_of_a_separate_pool():
         Place("cpu", 1, 1, "model", "10.0.0.1:6379").devices("separate_async")
 
 
+def test_keys_of_a_separate_pool_and_of_lengths():
+    rollout = "actor_rollout_ref.rollout"
+    for name, nodes, backend in (("three nodes", (2, 1), "nccl"), ("two nodes of a CPU cluster", (1, 1), "gloo")):
+        place = replace(PLACES[name], model="Qwen/Qwen2.5-3B")
+        keys = dict(override.split("=", 1) for override in place.overrides("separate_async"))
+        assert (keys["trainer.nnodes"], keys[f"{rollout}.nnodes"]) == tuple(map(str, nodes))
+        assert keys["trainer.n_gpus_per_node"] == keys[f"{rollout}.n_gpus_per_node"] == str(place.gpus)
+        assert keys[f"{rollout}.checkpoint_engine.backend"] == backend
+        lengths = [int(keys[f"data.max_{part}_length"]) for part in ("prompt", "response")]
+        assert int(keys[f"{rollout}.max_model_len"]) == sum(lengths) == 128 + (256 if backend == "nccl" else 24)
+        assert 2 * int(keys["actor_rollout_ref.actor.ppo_mini_batch_size"]) == int(keys["data.train_batch_size"])
+
+
+def test_memory_depends_on_the_number_of_gpus_whatever_their_nodes():
+    found = []
+    for nodes, gpus in ((1, 4), (4, 1)):
+        place = Place("h100", nodes, gpus, "Qwen/Qwen3-8B")
+        keys = dict(override.split("=", 1) for override in place.overrides("sync"))
+        assert (keys.pop("trainer.nnodes"), keys.pop("trainer.n_gpus_per_node")) == (str(nodes), str(gpus))
+        found.append((keys, place.predicted_memory("sync")))
+    assert found[0] == found[1]
+
+
 def test_memory_is_predicted_for_the_budgets_of_the_trial():
     """Qwen2.5-3B on 8 GPUs: its training state, and a micro-batch of 8 sequences of 384 tokens, by hand."""
     place = Place("h100", 1, 8, "Qwen/Qwen2.5-3B")
@@ -86,6 +109,7 @@ def test_memory_is_predicted_for_the_budgets_of_the_trial():
     of_models = ("actor", "ref")
     assert [keys[f"actor_rollout_ref.{m}.fsdp_config.ulysses_sequence_parallel_size"] for m in of_models] == ["1", "1"]
     assert keys["actor_rollout_ref.actor.ppo_max_token_len_per_gpu"] == str(8 * 384)
+    assert keys["actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu"] == str(8 * 384)
     assert keys["actor_rollout_ref.actor.fsdp_config.optimizer_offload"] == "false"
 
 

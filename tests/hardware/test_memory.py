@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import runpy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -181,6 +182,13 @@ def test_a_shape_is_read_from_a_models_folder(tmp_path):
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert read(tmp_path) == QWEN3_8B and isinstance(read(tmp_path), Shape)
+    nested = {"model_type": "qwen3", "tie_word_embeddings": True, "text_config": config}  # models of text and images
+    (tmp_path / "config.json").write_text(json.dumps(nested))
+    assert read(tmp_path) == replace(QWEN3_8B, tied=True)
+    for name in ("num_key_value_heads", "tie_word_embeddings"):
+        del config[name]
+    (tmp_path / "config.json").write_text(json.dumps(config | {"head_dim": None, "hidden_size": 2048}))
+    assert read(tmp_path) == replace(QWEN3_8B, hidden=2048, key_value_heads=32, head_dim=64)
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ValueError, match="has no usable 'num_hidden_layers'"):
         read(tmp_path)
