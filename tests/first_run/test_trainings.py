@@ -63,6 +63,7 @@ def test_stopped_and_resumed(tried):
     assert not (folder / "checkpoints").exists() and (folder / "run.log").exists()
     assert said[0] == "starts" and "is asked to stop after its first step" in said and "resumes" in said
     assert tried(FIRST)[0].result == PASSED  # the folder of an earlier trial is emptied
+    assert tried({**FIRST, "last": 2}, {**SECOND, "first": 3})[0].result == PASSED  # the second step was under way
 
 
 @pytest.mark.parametrize(

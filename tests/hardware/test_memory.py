@@ -234,6 +234,8 @@ def test_the_parameters_of_other_families_are_those_that_transformers_counts(tmp
     attention = 64 * (2 * 4 * 16 + 2 * 2 * 16) + 2 * 16
     layer = attention + 8 * 3 * 64 * 32 + 64 * 8 + 2 * 64  # 8 experts and their router
     assert find(str(tmp_path)).parameters == 2 * layer + 64 + 2 * 1000 * 64
+    (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    assert find(str(tmp_path)).parameters == 2 * layer + 64 + 1000 * 64
     (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "nothing_known"}))
     with pytest.raises(ValueError, match=r"transformers cannot build it \(.*nothing_known"):
         find(str(tmp_path))
