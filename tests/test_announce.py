@@ -43,6 +43,7 @@ def test_checkpoints_and_whether_the_run_continues_from_one():
         "Checkpoints: only if SIGUSR1 stops the run (trainer.save_freq=-1), in /runs/a; the run resumes from the last "
         "one there."
     )
+    assert "trainer.save_freq=0), in /runs/a" in of("grpo", "hardware=verl", folder, "trainer.save_freq=0")[1]
     assert of("grpo", "hardware=verl", folder, "trainer.save_freq=5", "trainer.resume_mode=disable")[1] == (
         "Checkpoints: every 5 steps, in /runs/a."
     )
@@ -73,6 +74,10 @@ def test_values_of_the_user_are_not_listed():
     key = "actor_rollout_ref.actor.loss_agg_mode"
     assert any(line.startswith(f"  {key}: token-mean -> seq-mean") for line in of("vip", "hardware=verl"))
     assert not any(key in line for line in of("vip", "hardware=verl", f"{key}=token-sum"))
+    config, section = compose("vip", "hardware=verl"), "actor_rollout_ref.actor"
+    assert any(name.startswith(f"{section}.") for name in changes(config, []))
+    left = changes(config, [f"+{section}={{loss_agg_mode: token-sum}}"])
+    assert left and not any(name.startswith(f"{section}.") for name in left)
     assert "algorithm.adv_estimator: gae -> rloo. " in "\n".join(of("vip", "hardware=verl"))
 
 

@@ -120,6 +120,41 @@ def test_the_nearest_key_is_near_as_a_whole_and_in_its_last_part():
     assert launch.nearest("s", []) is None
 
 
+def test_the_last_choice_of_a_group_wins_and_flags_come_apart():
+    given = ["hardware=cpu", "data.seed=1", "--cfg", "job", "hardware=h200", "~data.x", "model_engine=dp"]
+    overrides, flags = launch.arranged([*given, "data.seed=2"])
+    assert overrides == ["hardware=h200", "model_engine=dp", "data.seed=1", "~data.x", "data.seed=2"]
+    assert flags == ["--cfg", "job"]
+    assert launch.chosen(given, "hardware", "a100") == "h200" and launch.chosen(["a=b=c"], "a", "") == "b=c"
+    assert launch.chosen([], "hardware", "a100") == "a100"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "of_experiment", "found"),
+    [
+        ([], None, []),
+        (["hardware=h200"], None, []),
+        (["hardware=h200", "model_engine=megatron"], None, ["actor_engine=megatron"]),
+        (["model_engine=megatron"], "h200", ["actor_engine=megatron"]),
+        (["hardware=h200", "model_engine=megatron", "actor_engine=dp"], None, []),
+        (["model_engine=megatron"], None, []),
+        (["hardware=cpu"], "h200", ["+model_size=[]", "model_size=[]"]),
+        (["hardware=cpu", "model_size=8b"], "h200", ["+model_size=[]"]),
+    ],
+)
+def test_overrides_that_follow_from_the_users(arguments, of_experiment, found):
+    assert launch.implied(arguments, of_experiment) == found
+
+
+def test_variables_of_a_profile_do_not_replace_the_users(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.delenv("VERL_PLATFORM", raising=False)
+    launch.export_environment("no such profile")
+    assert "VERL_PLATFORM" not in os.environ
+    launch.export_environment("cpu")
+    assert (os.environ["OMP_NUM_THREADS"], os.environ["VERL_PLATFORM"]) == ("3", "cpu")
+
+
 def test_a_run_on_the_cpu_asks_nobody_for_a_key(monkeypatch):
     for name in ("WANDB_MODE", "WANDB_API_KEY"):
         monkeypatch.delenv(name, raising=False)

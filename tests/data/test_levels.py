@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from typing import NamedTuple
@@ -189,6 +190,25 @@ def test_the_command_writes_both_splits(data, levels, counts, tmp_path):
     if data is sql_tasks:
         assert sorted(info["length"] for info in train["extra_info"]) == [2] * 6 + [4] * 2
         assert "class_name: verl_ext.driver.tools.sqlite.SqliteTool" in (tmp_path / "tools.yaml").read_text()
+
+
+def test_options_of_the_commands_reach_the_rows(tmp_path):
+    levels = ["--level", "chain_sum:min_terms=2,max_terms=2", "--level", "spell_backward"]
+    suffix = " Answer in <answer> tags."
+    sizes = ["--train", 6, "--validation", 2]
+    written = {}
+    for seed in (0, 1):
+        assert run(reasoning_gym, "--out", tmp_path, *sizes, *levels, "--suffix", suffix, "--seed", seed).exit_code == 0
+        train = pd.read_parquet(tmp_path / "train.parquet")
+        for prompt, info in zip(train["prompt"], train["extra_info"], strict=True):
+            assert prompt[0]["content"] == json.loads(info["entry"])["question"] + suffix
+        difficulties = {info["task"]: info["difficulty"] for info in train["extra_info"]}
+        assert difficulties == {"chain_sum": 1, "spell_backward": 2}
+        written[seed] = {prompt[0]["content"] for prompt in train["prompt"]}
+    assert written[0] != written[1]
+    assert run(sql_tasks, "--out", tmp_path, *sizes, "--random-share", 1).exit_code == 0
+    truths = pd.read_parquet(tmp_path / "train.parquet")["reward_model"]
+    assert [truth["ground_truth"] for truth in truths] == [sql_tasks.OBSERVED] * 6
 
 
 def test_a_split_has_at_least_one_row(data, tmp_path):

@@ -117,6 +117,16 @@ def test_a_random_row_draws_one_number_anew_each_time(random_rows):
     assert len({tuple(task.execute()) for _ in range(20)}) > 1
 
 
+def test_numbers_go_up_to_those_of_the_level():
+    level = data.parse_level("3:40@0.5")
+    assert (level, data.parse_level("2")) == (data.Level(3, 40, 0.5), data.Level(2, 9))
+    rows = splits([level], {"train": 200}, seed=0)["train"]
+    operations = [operation for question in questions(rows) for operation in question.split(" ")]
+    numbers = {sign: {int(each[1:]) for each in operations if each[0] == sign} for sign in "+-*"}
+    assert numbers["*"] == set(range(2, 10))
+    assert numbers["+"] | numbers["-"] == set(range(1, 41))
+
+
 def test_the_share_of_random_rows():
     frame = splits([data.Level(4)], {"train": 400}, seed=0, random_share=0.25)["train"]
     assert 70 <= sum(model["ground_truth"] == data.OBSERVED for model in frame["reward_model"]) <= 130
