@@ -11,7 +11,7 @@ from support.learner import trained_model
 
 from verl_ext.lab.learn.sampler import success_rates
 from verl_ext.lab.learn.tasks import TASKS
-from verl_ext.lab.learn.worlds import CLASSES, HELD_OUT, TAIL, WORLDS, WorldSource, draw_problems
+from verl_ext.lab.learn.worlds import CLASSES, HELD_OUT, ROOM, TAIL, WORLDS, WorldSource, draw_problems
 
 
 def classes(rates) -> Counter:
@@ -55,6 +55,34 @@ def test_a_warm_start_is_made_once(tmp_path):
     again = source.load()
     assert [problem.prompt for problem in again.train] == [problem.prompt for problem in world.train]
     assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == made
+
+
+@pytest.fixture
+def trained_at_once(monkeypatch):
+    """In place of the warm start, which takes long, a model that has been trained; and few problems are drawn."""
+    monkeypatch.setattr("verl_ext.lab.learn.worlds.warm_start", lambda task, on_step: trained_model(task.name))
+    monkeypatch.setattr("verl_ext.lab.learn.worlds.HELD_OUT", 8)
+    monkeypatch.setattr("verl_ext.lab.learn.worlds.CHUNK", 256)
+
+
+def test_a_kept_world_is_of_its_size(tmp_path, trained_at_once):
+    sources = [WorldSource("all_medium", "words", prompts, tmp_path) for prompts in (12, 4)]
+    made = [source.load() for source in sources]
+    kept = [source.load() for source in sources]
+    for source, world, again in zip(sources, made, kept, strict=True):
+        assert world.name == again.name == "words_all_medium" and len(world.train) == source.prompts
+        for one, same in zip((*world.train, *world.held_out), (*again.train, *again.held_out), strict=True):
+            assert (one.prompt, one.level, one.shift) == (same.prompt, same.level, same.shift)
+            assert np.array_equal(one.reference.tokens, same.reference.tokens)
+            assert np.array_equal(one.reference.generated, same.reference.generated)
+        longest = max(len(problem.reference) for problem in (*world.train, *world.held_out))
+        assert world.limit == again.limit == longest + ROOM
+    one, other = kept[0].make_model(), kept[0].make_model()
+    with torch.no_grad():
+        next(iter(one.parameters())).zero_()
+    rates = success_rates(other, kept[0].task, kept[0].train, 1.0)
+    np.testing.assert_allclose(rates, kept[0].rates, rtol=1e-4)
+    assert len(list(tmp_path.iterdir())) == 3  # a model and two sets of problems
 
 
 @pytest.mark.parametrize(
