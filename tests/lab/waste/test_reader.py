@@ -86,7 +86,7 @@ def test_a_rollout_with_several_outputs_counts_once(read):
     assert log.rollouts.tolist() == [2] and log.correct.tolist() == [1] and log.merged == 1
     assert log.characters.tolist() == [12]
     uids = ("x_0_0", "x_0_1", "x_1_0", "x_1_1")
-    verdicts = read([line(acc=acc, uid=uid) for uid, acc in zip(uids, (0, 1, 1, 0), strict=True)])
+    verdicts = read([line(acc=acc, uid=uid) for uid, acc in zip(uids, (0, 1, 0, 0), strict=True)])
     assert verdicts.threshold is None and (verdicts.rollouts.tolist(), verdicts.correct.tolist()) == ([2], [1])
 
 
