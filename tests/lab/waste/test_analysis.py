@@ -67,12 +67,13 @@ def two_recipes(monkeypatch):
 
 
 def test_the_numbers_of_a_method_are_means_over_its_repeats(two_recipes):
-    """The log: 9 groups of 4 in steps of 4, 4 and 1."""
-    groups = [(1 + place // 4, place, place % 5, 4) for place in range(9)]
+    """The log: 13 groups of 4 in steps of 4, 4, 4 and 1, most of them all wrong."""
+    groups = [(1 + place // 4, place, place if place < 5 else 0, 4) for place in range(13)]
     found = analyse(log_of(groups), repeats=3)
     other = found.summary["counterfactual"]
     assert (other["train_batch_size"], other["n"], other["repeats"]) == (4, 4, 3)
     assert any(spending.discarded for spending in found.spendings["dynamic_sampling"])
+    assert len({spending.gradient_groups for spending in found.spendings["grpo"]}) > 1
     for name, runs in found.spendings.items():
         method = other["methods"][name]
         assert len(runs) == (1 if name == "the log" else 3)
