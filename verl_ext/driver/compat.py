@@ -76,6 +76,7 @@ def _signatures() -> dict[Callable, tuple[str, ...]]:
     from verl.experimental.agent_loop.tool_parser import ToolParser
     from verl.experimental.reward_loop import RewardLoopWorker
     from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
+    from verl.trainer.ppo.rollout_corr_helper import _parse_rollout_is_threshold, _parse_rollout_rs_thresholds
     from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
     from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
@@ -99,6 +100,8 @@ def _signatures() -> dict[Callable, tuple[str, ...]]:
         RewardLoopWorker.compute_score: ("self", "data"),
         async_kv_batch_put: ("keys", "partition_id", "fields", "tags", "data_parser"),
         ToolParser.get_tool_parser: ("name", "tokenizer"),
+        _parse_rollout_is_threshold: ("threshold_spec",),
+        _parse_rollout_rs_thresholds: ("options", "threshold_spec"),
         ReplayBuffer.sample: ("self", "global_steps", "partition_id", "batch_size"),
         ReplayBuffer._materialize_batch: ("self", "partition_id", "selected_prompt_uids", "partition_snapshot"),
         ReplayBuffer._sync_metadata_from_transfer_queue: ("self",),
@@ -137,6 +140,7 @@ def _signatures() -> dict[Callable, tuple[str, ...]]:
 def _constants() -> dict[Callable, tuple[str, ...]]:
     from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
     from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
+    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
     from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
     from verl.utils.reward_score import default_compute_score
@@ -177,6 +181,7 @@ def _constants() -> dict[Callable, tuple[str, ...]]:
         ),
         ToolAgentLoop._handle_generating_state: ("self.server_manager.generate(", "if not agent_data.extra_fields"),
         default_compute_score: ("raise NotImplementedError(",),
+        compute_rollout_correction_and_rejection_mask: ("response_mask must contain at least one valid token",),
         PPOTrainer.fit: ("self.global_steps <= self.total_training_steps", "self.config.trainer.test_freq > 0"),
         Tracking.__init__: ('self.logger["wandb"] = wandb', 'self.logger["tensorboard"] = _TensorboardAdapter('),
         _TensorboardAdapter.__init__: ("self.writer = SummaryWriter(",),
