@@ -43,7 +43,6 @@ FLOORS = [
     ],
     [
         Room("lab", ("verl_ext.lab*",), "learn, simulate, waste, report", 110),
-        Room("hardware", ("verl_ext.hardware*",), "memory of a model", 790),
     ],
     [
         Room(
@@ -65,6 +64,7 @@ FLOORS = [
     [
         Room("data", ("verl_ext.data*",), "prompts, verifiers", 760),
         Room("sandbox", ("verl_ext.sandbox*",), "where an agent's code runs", 300),
+        Room("hardware", ("verl_ext.hardware*",), "memory of a model", 540),
     ],
     [Room("testing", ("verl_ext.testing*",), "checks of any policy", 720)],
     [

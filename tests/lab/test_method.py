@@ -90,7 +90,7 @@ def test_what_a_policy_refuses_is_refused_in_its_words(text, message):
     [
         (
             "{n: 4}",
-            "_target_=None is not valid: it must name a subclass of verl_ext.policy.RolloutPolicy",
+            "_target_=null is not valid: it must name a subclass of verl_ext.policy.RolloutPolicy",
         ),
         (
             "{_target_: nosuch.Policy}",

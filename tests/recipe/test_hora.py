@@ -370,7 +370,7 @@ def test_bad_parameters_are_named(key, value):
         ({"estimator": "history", "estimator_options": {"length": 3}}, "estimator_options"),
         ({"estimator": "probe", "estimator_options": {"features": "/no/such.npy"}}, "features"),
         ({"estimator": "history", "estimator_options": {"state": "/no/such.json"}}, "state"),
-        ({"estimator": "probe", "estimator_options": {"online": False}}, "estimator_options.state=None is not valid"),
+        ({"estimator": "probe", "estimator_options": {"online": False}}, "estimator_options.state=null is not valid"),
     ],
 )
 def test_combinations_that_cannot_work_are_refused(options, named):

@@ -113,7 +113,7 @@ def test_verls_own_defaults_with_megatron(tmp_path):
         ),
         (
             ["hardware=h200", *MEGATRON, f"{SIZES}.context_parallel_size=null"],
-            "megatron.context_parallel_size=None is not valid: use an integer of at least 1",
+            "megatron.context_parallel_size=null is not valid: use an integer of at least 1",
         ),
         (
             ["hardware=h200", *MEGATRON, f"{SIZES}.pipeline_model_parallel_size=1.5"],

@@ -242,7 +242,7 @@ def test_an_environment_that_answers_differently_is_noticed(folder):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"deployment": None}, "config.deployment.type=None is not valid: use one of docker, remote"),
+        ({"deployment": None}, "config.deployment.type=null is not valid: use one of docker, remote"),
         ({"deployment": {"type": "vm"}}, "config.deployment.type=vm is not valid: use one of docker, remote"),
         (
             {"deployment": {"type": "docker", "pul": "never"}},
