@@ -86,7 +86,7 @@ def test_check_makes_the_checks_of_a_run_prints_its_first_lines_and_starts_nothi
     given = good_overrides(tmp_path)
     code, printed, told = run("--check", *given)
     lines = told.splitlines()
-    assert code == 0 and "passed successfully" in printed  # verl's own checks
+    assert (code, printed) == (0, "")  # verl says that its own checks have passed, before others have run
     assert lines[0].startswith("pilot_commit: a step samples ")
     assert lines[-1] == "No fault was found, and --check starts no training."
     assert not ray.is_initialized()

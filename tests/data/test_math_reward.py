@@ -264,9 +264,9 @@ def test_boxes_are_found_in_linear_time(solution):
     assert math_reward._last_boxes(solution) == ["1"]
 
 
-@pytest.mark.parametrize("truth", [None, "", " "])
-def test_a_row_without_a_ground_truth_is_a_fault_of_the_data(truth):
-    with pytest.raises(ValueError, match=f"ground_truth={truth!r} is not valid: each row of sums needs an answer"):
+@pytest.mark.parametrize(("truth", "shown"), [(None, "null"), ("", "''"), (" ", "' '")])
+def test_a_row_without_a_ground_truth_is_a_fault_of_the_data(truth, shown):
+    with pytest.raises(ValueError, match=f"ground_truth={shown} is not valid: each row of sums needs an answer"):
         math_reward.compute_score("sums", r"\boxed{5}", truth)
 
 
