@@ -251,7 +251,7 @@ def test_knapsack(script):
         *(f"/data/{name}.parquet" for name in small),
         *(f"/data/{name}_sample100.parquet" for name in large),
     ]
-    expected = {"train_batch_size": 256, "n": 8, "N_low": 2, "N_up": 128, "estimator_options": {"size": 16}}
+    expected = {"train_batch_size": 256, "n": 8, "N_low": 2, "N_up": 128, "estimator_options": {}}
     assert chosen(config["rollout_policy"], expected) == expected
 
 

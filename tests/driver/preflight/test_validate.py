@@ -74,13 +74,13 @@ REFUSED = [
     (
         "grpo",
         ["algorithm.rollout_correction.rollout_is=token", "algorithm.rollout_correction.rollout_is_threshold=null"],
-        "algorithm.rollout_correction.rollout_is_threshold=None",
+        "algorithm.rollout_correction.rollout_is_threshold=null",
         "use a number above 0, or two as in 0.5_5.0; with null verl would leave out rollout_is",
     ),
     (
         "grpo",
         ["algorithm.rollout_correction.rollout_rs=token_k1"],
-        "algorithm.rollout_correction.rollout_rs_threshold=None",
+        "algorithm.rollout_correction.rollout_rs_threshold=null",
         "rollout_rs=token_k1 needs one threshold",
     ),
     (
@@ -127,8 +127,8 @@ REFUSED = [
     ("grpo", ["reward.reward_model.enable_resource_pool=true"], "enable_resource_pool=True", "enable=False; use false"),
     ("grpo", REWARD_MODEL, "reward.reward_model.nnodes=0", "at least 1"),
     ("grpo", [*REWARD_MODEL, "reward.reward_model.n_gpus_per_node=0"], "model.n_gpus_per_node=0", "at least 1"),
-    ("grpo", REWARD_MODEL, "reward.reward_model.rollout.name=None", "use vllm or sglang"),
-    ("grpo", REWARD_MODEL, "reward.reward_model.model_path=None", "an existing folder, or a model's name on the hub"),
+    ("grpo", REWARD_MODEL, "reward.reward_model.rollout.name=null", "use vllm or sglang"),
+    ("grpo", REWARD_MODEL, "reward.reward_model.model_path=null", "an existing folder, or a model's name on the hub"),
     ("grpo", ["rollout_driver.poll_interval=0"], "rollout_driver.poll_interval=0", "positive"),
     ("grpo", ["rollout_driver.stall_timeout=-3"], "rollout_driver.stall_timeout=-3", "positive"),
     ("grpo", ["rollout_driver.rollout_budget=0"], "rollout_driver.rollout_budget=0", "at least 1"),
