@@ -1,4 +1,4 @@
-"""A tool's ``deployment``: the places that come of it, and what is refused."""
+"""A tool's ``deployment``: the places that it makes, and the deployments that are refused."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def gather_requests(client: LLMServerClient, engine_name: str) -> None:
 
 
 class GatheredBalancer(GatheredActor):
-    """verl's load balancer. The engines that it chooses are gathered, too.
+    """verl's load balancer. Requests to the engines that it chooses travel together, too.
 
     Args:
         balancer: its handle.

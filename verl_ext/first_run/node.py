@@ -155,7 +155,11 @@ def devices(question: Question) -> str:
 
 
 def describe(answer: Mapping[str, Any], hardware: str) -> str:
-    """One line about what devices.py has printed; Fault if a GPU has less memory than its profile computes with."""
+    """The processes and GPUs in the output of devices.py, in one line.
+
+    Raises:
+        Fault: a GPU has less memory than its profile is computed for.
+    """
     ranks = answer["devices"]
     if hardware == CPU:
         return f"{len(ranks)} processes over gloo"
@@ -252,7 +256,7 @@ def compiler(question: Question) -> str:
 
 
 def mount_of(folder: Path, partitions: list[Any]) -> tuple[str, str]:
-    """Kind and options of the file system that holds ``folder``: the mount point that is nearest above it."""
+    """Kind and options of the file system of ``folder``, which is mounted at the nearest mount point above it."""
     above = {str(path) for path in (folder.absolute(), *folder.absolute().parents)}
     held = [(len(each.mountpoint), each.fstype, each.opts) for each in partitions if each.mountpoint in above]
     return max(held, default=(0, "", ""), key=lambda mount: mount[0])[1:]
@@ -281,7 +285,7 @@ def versions(question: Question) -> str:
 
 
 def installed_versions() -> dict[str, str]:
-    """Versions of ``PACKAGES``, of those that are installed."""
+    """Versions of the installed packages among ``PACKAGES``."""
     found = {}
     for name in PACKAGES:
         try:

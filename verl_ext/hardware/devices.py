@@ -7,7 +7,7 @@ import subprocess
 from verl_ext.hardware.memory import GIB, GPU_MEMORY
 
 SECONDS = 30  # for nvidia-smi
-ENOUGH = 0.9  # share of a profile's bytes that a GPU must have: GPUs of one kind, nvidia-smi and CUDA differ by less
+ENOUGH = 0.97  # share of a profile's bytes that a GPU must have: GPUs of one kind, nvidia-smi and CUDA differ by less
 
 
 def largest_gpu() -> tuple[float, str] | None:

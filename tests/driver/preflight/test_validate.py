@@ -232,7 +232,7 @@ def test_the_recipes_themselves_are_accepted(recipe, tmp_path):
 
 
 def test_verl_prints_nothing_before_a_refusal(tmp_path, capfd, recwarn):
-    """verl says that its checks have passed, which a check that follows may contradict."""
+    """verl prints that its checks have passed, though a later check of ours may refuse the run."""
     validate(compose("grpo", *good_overrides(tmp_path)))
     with pytest.raises(BadConfig, match=r"it cannot be imported \(No module named 'my_package'\)$"):
         validate(compose("grpo", *good_overrides(tmp_path), "rollout_policy._target_=my_package.policies.Mine"))

@@ -168,7 +168,7 @@ def _open(faults: Faults, key: str, name: str) -> pyarrow.dataset.Dataset | None
 
 
 def _array(name: str) -> pyarrow.dataset.Dataset | None:
-    """The rows of a JSON file, if the file is one array; None if it has one object on each line."""
+    """The rows of a JSON file, if the file is an array; None if each of its lines is an object."""
     with open(name, encoding="utf-8") as file:
         if not file.read(1) == "[":
             return None

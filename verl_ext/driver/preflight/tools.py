@@ -87,7 +87,7 @@ def check_tool_rows(faults: Faults) -> None:
 def start_sandboxes(faults: Faults) -> None:
     """A sandbox starts and runs a program, once for each different deployment of the tools.
 
-    Its image is that of the first row that names one, or the deployment's.
+    The sandbox gets the first image that a row names; if no row names an image, it gets the deployment's.
     """
     from verl_ext.sandbox.deployments import deployment_maker
     from verl_ext.sandbox.places import PlaceFailure
