@@ -106,6 +106,7 @@ GUARDS = {  # module: its fast tests, the quickest first
         "tests/driver/test_step_on_queue.py",
         "tests/driver/test_fit.py",
     ],
+    "verl_ext/driver/update.py": ["tests/driver/test_trainer.py", "tests/driver/test_step_on_queue.py"],
 }
 LIBRARIES = {  # part of a module's path: what its tests import, here once and not in each forked process
     ".py": ("scipy.optimize", "scipy.stats", "hypothesis.strategies", "torch", "pandas", "pyarrow.parquet", "yaml"),

@@ -22,7 +22,6 @@ from verl.utils.dataset.rl_dataset import collate_fn
 from verl_ext.controller import RolloutController
 from verl_ext.driver.agent_loop import PREFIX, ROLLOUTS, SAMPLING, SESSION_OFFSET, WaveManager
 from verl_ext.driver.allocation_table import AllocationTables
-from verl_ext.driver.baseline import advantages_over_all
 from verl_ext.driver.checkpoint import (
     BadCheckpoint,
     load_state,
@@ -36,22 +35,21 @@ from verl_ext.driver.checkpoint import (
 from verl_ext.driver.cluster import check_queue_full
 from verl_ext.driver.liveness import check_workers, forget_workers, note_nodes, note_workers
 from verl_ext.driver.prompt_data import PromptDataset, PromptTexts, endless_rows, fetch, prompt_loader
-from verl_ext.driver.replay_buffer import PARTITION, GroupReplayBuffer, RowKey, set_aside
+from verl_ext.driver.replay_buffer import PARTITION, GroupReplayBuffer, set_aside
 from verl_ext.driver.step_line import step_line
 from verl_ext.driver.stop import stop_requested
 from verl_ext.driver.stoppable import StoppableTrainer
+from verl_ext.driver.update import GroupUpdates
 from verl_ext.driver.weight_sync import WeightTurns
-from verl_ext.errors import BadConfig, CannotFillBatch, RunError
+from verl_ext.errors import BadConfig, CannotFillBatch
 from verl_ext.policy import Group, Prompt, RolloutPolicy
+from verl_ext.prompts import RowKey
 from verl_ext.record import RecordingController
-from verl_ext.weights import advantage_factors, are_of_one_size, mini_batch_of_rows, spread_padding
 
 logger = logging.getLogger(__name__)
 
-NO_LOSS_TOKEN = "must contain at least one valid token"  # in verl's error
 
-
-class PolicyTrainer(StoppableTrainer, AllocationTables, WeightTurns):
+class PolicyTrainer(StoppableTrainer, AllocationTables, GroupUpdates, WeightTurns):
     """Base class of the trainers of all modes; comes before verl's trainer in the method resolution order.
 
     verl's ``fit`` and ``step`` run unchanged. :meth:`prepare_step` asks the policy, and so does the replay buffer while
@@ -65,7 +63,6 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, WeightTurns):
     def __init__(self, config):
         self.policy: RolloutPolicy = hydra.utils.instantiate(config.rollout_policy)
         self._metrics: dict[str, float] = {}
-        self._groups: list[Group] = []  # of the batch in training
         self._trained: KVBatchMeta | None = None  # the batch of the step, once it is trained
         super().__init__(config)
 
@@ -220,82 +217,6 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, WeightTurns):
         super().on_sample_end()
         self._metrics, self._groups = self.controller.metrics(), self.controller.batch
         self._end_within_budget(done=self.global_steps)
-
-    @property
-    def updates_per_step(self) -> int:
-        """Optimizer steps per training step and PPO epoch, for any number of rows."""
-        return self.config.data.train_batch_size // self.config.actor_rollout_ref.actor.ppo_mini_batch_size
-
-    def _get_required_batch_multiple(self, dp_size: int) -> int:
-        self._dp_size = dp_size  # verl asks before it computes advantages
-        return dp_size * self.updates_per_step
-
-    def _balance_batch(self, batch: KVBatchMeta, metrics: dict, **options) -> KVBatchMeta:
-        """Spread the rows that pad the batch over the optimizer steps: whole steps could be padding otherwise."""
-        batch = super()._balance_batch(batch, metrics, **options)
-        padding = [tag.get("is_padding", False) for tag in batch.tags]
-        if any(padding):
-            batch.reorder(spread_padding(padding, self._dp_size, self.updates_per_step).tolist())
-        return batch
-
-    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        try:
-            batch = super()._compute_advantage(batch, metrics)
-        except ValueError as error:
-            if NO_LOSS_TOKEN not in str(error):
-                raise
-            raise RunError(
-                f"step {self.global_steps}: no token of the batch is in the loss, since every rollout was cut off: "
-                "raise data.max_response_length or rollout_driver.agent_timeout, or set "
-                "rollout_driver.compact_filtering=false"
-            ) from error
-        rows = [RowKey.parse(key) for key in batch.keys]
-        groups = [
-            None if tag.get("is_padding", False) else row.group for row, tag in zip(rows, batch.tags, strict=True)
-        ]
-        clip = self.config.rollout_driver.advantage_clip
-        over_all = self.policy.baseline == "all"
-        of_whole_groups = advantages_over_all(self._groups, self.config.algorithm) if over_all else {}
-        weights = {group.id: group.weight for group in self._groups}
-        rollouts = [row.session for row in rows]
-        same_weight = are_of_one_size(groups, rollouts) and set(weights.values()) <= {1}
-        if clip is None and not of_whole_groups and same_weight:
-            return batch  # verl's advantages would not change
-        fields = ["advantages", "response_mask"]
-        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
-        masks = data["response_mask"].unbind()
-        factors = advantage_factors(
-            groups,
-            np.array([int(mask.sum()) for mask in masks]),
-            mini_batch_of_rows(len(batch), self._dp_size, self.updates_per_step),
-            prompt_weight=self.policy.prompt_weight,
-            loss_agg_mode=self.config.actor_rollout_ref.actor.loss_agg_mode,
-            rollouts=rollouts,
-        )
-        factors *= [weights.get(group, 1.0) for group in groups]
-        advantages = [
-            (mask * of_whole_groups[row[:2]]).to(verls.dtype) if row[:2] in of_whole_groups else verls
-            for row, mask, verls in zip(rows, masks, data["advantages"].unbind(), strict=True)
-        ]
-        if clip is not None:
-            advantages = [row.clamp(-clip, clip) for row in advantages]
-        scaled = [row * factor for row, factor in zip(advantages, factors.tolist(), strict=True)]
-        data["advantages"] = torch.nested.as_nested_tensor(scaled, layout=torch.jagged)
-        tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=data.select("advantages"))
-        return batch
-
-    def _update_actor(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        """Set the mini-batch size in rows, which fixes the number of optimizer steps.
-
-        verl takes mini-batches of ppo_mini_batch_size · rollout.n rows, and groups differ in size.
-        """
-        actor, rollout = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout
-        configured = actor.ppo_mini_batch_size, rollout.n
-        actor.ppo_mini_batch_size, rollout.n = len(batch) // self.updates_per_step, 1
-        try:
-            return super()._update_actor(batch, metrics)
-        finally:
-            actor.ppo_mini_batch_size, rollout.n = configured
 
     def _compute_metrics(
         self, batch: KVBatchMeta, metrics: dict, timing_raw: dict, global_steps: int, epoch: int
