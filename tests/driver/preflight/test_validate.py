@@ -128,6 +128,18 @@ REFUSED = [
     ("grpo", REWARD_MODEL, "reward.reward_model.nnodes=0", "at least 1"),
     ("grpo", [*REWARD_MODEL, "reward.reward_model.n_gpus_per_node=0"], "model.n_gpus_per_node=0", "at least 1"),
     ("grpo", REWARD_MODEL, "reward.reward_model.rollout.name=null", "use vllm or sglang"),
+    (
+        "grpo",
+        [*REWARD_MODEL, "reward.reward_model.rollout.data_parallel_size=0"],
+        "reward.reward_model.rollout.data_parallel_size=0",
+        "at least 1",
+    ),
+    (
+        "grpo",
+        [*REWARD_MODEL, "reward.reward_model.nnodes=1", "reward.reward_model.n_gpus_per_node=1"],
+        "reward.reward_model.rollout.tensor_model_parallel_size=2",
+        "it must divide the 1 devices of reward.reward_model.nnodes and reward.reward_model.n_gpus_per_node",
+    ),
     ("grpo", REWARD_MODEL, "reward.reward_model.model_path=null", "an existing folder, or a model's name on the hub"),
     ("grpo", ["rollout_driver.poll_interval=0"], "rollout_driver.poll_interval=0", "positive"),
     ("grpo", ["rollout_driver.stall_timeout=-3"], "rollout_driver.stall_timeout=-3", "positive"),

@@ -14,8 +14,9 @@ from verl_ext.driver.preflight.faults import Faults
 from verl_ext.driver.preflight.keys import ACTOR, ATTENTION, MODEL, ROLLOUT
 
 REFERENCE = "actor_rollout_ref.ref"
+REWARD_MODEL = "reward.reward_model"
+PARALLEL = ("tensor_model", "data", "pipeline_model")
 QUEUE_SIZE = "transfer_queue.backend.SimpleStorage.total_storage_size"
-TENSOR_PARALLEL = f"{ROLLOUT}.tensor_model_parallel_size"
 SEQUENCE_PARALLEL = tuple(f"{ACTOR}.{name}ulysses_sequence_parallel_size" for name in ("", "fsdp_config."))
 STRATEGIES = {"dp": ("fsdp", "fsdp2")}  # of an engine; other engines have the strategy of their own name
 FORMER_NAMES = {  # of keys that are not in reward.<section> under the same name
@@ -118,18 +119,20 @@ def check_saving(faults: Faults) -> None:
 
 
 def check_reward_model(faults: Faults) -> None:
-    """A reward model must score before the policy decides, in a pool of its own."""
-    section = "reward.reward_model"
-    enabled, key = bool(faults[f"{section}.enable"]), f"{section}.enable_resource_pool"
+    """A reward model must score before the policy decides, in a pool of its own, which its engines fill."""
+    enabled, key = bool(faults[f"{REWARD_MODEL}.enable"]), f"{REWARD_MODEL}.enable_resource_pool"
     valid = "a colocated reward model scores only after sampling, when the policy has decided; use true"
     faults.refuse_if(enabled and not faults[key], key, valid)
-    valid = f"the pool would stay idle, since {section}.enable=False; use false"
+    valid = f"the pool would stay idle, since {REWARD_MODEL}.enable=False; use false"
     faults.refuse_if(bool(faults[key]) and not enabled, key, valid)
     if not enabled:
         return
-    for name in ("nnodes", "n_gpus_per_node"):
-        faults.check(f"{section}.{name}", COUNT)
-    faults.refuse_if(faults[f"{section}.rollout.name"] is None, f"{section}.rollout.name", "use vllm or sglang")
+    for name in ("nnodes", "n_gpus_per_node", *(f"rollout.{part}_parallel_size" for part in PARALLEL)):
+        faults.check(f"{REWARD_MODEL}.{name}", COUNT)
+    faults.refuse_if(
+        faults[f"{REWARD_MODEL}.rollout.name"] is None, f"{REWARD_MODEL}.rollout.name", "use vllm or sglang"
+    )
+    _check_fills(faults, f"{REWARD_MODEL}.rollout", REWARD_MODEL)
 
 
 def check_room(faults: Faults) -> None:
@@ -256,16 +259,21 @@ def check_devices(faults: Faults) -> None:
     places = ["trainer"] if faults["actor_rollout_ref.hybrid_engine"] else []
     if faults["trainer.v1.trainer_mode"] == "separate_async":
         places.append(ROLLOUT)
-    others = {name: faults[f"{ROLLOUT}.{name}"] or 1 for name in ("data_parallel_size", "pipeline_model_parallel_size")}
+    _check_fills(faults, ROLLOUT, *places)
+
+
+def _check_fills(faults: Faults, engine: str, *places: str) -> None:
+    """Engines with the parallel sizes of the section ``engine`` fill the nodes of these sections."""
+    key = f"{engine}.tensor_model_parallel_size"
+    others = {name: faults[f"{engine}.{name}"] or 1 for name in ("data_parallel_size", "pipeline_model_parallel_size")}
     must = "".join(f"times {name}={size} " for name, size in others.items() if size != 1) + "it must divide"
-    size = faults[TENSOR_PARALLEL] * math.prod(others.values())
+    size = faults[key] * math.prod(others.values())
     for place in places:
         nodes, of_each = f"{place}.nnodes", f"{place}.n_gpus_per_node"
         node, devices = faults[of_each], faults[nodes] * faults[of_each]
-        valid = f"{must} the {devices} devices of {nodes} and {of_each}"
-        faults.refuse_if(devices % size != 0, TENSOR_PARALLEL, valid)
+        faults.refuse_if(devices % size != 0, key, f"{must} the {devices} devices of {nodes} and {of_each}")
         valid = f"an engine fills a part of a node or whole nodes: {must} {of_each}={node}, or be a multiple of it"
-        faults.refuse_if(node % size != 0 and size % node != 0, TENSOR_PARALLEL, valid)
+        faults.refuse_if(node % size != 0 and size % node != 0, key, valid)
 
 
 def check_megatron(faults: Faults) -> None:
