@@ -46,16 +46,18 @@ class Engine(Protocol):
     def cancel(self, groups: list[Group]) -> None:
         """End the outstanding rollouts of these groups. An engine that cannot interrupt a rollout may finish it first.
 
-        Their waves are handed in as always: with the rollouts that have finished, and ``cancelled`` ones. After a
-        restart the engine may not know the waves; then all outstanding rollouts are cancelled.
+        Their waves are handed in as always, with the finished rollouts, and with ``cancelled`` rollouts in place of the
+        others. After a restart the engine may not know a wave; it then counts all rollouts that have not finished as
+        cancelled.
         """
 
 
 class RolloutController:
     """One run's policy, live groups, prompt stream and ledger.
 
-    A training step is :meth:`begin_step`, then :meth:`finish_waves` whenever waves finish, and :meth:`take_batch` after
-    each until it returns groups. :meth:`fill_batch` is this loop for engines that can be waited for.
+    A training step calls :meth:`begin_step` once, and :meth:`finish_waves` whenever waves finish. After each of these
+    calls it calls :meth:`take_batch`, until :meth:`take_batch` returns groups. :meth:`fill_batch` is this loop, for
+    engines with a function that waits for the next waves.
     """
 
     VERSION = 3
@@ -264,7 +266,7 @@ class RolloutController:
             self.engine.submit(requested)
 
     def _cancel(self, prompts: list[Prompt], finished: Iterable[Group]) -> None:
-        """Cancel waves in generation. A wave that finished in this call stays: the policy could not know of it."""
+        """Cancel waves in generation. A wave in ``finished`` stays: the policy could not know that it had finished."""
         if not prompts:
             return
         just_finished = {group.id for group in finished}

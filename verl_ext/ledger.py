@@ -127,10 +127,11 @@ class Ledger:
 def batch_metrics(groups: list[Group], step: int, baseline: str = "trained") -> dict[str, float]:
     """Signal, allocation and delay of the batch that is trained on at ``step``.
 
-    ``effective_ratio`` is the share of groups, or of trained rollouts (Knapsack-RL eq. 4), whose group has different
-    rewards among the rollouts of its baseline, and therefore a gradient. Means of rewards and ``allocation/`` are over
-    all usable rollouts, trained on or not. Metrics under ``groups/`` weigh prompts equally, metrics under ``rollouts/``
-    rollouts equally; allocation makes the two differ.
+    A group has a gradient if the rewards differ among the rollouts of its baseline. ``groups/effective_ratio`` is the
+    share of groups with a gradient, ``rollouts/effective_ratio`` the share of trained rollouts in such groups
+    (Knapsack-RL eq. 4). Means of rewards and ``allocation/`` are over all usable rollouts, trained on or not. Metrics
+    under ``groups/`` weigh all prompts equally, metrics under ``rollouts/`` weigh all rollouts equally; the two differ
+    if prompts get different numbers of rollouts.
 
     Args:
         groups: the batch.

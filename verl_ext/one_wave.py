@@ -37,8 +37,8 @@ class OneWave(RolloutPolicy):
 
     With ``dynamic_sampling``, groups whose rollouts are all correct or all wrong are discarded and replaced by groups
     of further prompts, for at most ``max_rounds`` rounds (Knapsack-RL Appendix G.5). Without verdicts, and with
-    ``rewards=continuous``, these are the groups whose rewards are all equal. Of the other groups, the B whose prompts
-    were drawn first are trained on.
+    ``rewards=continuous``, these are the groups whose rewards are all equal. Of the other groups, the step trains on
+    the B groups whose prompts were drawn first.
 
     Args:
         train_batch_size: prompts per training step (B).
@@ -147,7 +147,7 @@ class OneWave(RolloutPolicy):
         """(prompts,) int64 rollouts: ``n`` where ``known`` is False; the allocator divides the rest of the budget."""
         counts = np.full(predicted.size, self.n)
         if known.any():
-            # Only a history does not know all prompts, and its strength is a number.
+            # Only the estimator ``history`` lacks predictions for some prompts. Its strength is a number, not an array.
             counts[known] = self._allocate(predicted[known], strength)
         return counts
 

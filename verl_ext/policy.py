@@ -85,7 +85,7 @@ class Group:
         prefix: trajectory from which every rollout of the group starts; None: the bare prompt.
         trained: indices into ``rollouts`` of the rows to train on, two or more of usable rollouts; None: all usable
             rollouts. A policy sets them before it returns the group from :meth:`RolloutPolicy.take_batch`.
-        sampling: of the last wave requested; None: as verl's configuration says.
+        sampling: settings of the wave that was requested last; None: those of verl's configuration.
         weight: factor on the group's advantages, beside the policy's ``prompt_weight``; 0 or more. A policy sets it
             before it returns the group from :meth:`RolloutPolicy.take_batch`.
     """
@@ -258,8 +258,8 @@ class PutBack:
 class Cancel:
     """End the unfinished rollouts of this prompt's group now; finished rollouts stay.
 
-    The group has then finished as always: :meth:`RolloutPolicy.on_group` gets it once nothing is outstanding. A rollout
-    that finishes before the driver can end it counts as finished.
+    :meth:`RolloutPolicy.on_group` gets the group as always, once none of its rollouts is outstanding. A rollout that
+    finishes before the driver can end it counts as finished.
     """
 
     prompt: Prompt
@@ -313,7 +313,7 @@ class StepCost(NamedTuple):
 
     @classmethod
     def of_rounds(cls, prompts: int, n: int, rounds: int = 1) -> StepCost:
-        """The cost of rounds that each sample ``n`` rollouts for as many prompts as are trained."""
+        """The cost of a step whose rounds each sample ``n`` rollouts for each of ``prompts`` prompts."""
         return cls(prompts, n, prompts * n, rounds * prompts * n)
 
 
@@ -321,16 +321,17 @@ class RolloutPolicy:
     """Decides which prompts get how many rollouts, and which groups are trained on.
 
     In each training step the driver calls :meth:`start_step` once, and :meth:`on_group` for each group of which all
-    requested rollouts have finished. Several groups can finish at once: after :meth:`start_step`, and after the calls
-    of :meth:`on_group` for all groups that finished at once, the driver calls :meth:`take_batch`, until that returns a
-    batch. :meth:`on_group` may be called after that, too, for groups that finish later. A group that the policy neither
-    takes nor discards stays buffered, across steps and restarts, without an action.
+    requested rollouts have finished. Several groups can finish at once. The driver calls :meth:`take_batch` after
+    :meth:`start_step`, and after the calls of :meth:`on_group` for all groups that finished at once, until
+    :meth:`take_batch` returns a batch. For groups that finish later, the driver may still call :meth:`on_group`. A
+    group that the policy neither takes nor discards stays buffered, across steps and restarts, without an action.
 
     Attributes:
         prompt_weight: weight of a prompt in the loss. ``"equal"``: 1/B, whatever its number of rollouts;
             ``"rollouts"``: in proportion to its number of trained rollouts.
-        baseline: rollouts of a group from which its advantages take their mean and standard deviation, if only some
-            are trained: ``"trained"`` or ``"all"``. With ``"all"``, a group's untrained rollouts count in the baseline.
+        baseline: if only some rollouts of a group are trained, the rollouts whose mean and standard deviation its
+            advantages use: ``"trained"`` or ``"all"``. With ``"all"``, a group's untrained rollouts count in the
+            baseline.
         total_steps: training steps of the whole run, set by :meth:`start_run`; None: no fixed end.
         reads_trajectories: whether rollouts carry their tokens.
         panels: plots of the method's own metrics, for the lab's report.
@@ -411,7 +412,7 @@ def check_state_version(state: Mapping, expected: int, owner: str) -> None:
 
 
 def oversampled(s: float, prompts: int) -> int:
-    """ceil(s · ``prompts``), exactly: 1.1 · 100 is 110, and in float64 a little more."""
+    """ceil(s · ``prompts``) in exact arithmetic: 1.1 · 100 is 110, but a little more than 110 in float64."""
     return math.ceil(Fraction(str(s)) * prompts)
 
 

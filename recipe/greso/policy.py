@@ -18,17 +18,18 @@ SHARES = {"easy": 1 / 3, "hard": 2 / 3}  # of the target: hard prompts change mo
 P_BOUNDS = (0.05, 0.95)  # of p_easy and p_hard
 P_STEP = 0.01  # change of p_easy and p_hard after a step
 LEAST_EXPLORATION = 0.01  # least probability of generating a drawn prompt
-MARGIN = 1.25  # beta of the paper: rollouts of a further round, in units of those expected to be needed
+MARGIN = 1.25  # beta of the paper: prompts of a further round, divided by the prompts expected to fill the batch
 LEAST_ROUND = 1 / 4  # prompts of a further round, in units of B
 
 
 class Greso(DynamicSampling):
     """Dynamic sampling that skips prompts at random. Each visit without reward spread makes the next skip likelier.
 
-    A prompt whose last z groups were all correct (easy) is generated with probability max(p_easy^z, 0.01), and one
-    whose last z groups were equal but not correct (hard) with max(p_hard^z, 0.01). After each step from the second
-    epoch on, p_easy and p_hard move by 0.01: down if the share of that kind among the step's groups is at least a third
-    (easy) or two thirds (hard) of ``target_zero_variance``, and up otherwise.
+    A prompt is easy if its last z groups were all correct, and hard if the rewards in each of its last z groups were
+    equal but not correct. An easy prompt is generated with probability max(p_easy^z, 0.01), a hard prompt with
+    max(p_hard^z, 0.01). After each step from the second epoch on, p_easy and p_hard move by 0.01. p_easy falls if the
+    share of easy groups in the step is at least a third of ``target_zero_variance``, and rises otherwise; p_hard does
+    the same with hard groups and two thirds.
 
     Source: Zheng et al., "Act Only When It Pays" (arXiv 2506.02177), and the authors' release.
 
@@ -134,7 +135,7 @@ class Greso(DynamicSampling):
         return chosen
 
     def _expected_need(self) -> int:
-        """Prompts that fill the batch if as many groups have equal rewards as so far in this step, with a margin."""
+        """Prompts, with a margin, that fill the batch if groups keep this step's share of groups with reward spread."""
         groups = sum(self._groups.values())
         if not groups:
             return self.sampling_batch_size

@@ -42,9 +42,9 @@ class Hora(RolloutPolicy):
         allocator: ``hit_utility``; ``hard_first`` for the ablation of Table 2 (phase B evenly to prompts without a
             success in phase A); or any other allocator.
         allocator_options: further arguments of the allocator.
-        warm_up_component: reward component that ends the warm-up with uniform GRPO; None: no warm-up.
-        warm_up_threshold: mean of the component that counts as learned.
-        warm_up_cycles: consecutive steps with a learned mean that end the warm-up.
+        warm_up_component: reward component whose mean ends the warm-up, which is uniform GRPO; None: no warm-up.
+        warm_up_threshold: least mean of the component that counts as learned.
+        warm_up_cycles: number of consecutive steps with such a mean that ends the warm-up.
         prompt_weight: see :class:`~verl_ext.policy.RolloutPolicy`.
     """
 
@@ -215,7 +215,7 @@ class Hora(RolloutPolicy):
         batch, self._ready = self._ready, []
         self.warm_up.see([rollout for group in batch for rollout in group.usable])
         if self.estimator is not None:
-            # Not the pooled groups: phase B prefers hard prompts, which would then weigh more (Appendix F: c_i of G_0).
+            # Phase A alone (Appendix F: c_i of G_0): phase B prefers hard prompts, which would otherwise weigh more.
             counted = [self._counted.get(group.prompt.id) or (group.success_rate, len(group.usable)) for group in batch]
             rates, trials = np.array(counted).T
             self.estimator.observe([group.prompt for group in batch], rates, trials)

@@ -15,12 +15,12 @@ STATUSES = ("extremely_hard", "hard", "medium", "easy", "extremely_easy")
 
 
 class Knapsack(OneWave):
-    """Exploration budgets as a knapsack: rollouts are the weight of a prompt, P(non-zero gradient)·InfoGain its value.
+    """A knapsack: the weight of a prompt is its number of rollouts, its value is P(non-zero gradient)·InfoGain.
 
-    A prompt's success rate is the mean of its last 16 rollouts in earlier epochs. Prompts with fewer than 8 recorded
-    rollouts get ``n``, so the first epoch is uniform (with ``n`` < 8 also the next, until a prompt has 8). In later
-    epochs they also share, with the unsolved prompts, the rollouts that the fallback divides. Both rules are those of
-    the authors' release.
+    A prompt's success rate is the mean of its last 16 rollouts in earlier epochs. A prompt with fewer than 8 recorded
+    rollouts gets ``n`` rollouts, so the first epoch is uniform. With ``n`` < 8, a prompt has fewer than 8 after its
+    first epoch, too. In later epochs, such prompts also share, with the unsolved prompts, the rollouts that the
+    fallback divides. Both rules are those of the authors' release.
 
     Source: *Knapsack RL: Unlocking Exploration of LLMs via Optimizing Budget Allocation*, §4 and Appendices C to G.
 

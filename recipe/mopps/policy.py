@@ -13,11 +13,11 @@ from verl_ext.policy import Action, Draw, Group, Panel, Prompt, oversampled
 
 
 class Mopps(Uniform):
-    """GRPO on the B of s·B drawn prompts whose success rates, sampled from their posteriors, are closest to ``band``.
+    """GRPO on B of s·B drawn prompts: those with sampled success rates closest to ``band``.
 
     The posterior of a prompt is Beta(α, β), at first Beta(α0, β0). A group with k successes among n rollouts changes it
-    to α ← λα + (1-λ)α0 + k and β ← λβ + (1-λ)β0 + n - k, so old outcomes are forgotten with λ < 1. Sampling instead of
-    the posterior mean (Thompson sampling) explores prompts of which little is known.
+    to α ← λα + (1-λ)α0 + k and β ← λβ + (1-λ)β0 + n - k, so old outcomes are forgotten with λ < 1. The choice uses
+    samples of these posteriors and not their means (Thompson sampling), to explore prompts of which little is known.
 
     Source: Qu et al., "Can Prompt Difficulty be Online Predicted for Accelerating RL Finetuning of Reasoning Models?"
     (arXiv 2507.04632), and the authors' release.
@@ -26,7 +26,8 @@ class Mopps(Uniform):
         train_batch_size: prompts per training step (B).
         n: rollouts per chosen prompt.
         s: candidates of a step, in units of B (rounded up).
-        band: (lowest, highest) wanted success rate. Prompts within the band are equal, and random ones are chosen.
+        band: (lowest, highest) wanted success rate. Among prompts with sampled rates within the band, the choice is
+            random.
         decay: λ, the weight of the previous posterior; 1 forgets nothing.
         alpha0: α of the prior.
         beta0: β of the prior.

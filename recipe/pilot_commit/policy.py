@@ -53,8 +53,8 @@ class PilotCommit(RolloutPolicy):
         max_delay: d, the largest delay, in policy versions, of a trained rollout.
         bind: generate the next step's pilots together with this step's commits; otherwise pilot, then commit.
         order: order in which survivors are committed: ``random``, ``max_variance``, ``newest`` or ``oldest``.
-        max_rounds: pilot rounds per step, further rounds of a step with too few survivors included (as in the
-            authors' code; the paper does not bound them).
+        max_rounds: most pilot rounds per step. A step with too few survivors has further rounds (bounded as in the
+            authors' code; the paper has no bound).
         var_lower: reward variance above which a prompt survives if its pilots' rewards are not verdicts (ours).
         seed: of the random order.
         prompt_weight: see :class:`~verl_ext.policy.RolloutPolicy`.
@@ -131,12 +131,12 @@ class PilotCommit(RolloutPolicy):
         self._rounds = 0
         self._closed = False  # no further group joins this step's batch
         self._due = False  # start_step was called, and take_batch has not returned its batch yet
-        self._graded = False  # some group had rewards that are not verdicts, so further rewards without acc are none
+        self._graded = False  # some group's rewards were not verdicts, so later rewards without acc are not verdicts
         self._outcomes: Counter[str] = Counter()  # of the prompts judged in this step
         self._counts: Counter[str] = Counter()  # further counts of this step, by metric
 
     def step_cost(self) -> StepCost:
-        """The pilots of one round with the commits of a batch; bound pilots are those of the next step."""
+        """Usually the pilots of one round and the commits of a batch; with ``bind``, the next step's pilots."""
         pilots, commits = self.sampling_batch_size * self.n_pilot, self.train_batch_size * self.n_commit
         rounds = self.max_rounds + self.bind
         return StepCost(
@@ -156,7 +156,7 @@ class PilotCommit(RolloutPolicy):
         self._outcomes, self._counts = Counter(), Counter()
         actions: list[Action] = [Discard(group, "stale") for group in self.buffer.expire(step, self.max_delay)]
         self._counts["expired"] = len(actions)
-        if not self.bind and not self._is_last_step:  # after it, no step would train surplus survivors
+        if not self.bind and not self._is_last_step:  # no later step would train its surplus survivors
             actions += self._pilot_round(self.sampling_batch_size)
         return [*actions, *self._advance()]
 

@@ -67,8 +67,8 @@ class PilotFilter:
 
         Args:
             group: the pilots.
-            graded: whether rewards without ``Rollout.correct`` are known to be grades: these may all be 0 or 1 by
-                chance, and are then no verdicts.
+            graded: whether rewards without ``Rollout.correct`` are known to be grades. Grades that are all 0 or 1 by
+                chance are not verdicts.
         """
         if not group.usable:
             return Judgement("empty")

@@ -18,9 +18,9 @@ ROUNDING = 1e-12  # largest difference of two variances that counts as equal, re
 class Pods(Uniform):
     """GRPO with n rollouts for each prompt, of which m are trained on: those whose rewards have the largest variance.
 
-    Among all subsets of m rewards, one of largest variance has the k lowest and the m - k highest rewards, for some k.
-    Sorting and a scan over k find it in O(n log n). With rewards 0 and 1 this takes m/2 of each kind, where there are
-    as many.
+    For some k, the k lowest and the m - k highest rewards have the largest variance of all subsets of m rewards.
+    Sorting and a scan over k find this k in O(n log n). With rewards 0 and 1, the subset has m/2 of each kind, if each
+    kind has so many.
 
     Source: Xu et al., "Not All Rollouts are Useful: Down-Sampling Rollouts in LLM Reinforcement Learning"
     (arXiv 2504.13818), and the authors' release.

@@ -126,7 +126,7 @@ class PrefixSampling(RolloutPolicy):
     def start_step(self, step: int, draw: Draw) -> list[Action]:
         self._step, self._draw, self._rounds, self._due = step, draw, 0, True
         self._finished, self._ready, self._parent_bucket, self._counts = [], [], {}, Counter()
-        # After a resume with a smaller batch, more prefixes can wait than a step has groups.
+        # If the run resumed with a smaller train_batch_size, the store can hold more prefixes than a step has groups.
         saved = self.store.take(self.train_batch_size)
         fresh = draw(self.train_batch_size - len(saved), but=[entry.prompt.id for entry in saved])
         self._parent_bucket = {entry.prompt.id: entry.bucket for entry in saved}

@@ -25,7 +25,7 @@ from verl_ext.policy import (
     StepCost,
 )
 
-START, RATE = 0.25, 0.3  # of the moving average of the share of new prompts whose pilots differ
+START, RATE = 0.25, 0.3  # start and rate of the moving average: the share of new prompts whose pilots differ
 RECENT, FEWEST = 256, 16  # the prior is fitted to the last RECENT pilots, once there are FEWEST
 MEANS, CORRELATIONS = (0.02, 0.98), (0.02, 0.95)  # bounds of the fitted prior
 
@@ -40,16 +40,16 @@ class Memory(NamedTuple):
 
 
 class Recall(RolloutPolicy):
-    """A step of about B·n rollouts in two waves: remembered prompts get n rollouts, new prompts n after a pilot.
+    """About B·n rollouts a step, in two waves. Remembered prompts get n rollouts, and new prompts get pilots first.
 
     The success rate p of a prompt has the posterior Beta(a + successes, b + failures), whose prior Beta(a, b) is fitted
     to the pilots of the last prompts that were drawn. The worth of a prompt is the posterior mean of p·(1 - p), the
-    variance of its reward. Wave 1 requests ``n`` rollouts for each of at most (1 - ``explore``)·B remembered prompts,
-    those of the largest worth, all worth more than a new prompt; and ``n_pilot`` rollouts for new prompts, so many that
-    the prompts whose pilots differ are expected to spend the rest of B·n in wave 2. Each of these prompts gets its
-    further rollouts as soon as its pilots have finished; prompts beyond B are discarded, but remembered. The groups
-    with correct and wrong rollouts are trained on. Rollouts differ by their verdicts, or without verdicts by their
-    rewards.
+    variance of its reward. Wave 1 requests ``n`` rollouts for each of at most (1 - ``explore``)·B remembered prompts:
+    those of the largest worth, if a new prompt is worth less. Wave 1 also requests ``n_pilot`` rollouts for each of
+    some new prompts. Their number is chosen so that both waves together are expected to have B·n rollouts. Wave 2
+    requests the further rollouts of each new prompt whose pilots differ, as soon as its pilots have finished; prompts
+    beyond B are discarded, but remembered. The step trains on the groups with correct and wrong rollouts. Rollouts
+    differ by their verdicts, or without verdicts by their rewards.
 
     Source: this project. docs/comparison.md says how the defaults were chosen.
 

@@ -46,7 +46,7 @@ class ReinforceAda(Uniform):
 
     @classmethod
     def settings_for(cls, train_batch_size: int, n: int, seed: int) -> dict[str, Any]:
-        """Rounds of n/2 rollouts, since most prompts need more than one, and as many trained as in the release."""
+        """Rounds of n/2 rollouts, since most prompts need more than one round; at most 4 trained, as in the release."""
         return {"n": max(2, min(4, n // 2)), "M": max(2, n // 2)}
 
     def __init__(
@@ -106,7 +106,10 @@ class ReinforceAda(Uniform):
         return right >= self.group_size // 2 and wrong >= self.group_size - self.group_size // 2
 
     def balanced(self, group: Group) -> list[int]:
-        """Indices of n rollouts: n/2 correct and the rest wrong, the first of each kind, filled up from the other."""
+        """Indices of n rollouts: n/2 correct and the rest wrong, the first of each kind.
+
+        If one kind has too few rollouts, the other kind fills up the n.
+        """
         correct = self._correct(group)
         usable = [index for index, rollout in enumerate(group.rollouts) if not rollout.failed]
         right = [index for index, each in zip(usable, correct, strict=True) if each]
@@ -115,7 +118,7 @@ class ReinforceAda(Uniform):
         return sorted([*right[:of_right], *wrong[: self.group_size - of_right]])
 
     def _correct(self, group: Group) -> list[bool]:
-        """Of each usable rollout. Grades without acc may all be 0 or 1, which ``Group.verdicts`` takes for verdicts."""
+        """For each usable rollout. ``Group.verdicts`` is no use: it takes grades that are all 0 or 1 for verdicts."""
         usable = group.usable
         return [each.reward > self.positive_threshold if each.correct is None else each.correct for each in usable]
 
