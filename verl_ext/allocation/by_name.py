@@ -91,7 +91,7 @@ def _knapsack(beliefs: Beliefs, budget: int, lower: int, upper: int, done: int, 
 
 
 def _gradient_variance(beliefs: Beliefs, budget: int, lower: int, upper: int, done: int, **options: Any) -> np.ndarray:
-    # With rates of 0 or 1 no rollout gains anything, and the first prompts would get all that is left.
+    # With rates of 0 or 1 no rollout has a gain, and the first prompts would get all rollouts beyond ``lower``.
     return gradient_variance.allocate(
         _inside(beliefs), budget, lower=lower, upper=upper, reward_variance=beliefs.reward_variance, **options
     )

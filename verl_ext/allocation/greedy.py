@@ -137,8 +137,8 @@ def _threshold(
 ) -> tuple[float, np.ndarray, np.ndarray]:
     """The threshold: the largest gain g for which all gains of at least g together cost more than ``amount``.
 
-    Also returns two counts per group: gains before the first are above the threshold, gains from the second on are
-    below it, and none of these gains ties with it.
+    Also returns two counts per group, low and high. A group's gains before low are above the threshold, its gains from
+    high on are below the threshold, and none of these gains ties with it.
     """
     low, high = start, stop  # gains before low are taken, gains from high on are not
     top, bottom = np.inf, -np.inf  # no gain before low is below top, and no gain from high on is above bottom
@@ -225,8 +225,8 @@ def _count(
 ) -> np.ndarray:
     """(groups,) counts between ``low`` and ``high`` up to which the gains reach ``pivot``.
 
-    A binary search covers about twice the ``expected`` increase, because most counts move little. Groups that increase
-    by all of it search on, over a range that grows with its square.
+    A binary search covers about twice the ``expected`` increase, because most counts move little. If a group's count
+    increases by the whole range, the group's search goes on over a range that grows with the square.
     """
     result = low.copy()
     for begin in range(0, low.size, BLOCK):

@@ -1,8 +1,9 @@
 """Rules of thumb that the papers compare with: hard-first (HORA §4.2), inverse accuracy and variance (VIP App. C.1).
 
-VIP's two rules set counts in proportion to a weight, within bounds. Whole counts in proportion are apportionment: the
-next rollout goes to the largest weight / (n + 1/2) (Webster's method, rounding to the nearest with a given sum). The
-paper solves a relaxation and rounds by its Algorithm 2, which needs an objective; these weights have none.
+VIP's two rules set counts in proportion to a weight, within bounds. Dividing whole rollouts in proportion to weights is
+apportionment. Webster's method does it (rounding to the nearest with a given sum): the next rollout goes to the prompt
+with the largest weight / (n + 1/2). The paper solves a relaxation and rounds by its Algorithm 2, which needs an
+objective; these weights have none.
 """
 
 from __future__ import annotations

@@ -53,8 +53,8 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
     - An agent that takes longer than ``rollout_driver.agent_timeout`` has failed its task. Its trajectory so far gets
       reward 0 and stays out of the loss, and its tokens count. If the reward function takes too long, or the engine
       gave no turn, the agent is not to blame, and the rollout is a failed rollout.
-    - A rollout that the policy has cancelled, or that has failed, leaves a key with a tag, and no row: its tokens were
-      generated and count. A rollout whose response is complete can no longer be cancelled: only its reward is missing.
+    - A cancelled or failed rollout leaves no row. It leaves a key with a tag, because its generated tokens count. A
+      rollout whose response is complete can no longer be cancelled: only its reward is missing.
     - Extra fields store facts that the masks do not show, such as the number of generated tokens.
     """
 
@@ -89,7 +89,7 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
                 del self._running[uid]
 
     async def cancel(self, uids: Iterable[str]) -> None:
-        """End the unfinished rollouts of these groups. A group's wave may have ended, or be another worker's."""
+        """End the unfinished rollouts of these groups. Groups without a running wave in this worker are ignored."""
         for uid in self._running.keys() & uids:
             self._running[uid].cancel()
 

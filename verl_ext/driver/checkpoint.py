@@ -131,10 +131,10 @@ def weights_to_keep(trainer: DictConfig) -> int | None:
 
 @contextlib.contextmanager
 def weights_before_kept(trainer: DictConfig) -> Iterator[None]:
-    """Within the block verl keeps the weights of two checkpoints where it is set to keep those of one.
+    """Within this context, verl keeps the weights of two checkpoints if it is set to keep those of one.
 
-    With ``max_actor_ckpt_to_keep=1`` verl removes the weights before once the new weights are written. A kill in the
-    rest of the new checkpoint would leave no checkpoint to resume from.
+    With ``max_actor_ckpt_to_keep=1``, verl removes the previous weights once the new weights are written. If the run
+    were killed before the rest of the new checkpoint is written, no checkpoint would be left to resume from.
 
     Args:
         trainer: verl's section of this name.

@@ -60,7 +60,7 @@ def check_nodes() -> None:
 def await_lost_node(seconds: float, enough: threading.Event) -> NodeLost | None:
     """The lost node, if Ray notices a loss within ``seconds`` and before ``enough`` is set; otherwise None.
 
-    A cluster of one node is not waited for: its loss would have ended the driver.
+    With a cluster of one node there is no wait: the loss of this node would have ended the driver.
     """
     deadline = time.monotonic() + (seconds if len(ray.nodes()) > 1 else 0)
     while True:
@@ -164,7 +164,7 @@ class Watch:
         self._left.set()  # from now on, lost workers are expected: the run stops them
         if not ray.is_initialized():
             return  # Ray has not started, and a question would start it
-        # With the node of the load balancer, all rollouts fail before Ray notices that the node is lost.
+        # If the lost node held the load balancer, all rollouts fail before Ray notices the loss.
         of_a_loss = isinstance(error, (ray.exceptions.RayActorError, WorkerLost, EveryRolloutFailed))
         if (lost := await_lost_node(NOTICE if of_a_loss else 0, threading.Event())) is not None:
             raise lost from error

@@ -110,7 +110,7 @@ class PrefixClient:
 
 def _recorded(tokens: list[int], sampling_params: dict[str, Any]) -> TokenOutput:
     """A recorded turn as an answer, without extra fields: the loop keeps the first extra fields received,
-    and these must be the policy's. As the engine, it has log-probabilities only if they are asked for."""
+    and these must be the policy's. Like the engine's answers, it has log-probabilities only if they are asked for."""
     log_probs = [0.0] * len(tokens) if sampling_params.get("logprobs") else None
     return TokenOutput(token_ids=tokens, log_probs=log_probs, stop_reason="completed")
 

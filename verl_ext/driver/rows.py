@@ -91,7 +91,7 @@ class Rows:
         """Write until nothing waits. Rows that arrive during a write go into the next write."""
         while self._waiting:
             writes, self._waiting = self._waiting, []
-            # Rows go first: the driver takes a session for failed if the prompt's end is there and its row is not.
+            # Rows go first: if the prompt's end is there and a session's row is not, the session counts as failed.
             for kind in sorted(dict.fromkeys(write.kind for write in writes), key=lambda kind: kind[1] is None):
                 for some in _parts(write for write in writes if write.kind == kind):
                     await self._store(some)

@@ -56,8 +56,8 @@ class GatheredBalancer(GatheredActor):
 class Engine(GatheredActor):
     """verl's server of an engine.
 
-    verl's client takes the policy version of the first answer for the oldest of the response. If a request was aborted
-    before its first token, that answer is empty, and its version is removed.
+    verl's client records the policy version of a response's first answer as the response's oldest version. An answer
+    that was aborted before its first token is empty, so its version is removed.
     """
 
     def _asked(self, name: str, kwargs: dict[str, Any], answer: asyncio.Future) -> None:
@@ -87,7 +87,7 @@ def _note_empty(answer: asyncio.Future) -> None:
 
 
 def _note_end(transcript: Transcript, answer: asyncio.Future) -> None:
-    """verl's client generates on after "aborted", with the next weights, so a cancelled request gets another reason."""
+    """Replace a cancelled request's stop reason: after "aborted", verl's client would go on with the next weights."""
     del transcript.requests[answer]
     if _has_output(answer) and transcript.cancelled:
         answer.result().stop_reason = "cancelled"

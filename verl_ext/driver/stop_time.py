@@ -15,11 +15,11 @@ LAST = 10  # steps
 
 
 class StopTime:
-    """Seconds between a request to stop and the end of the run, at worst.
+    """The most seconds that a run takes from a request to stop until its end.
 
     A request waits for the step or the validation that has just begun, for the step that has begun ahead, and then for
-    a checkpoint. Counted are the longest of the last ``LAST`` steps, the longest validation and the longest checkpoint;
-    before the first checkpoint, a checkpoint counts as much as a step.
+    a checkpoint. The estimate uses the longest of the last ``LAST`` steps, the longest validation and the longest
+    checkpoint. Before the first checkpoint, a checkpoint counts as much as a step.
 
     Args:
         begins_ahead: whether the next step can begin before a step has ended.

@@ -231,8 +231,8 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, GroupUpdates, WeightTurn
         rollout_driver.rollout_budget after it than after one step more."""
         budget, ledger = self.config.rollout_driver.rollout_budget, self.controller.ledger
         cost = self.policy.step_cost()
-        # Half-way between the two counts, if a step samples as many rollouts as the last step did. Before the first
-        # step, the policy says what a step costs.
+        # ``expected`` is half-way between the two counts, if each step samples as many rollouts as the last step did.
+        # Before the first step, the policy says what a step costs.
         if done:
             expected = ledger.total["rollouts/sampled"] + 1.5 * ledger.step["rollouts/sampled"]
         else:

@@ -21,7 +21,7 @@ class History:
     Args:
         size: outcomes kept per prompt; 16 in the paper.
         initial: prediction for a prompt never observed.
-        least: number of outcomes from which on a prompt is known. None: 8, as in the authors' release
+        least: a prompt with at least this many outcomes is known. None: 8, as in the authors' release
             (``data.min_buffer_length``), or ``size`` if that is smaller.
 
     Raises:

@@ -83,7 +83,7 @@ class MethodCost:
     target: float | None = None
 
     def to_target(self, unit: str) -> Values:
-        """Spent up to the first validation at or above the target, in the field ``unit`` of a validation's Point."""
+        """Cost up to the first validation at or above the target: the field ``unit`` of the validation's Point."""
         reached = (first_at(run, self.target) for run in self.runs)
         costs = (None if point is None else getattr(point, unit) for point in reached)
         return [None if cost is None else float(cost) for cost in costs]
@@ -128,8 +128,8 @@ def compare(runs: Mapping[str, Sequence[LabRun]], target: float | None = None) -
 
     Args:
         runs: by method, one run per seed.
-        target: accuracy in [0, 1]; None: the best accuracy reached by every run that trained. A run that ended without
-            a trained step has the accuracy of the start, which every run reaches for nothing.
+        target: accuracy in [0, 1]; None: the best accuracy reached by every run that trained. A run without a trained
+            step does not count: it has the accuracy of the start, which every run reaches at no cost.
     """
     if target is None:
         everything = [run for seeds in runs.values() for run in seeds]

@@ -5,9 +5,9 @@ vLLM anew: 5 to 9 s of processor time. A fork starts with the modules imported, 
 forks.
 
 The driver forks the server once the configuration is composed, before any thread exists. Ray starts each worker with
-the command of the runtime environment's ``py_executable``, and :mod:`multiprocessing` its children with
-``set_executable``: here both are :mod:`.fork_client`, which sends its command line, environment and open files to the
-server, and lives as long as the fork that the server makes from them.
+the command in the runtime environment's ``py_executable``, and :mod:`multiprocessing` starts each child with the
+program given to ``set_executable``. Here both programs are :mod:`.fork_client`. It sends its command line, environment
+and open files to the server, and lives as long as the fork that the server makes from them.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ def start(
 ) -> None:
     """Import ``shared``, and fork the server off this process. The server ends with this process.
 
-    The server imports ``modules`` once :func:`command` is asked for; until then its clients wait. There is no server
-    where programs in temporary folders cannot be started. ``job`` is Ray's number of the job that this process had in
-    its environment when it imported Ray: workers of other jobs are no forks.
+    The server imports ``modules`` once :func:`command` is asked for; until then its clients wait. If programs in
+    temporary folders cannot be started, there is no server. ``job`` is the number of the Ray job in this process's
+    environment when it imported Ray. Workers of other jobs are not forked.
     """
     global _started
     for module in shared:

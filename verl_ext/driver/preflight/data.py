@@ -81,7 +81,7 @@ def _values(file: pyarrow.dataset.Dataset, name: str) -> Iterator[Any]:
 
 
 def extra_infos(faults: Faults) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
-    """As :func:`column`, of ``extra_info``; an empty mapping for a row without one."""
+    """As :func:`column`, for ``extra_info``; a row without it gives an empty mapping."""
     return ((key, number, extra or {}) for key, number, extra in column(faults, "extra_info"))
 
 
@@ -100,7 +100,7 @@ def _check_features(faults: Faults, rows: int) -> None:
 
 
 def _good_rows(faults: Faults, key: str, files: list[pyarrow.dataset.Dataset]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The numbered rows of the files. The first bad row refuses ``key`` and is the end."""
+    """The rows of the files with their numbers. At the first bad row, ``key`` is refused and the iteration ends."""
     prompt, any_role = faults["data.prompt_key"], bool(faults[TEMPLATE])
     by_model = faults["reward.reward_model.enable"] and not faults["reward.custom_reward_function.path"]  # as in verl
     number = 0

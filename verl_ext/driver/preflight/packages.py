@@ -1,8 +1,9 @@
 """Checks of this machine: the packages of the chosen engines are installed, no package conflicts with verl, and a model
 that may not be fetched is in the hub's cache.
 
-Ray's workers import and load them, so without these checks a missing one ends the run after minutes. The checks are
-not part of :func:`~verl_ext.driver.preflight.validate.validate`, which judges configurations for other machines too.
+Ray's workers import the packages and load the model. Without these checks, a missing package or model would end the run
+after minutes. The checks are not part of :func:`~verl_ext.driver.preflight.validate.validate`, which judges
+configurations for other machines too.
 """
 
 from __future__ import annotations

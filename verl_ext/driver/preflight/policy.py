@@ -124,7 +124,7 @@ def _check_rollouts(faults: Faults, policy: RolloutPolicy) -> None:
 
 
 def _refuse(faults: Faults, error: ValueError) -> None:
-    """Refuse a parameter refused by the policy, and the key interpolated into the parameter."""
+    """Refuse a parameter that the policy does not accept, and the key from which the parameter takes its value."""
     if not isinstance(error, InvalidValue):
         faults.add(str(error), SECTION)
         return

@@ -54,8 +54,11 @@ def check_tools(faults: Faults) -> None:
 
 
 def check_tool_rows(faults: Faults) -> None:
-    """Every row names a container image for each tool that it offers and whose deployment needs and lacks one, and has
-    tests that can be run and judged, before the run counts as stalled, if it has any."""
+    """Every row names the container images that its tools lack, and its tests, if any, can be run and judged.
+
+    A tool lacks an image if its deployment needs one and names none. The tests must end before the run counts as
+    stalled.
+    """
     from verl_ext.driver.tools.shell import LIMITS, SubmitTool, tests_of
     from verl_ext.sandbox.deployments import IMAGE
     from verl_ext.sandbox.shell import SandboxFailure

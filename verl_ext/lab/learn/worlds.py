@@ -33,7 +33,7 @@ BATCH, STEPS, PEAK, WARM_UP, EVERY = 128, 3000, 2e-3, 50, 20  # of the warm star
 EASY, DECAY = 3, 0.3  # levels with equally many examples, and the further levels' factor from one to the next
 SOLVED = 0.5  # the warm start ends when this share of a pool with equally many prompts of all levels is solved
 POOL = 32  # prompts of a level
-CHUNK, PATIENCE, MOST_CHUNKS = 2048, 4, 100  # draws at a time; draws until each class has a prompt, and in all
+CHUNK, PATIENCE, MOST_CHUNKS = 2048, 4, 100  # draws in a chunk; chunks until each class has a prompt; most chunks
 
 
 class Mix(NamedTuple):

@@ -267,7 +267,7 @@ def _of_run(run: Run, target: float | None) -> dict[str, Any]:
 
 
 def _of_method(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Mean and range over seeds. If a seed lacks a number, so does the method: other seeds' mean would flatter it."""
+    """Mean and range over seeds; None if a seed lacks the number: the other seeds would flatter the method."""
     fields = ("steps", "rollouts", "tokens", "seconds", "rollouts_to_target")
     fields += ("first_accuracy", "final_accuracy", "best_accuracy")
     method: dict[str, Any] = {"name": name, "runs": [row["name"] for row in rows]}
@@ -291,8 +291,8 @@ def paired_costs(
 
     Returns:
         None if a run of either method has no cost, as it never reaches the target or counts no rollouts: the other
-        seeds would flatter the method. Two single runs of different seeds are one pair; methods of several seeds
-        without a common one are not paired.
+        seeds would flatter the method. Two methods with a single run each are one pair, whatever their seeds; other
+        methods are paired only if they have a common seed.
     """
     ours, theirs = (
         {seed_of(name): rows[name]["rollouts_to_target"] for name in names} for names in (reference, method)
