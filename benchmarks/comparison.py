@@ -2,12 +2,14 @@
 
     python benchmarks/comparison.py run long_tailed n32 --processes 2
     python benchmarks/comparison.py run quickstart stack64 --task outputs/quickstart_small --processes 2
+    python benchmarks/comparison.py world --task outputs/quickstart_small --out outputs/quickstart_mostly_solved
     python benchmarks/comparison.py report
 
 ``run`` tunes every method, and then runs the chosen settings on fresh seeds. It can be stopped and started again at any
 time: runs that are kept in ``docs/comparison/`` are not repeated. The world ``quickstart`` is the quickstart's model
-and data. There, tuning runs are those of ``verl-ext learn``, and fresh seeds of ``stack64`` and ``stack256`` train on
-the real stack. ``report`` reads the files and writes docs/comparison_results.md with its picture.
+and data; ``world`` makes ``quickstart_mostly_solved``, the same model with other words. In these two worlds, tuning
+runs are those of ``verl-ext learn``, and fresh seeds of ``stack64`` and ``stack256`` train on the real stack.
+``report`` reads the files and writes docs/comparison_results.md with its picture.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from comparison_results import (
     target_of,
     write_page,
 )
-from comparison_stack import train
+from comparison_stack import mostly_solved, train
 from rich.console import Console
 
 from verl_ext.lab.learn.hugging_face import FolderSource
@@ -50,7 +52,7 @@ LEAST_LR, MOST_LR = 1e-5, 5e-2  # the list of learning rates grows no further
 NS = (4, 8, 16, 32, 64)
 SECOND_ROUND = 3  # one setting in this many, and at least this many, run on all tuning seeds
 TEST_EVERY = 500
-QUICKSTART = "quickstart"  # the world of the real stack
+QUICKSTARTS = ("quickstart", "quickstart_mostly_solved")  # worlds with the quickstart's model, for the real stack
 console = Console()
 app = typer.Typer(add_completion=False, help=__doc__)
 
@@ -65,7 +67,7 @@ class Question:
             which it can write as ``{n}``.
         lrs: learning rates to choose from.
         task: of :mod:`verl_ext.lab.learn.tasks`.
-        quickstart: whether the world is the quickstart's model and data.
+        quickstart: whether the world is one of :data:`QUICKSTARTS`.
         on_stack: whether fresh seeds train on the real stack.
     """
 
@@ -218,7 +220,9 @@ def extended(lrs: Sequence[float], chosen: Sequence[float]) -> Iterator[float]:
 
 @app.command()
 def run(
-    world: Annotated[str, typer.Argument(help=f"One of {', '.join(WORLDS)}, or {QUICKSTART} with --task.")],
+    world: Annotated[
+        str, typer.Argument(help=f"One of {', '.join(WORLDS)}, or with --task {' or '.join(QUICKSTARTS)}.")
+    ],
     questions: Annotated[list[str], typer.Argument(metavar="QUESTION", help=f"Some of {', '.join(QUESTIONS)}.")],
     methods: Annotated[
         list[str] | None,
@@ -226,18 +230,18 @@ def run(
     ] = None,
     processes: Annotated[int, typer.Option(min=1, help="Runs at a time, one core each.")] = 1,
     scratch: Annotated[Path, typer.Option(help="Folder for logs and states of runs.")] = Path("outputs/comparison"),
-    task: Annotated[Path | None, typer.Option(help="The quickstart's output folder, with model/ and data/.")] = None,
+    task: Annotated[Path | None, typer.Option(help="Folder of the quickstart, or of the command world.")] = None,
 ) -> None:
     """Tune the methods and run them on fresh seeds."""
     unknown = sorted(set(questions) - set(QUESTIONS))
-    if unknown or world not in (*WORLDS, QUICKSTART):
-        valid = f"a world of {', '.join(WORLDS)}, {QUICKSTART} and questions of {', '.join(QUESTIONS)}"
+    with_task = world in QUICKSTARTS
+    if unknown or world not in (*WORLDS, *QUICKSTARTS):
+        valid = f"a world of {', '.join((*WORLDS, *QUICKSTARTS))} and questions of {', '.join(QUESTIONS)}"
         raise typer.BadParameter(f"use {valid}")
-    if any(QUESTIONS[name].quickstart != (world == QUICKSTART) for name in questions) or (
-        (task is None) == (world == QUICKSTART)
-    ):
+    if any(QUESTIONS[name].quickstart != with_task for name in questions) or (task is None) == with_task:
         of_quickstart = ", ".join(name for name, question in QUESTIONS.items() if question.quickstart)
-        raise typer.BadParameter(f"the world {QUICKSTART}, --task and the questions {of_quickstart} belong together")
+        worlds = " and ".join(QUICKSTARTS)
+        raise typer.BadParameter(f"the worlds {worlds}, --task and the questions {of_quickstart} belong together")
     for name in questions:
         if not set(methods or ()) <= set(QUESTIONS[name].methods):
             raise typer.BadParameter(f"{name} has the methods {', '.join(QUESTIONS[name].methods)}")
@@ -254,6 +258,16 @@ def run(
         console.print(
             f"{experiment.name}: mean best accuracy", {m: round(float(np.mean(c)), 3) for m, c in costs.items()}
         )
+
+
+@app.command("world")
+def make_world(
+    task: Annotated[Path, typer.Option(help="The quickstart's output folder, with model/.")],
+    out: Annotated[Path, typer.Option(help="Folder to write, with model/ and data/.")],
+) -> None:
+    """Make the world quickstart_mostly_solved: the quickstart's model, and words most of which it can spell."""
+    for file, words in mostly_solved(task / "model", out).items():
+        console.print(f"{file}: {words:,} words")
 
 
 @app.command()

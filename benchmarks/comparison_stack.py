@@ -1,4 +1,7 @@
-"""The comparison's runs on the real stack: verl, Ray, vLLM and FSDP train the quickstart's model on the CPU."""
+"""The comparison's runs on the real stack: verl, Ray, vLLM and FSDP train the quickstart's model on the CPU.
+
+:func:`mostly_solved` makes a second world for them.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,26 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from comparison_results import Setting
 
-from verl_ext.lab.learn.hugging_face import FolderSource
+from verl_ext.allocation.heuristics import proportional
+from verl_ext.data import sources
+from verl_ext.data.schema import COLUMNS, number_rows, write_rows
+from verl_ext.lab.learn.hugging_face import SPLITS, FolderSource
 from verl_ext.lab.learn.sampler import success_rates
+from verl_ext.lab.learn.worlds import CLASSES, HELD_OUT, SEED, WORLDS
 from verl_ext.lab.method import Method
 from verl_ext.lab.report.runs import read_run
 from verl_ext.lab.report.summary import ROLLOUTS
 
 TIMEOUT = 3600  # seconds of a training
+PROMPTS = 2048  # as in the quickstart
+POOL, LETTERS = 6400, {7: 20, 8: 35, 9: 40, 10: 5}  # words to choose from, and the weight of each length
 FIXED = [
     "hardware=cpu",
     "data.max_prompt_length=32",
@@ -106,3 +117,61 @@ def accuracy_of(model: Path, task: FolderSource) -> float:
     """Mean probability of the correct response over the task's held-out questions."""
     world = FolderSource(model, task.data).load()
     return float(success_rates(world.make_model(), world.task, world.held_out, 1.0).mean())
+
+
+def mostly_solved(model: Path, out: Path) -> dict[Path, int]:
+    """Words for a model of the quickstart, with the classes of the world ``mostly_solved`` of ``verl-ext learn``.
+
+    Args:
+        model: folder in Hugging Face format.
+        out: folder to write, with ``model`` and ``data``.
+
+    Returns:
+        the number of words in each file.
+
+    Raises:
+        ValueError: a class has too few words.
+    """
+    pool, command = out / "pool", [sys.executable, "-m", "verl_ext", "data", "reasoning_gym", "--validation", "1"]
+    for letters, weight in LETTERS.items():
+        level = f"spell_backward:min_word_len={letters},max_word_len={letters}@{weight}"
+        command += ["--level", level if letters == min(LETTERS) else f"{level}/0"]
+    subprocess.run([*command, "--train", str(POOL), "--out", str(pool)], check=True)
+    rates = FolderSource(model, pool).load().rates
+    rows = list(sources.rows(pool / SPLITS["train"], list(COLUMNS)))
+    shutil.rmtree(pool)
+    chosen = in_shares(rows, rates, WORLDS["mostly_solved"].shares, {"train": PROMPTS, "held_out": HELD_OUT})
+    for split, file in SPLITS.items():
+        number_rows(chosen[split], split)
+        write_rows(out / "data" / file, chosen[split])
+    shutil.copytree(model, out / "model", dirs_exist_ok=True)
+    return {out / "data" / file: len(chosen[split]) for split, file in SPLITS.items()}
+
+
+def in_shares(
+    rows: Sequence[dict[str, Any]], rates: np.ndarray, shares: Mapping[str, float], sizes: Mapping[str, int]
+) -> dict[str, list[dict[str, Any]]]:
+    """Random rows for each split, no row twice, with these shares of the classes in every split.
+
+    Args:
+        rows: to choose from.
+        rates: (rows,) success probabilities.
+        shares: of each class in :data:`~verl_ext.lab.learn.worlds.CLASSES`; they sum to 1.
+        sizes: rows of each split.
+
+    Raises:
+        ValueError: a class has too few rows.
+    """
+    order = np.random.default_rng(SEED).permutation(len(rows))
+    parts = {split: proportional(list(shares.values()), size, lower=0, upper=size) for split, size in sizes.items()}
+    chosen: dict[str, list[dict[str, Any]]] = {split: [] for split in sizes}
+    for place, name in enumerate(shares):
+        low, high = CLASSES[name]
+        fitting = [rows[index] for index in order if low <= rates[index] <= high]
+        needed = sum(part[place] for part in parts.values())
+        if len(fitting) < needed:
+            raise ValueError(f"{needed} rows must be {name}, and {len(fitting)} of {len(rows)} are.")
+        for split, part in parts.items():
+            chosen[split] += fitting[: part[place]]
+            fitting = fitting[part[place] :]
+    return chosen

@@ -6,6 +6,7 @@ import json
 import math
 
 import comparison
+import numpy as np
 import pytest
 from comparison import QUESTIONS, Experiment, Question, extended
 from comparison_results import (
@@ -21,10 +22,11 @@ from comparison_results import (
     target_of,
     write_page,
 )
+from comparison_stack import in_shares
 from support.commands import invoke
 
 from verl_ext.lab.learn.run import Length
-from verl_ext.lab.learn.worlds import WorldSource
+from verl_ext.lab.learn.worlds import CLASSES, WorldSource
 from verl_ext.lab.report.finding import Ratio
 
 TUNING, FRESH = (100, 101), (0, 1, 2)
@@ -210,3 +212,36 @@ def test_one_method_brings_the_reference_that_sets_its_targets(tmp_path, monkeyp
     assert ran.exit_code == 0, ran.output
     kept = (tmp_path / "kept" / "few_prompts-n32.jsonl").read_text().splitlines()
     assert {json.loads(line)["method"] for line in kept} == {"grpo", "recall"}
+
+
+def test_splits_have_the_shares_of_the_classes_and_no_row_twice():
+    rates = np.random.default_rng(0).choice([1.0, 0.95, 0.94, 0.8, 0.02, 0.019, 0.001, 0.0], 4000)
+    rows = [{"place": place, "rate": rate} for place, rate in enumerate(rates)]
+    shares = {"solved": 0.6, "learnable": 0.3, "hopeless": 0.1}
+    splits = in_shares(rows, rates, shares, {"train": 1000, "held_out": 200})
+    places = [row["place"] for split in splits.values() for row in split]
+    assert len(set(places)) == 1200 and max(places) > 3900 and min(places) < 100  # from the whole of the rows
+    for split, size in (("train", 1000), ("held_out", 200)):
+        of_class = {
+            name: sum(low <= row["rate"] <= high for row in splits[split]) for name, (low, high) in CLASSES.items()
+        }
+        assert {name: of_class[name] for name in shares} == {
+            name: round(share * size) for name, share in shares.items()
+        }
+    with pytest.raises(ValueError, match=r"^3200 rows must be solved, and \d+ of 4000 are\.$"):
+        in_shares(rows, rates, {"solved": 1.0}, {"train": 3200})
+
+
+@pytest.mark.parametrize(
+    ("world", "question", "given"),
+    [
+        ("quickstart", "stack256", []),
+        ("quickstart_mostly_solved", "stack256", []),
+        ("quickstart_mostly_solved", "n32", ["--task", "outputs"]),
+        ("long_tailed", "n32", ["--task", "outputs"]),
+        ("long_tailed", "stack256", []),
+    ],
+)
+def test_worlds_of_the_stack_their_questions_and_a_task_belong_together(world, question, given):
+    refused = invoke(comparison.run, world, question, *given)
+    assert refused.exit_code == 2 and "belong together" in refused.output
