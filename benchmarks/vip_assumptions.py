@@ -22,6 +22,7 @@ from numpy.typing import ArrayLike
 from scipy import stats
 
 from verl_ext import checks
+from verl_ext.errors import option_errors
 from verl_ext.lab.table import Table, open_console
 
 MIN_ROLLOUTS = 3
@@ -225,12 +226,10 @@ def main(
     alpha: Annotated[float, typer.Option(min=0, max=1, help="Significance level.")] = 0.05,
 ) -> None:
     """Test VIP's assumptions on logged rollouts (VIP Appendix B)."""
-    try:
+    with option_errors():
         rewards, norms, malformed, too_few = read(file)
         for name, groups in (("rewards", rewards), ("gradient_norms", norms)):
             _groups(name, groups)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
     rows = []
     for test, arguments in (
         (correlation_fisher, (rewards, norms)),

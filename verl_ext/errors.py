@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 EXIT_STOPPED = 75
 """Exit status of a run stopped by SIGUSR1 and saved; in sysexits.h "temporary failure; the user is invited to try again
 later"."""
@@ -56,3 +59,14 @@ class BadReward(RunError, ValueError):
 
 class EveryRolloutFailed(RunError):
     """Every rollout of a step failed; further requests would fail in the same way."""
+
+
+@contextmanager
+def option_errors() -> Iterator[None]:
+    """Within the block, a ValueError becomes typer's error of one sentence, with exit status 2."""
+    import typer
+
+    try:
+        yield
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error

@@ -10,7 +10,7 @@ import typer
 
 from verl_ext import extras
 from verl_ext.checks import require
-from verl_ext.errors import RunError
+from verl_ext.errors import RunError, option_errors
 from verl_ext.files import check_folder
 
 
@@ -26,19 +26,18 @@ def main(
     the hub's token (HF_TOKEN, or hf auth login).
     """
     try:
-        check_folder(out)
-        require(not out.exists() or not any(out.iterdir()), "--out", str(out), "it holds files, name a new folder")
-        require(push is None or push.count("/") == 1, "--push", push, "use OWNER/NAME")
-        require(push is not None or not private, "--private", private, "it is for --push")
-        extras.require("cpu", "verl")
-        from verl_ext.driver.export import export
+        with option_errors():
+            check_folder(out)
+            require(not out.exists() or not any(out.iterdir()), "--out", str(out), "it holds files, name a new folder")
+            require(push is None or push.count("/") == 1, "--push", push, "use OWNER/NAME")
+            require(push is not None or not private, "--private", private, "it is for --push")
+            extras.require("cpu", "verl")
+            from verl_ext.driver.export import export
 
-        actor = export(checkpoint, out)
-        typer.echo(f"{actor} -> {out}")
-        if push is not None:
-            typer.echo(upload(out, push, private))
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+            actor = export(checkpoint, out)
+            typer.echo(f"{actor} -> {out}")
+            if push is not None:
+                typer.echo(upload(out, push, private))
     except RunError as error:
         sys.stderr.write(f"error: {error}\n")
         raise typer.Exit(error.exit_code) from error

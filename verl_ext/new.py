@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from verl_ext import policy
+from verl_ext.errors import option_errors
 from verl_ext.recipes import recipes
 
 TEMPLATE = resources.files("verl_ext") / "template"
@@ -74,8 +75,6 @@ def main(
     name: Annotated[str, typer.Argument(help="Of the method, such as my_method.")],
 ) -> None:
     """Write recipe/NAME in this folder, with a policy, its configuration, a test of its promises and a README."""
-    try:
+    with option_errors():
         target = write(name, Path())
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
     typer.echo(f"{target} holds the method; {target / 'README.md'} has the commands that test, simulate and train it.")

@@ -24,6 +24,7 @@ from verl_ext.data.catalog import PROMPTS, DataSet, Question, Row, text
 from verl_ext.data.levels import Seed
 from verl_ext.data.prepare import unusable
 from verl_ext.data.schema import number_rows, write_rows
+from verl_ext.errors import option_errors
 from verl_ext.files import check_folder
 
 MOST_HELD_OUT = 512
@@ -188,7 +189,7 @@ def main(
 ) -> None:
     """Write any data set as parquet files in verl's schema, from a column of questions and a column of answers."""
     source_name = data_source or (Path(name).resolve().stem if Path(name).exists() else name)
-    try:
+    with option_errors():
         check_folder(out)
         data = data_set(
             source_name,
@@ -227,8 +228,6 @@ def main(
             summary.add_row(
                 str(path), str(len(part.rows)), "\n".join(f"{n} x {why}" for why, n in part.left_out.items())
             )
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
     Console().print(summary)
 
 

@@ -22,6 +22,7 @@ from verl_ext.data.catalog import CATALOG, PROMPTS, DataSet, Question, Row
 from verl_ext.data.r2e_gym import R2E_GYM
 from verl_ext.data.schema import COLUMNS, JUDGED_BY_MATH_VERIFY, faults, is_readable, number_rows, write_rows
 from verl_ext.data.swe_bench import SWE_BENCH_VERIFIED
+from verl_ext.errors import option_errors
 from verl_ext.files import check_folder
 
 DATA_SETS = CATALOG | {"r2e_gym": R2E_GYM, "swe_bench_verified": SWE_BENCH_VERIFIED}
@@ -152,7 +153,7 @@ def main(
 ) -> None:
     """Write a data set of the papers as a parquet file in verl's schema."""
     console = Console()
-    try:
+    with option_errors():
         if check:
             _check(check, console)
         elif name is None:
@@ -182,8 +183,6 @@ def main(
                     else sources.from_hub(data.repository, data.files, wanted)
                 )
                 console.print(write(name, source, out, prompt, seed, limit, sample, repeat))
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
 
 
 def _require_consent(name: str, data: DataSet) -> None:

@@ -26,6 +26,7 @@ from verl_ext import checks
 from verl_ext.data.levels import WEIGHTS, Seed, Train, Validation, distinct, draw_splits, parse_weights, write_splits
 from verl_ext.data.limited import judge, tagged_answer
 from verl_ext.data.schema import make_row
+from verl_ext.errors import option_errors
 from verl_ext.files import check_folder
 
 if TYPE_CHECKING:
@@ -295,12 +296,10 @@ def main(
     suffix: Annotated[str, typer.Option(help="Text added to every question.")] = "",
 ) -> None:
     """Write reasoning-gym tasks as training and validation data in verl's schema; no question occurs in both."""
-    try:
+    with option_errors():
         check_folder(out)
         levels = [parse_level(text, place) for place, text in enumerate(level, 1)] if level else DEFAULT_LEVELS
         write_splits(splits(levels, {"train": train, "validation": validation}, seed, suffix), out)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ import typer
 from verl_ext import checks
 from verl_ext.data.levels import WEIGHTS, Seed, Train, Validation, distinct, draw_splits, parse_weights, write_splits
 from verl_ext.data.schema import make_row
+from verl_ext.errors import option_errors
 from verl_ext.files import check_folder
 
 if TYPE_CHECKING:
@@ -250,12 +251,10 @@ def main(
     ] = 0.0,
 ) -> None:
     """Write chains of SQL operations as training and validation data in verl's schema; no question occurs in both."""
-    try:
+    with option_errors():
         check_folder(out)
         levels = [parse_level(text) for text in level] if level else DEFAULT_LEVELS
         write_splits(splits(levels, {"train": train, "validation": validation}, seed, random_share), out)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
     (out / "tools.yaml").write_text(TOOLS)
 
 

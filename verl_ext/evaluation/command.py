@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +10,7 @@ import typer
 from rich.console import Console
 
 from verl_ext import checks
+from verl_ext.errors import option_errors
 from verl_ext.evaluation.generate import Evaluation, VerlFailed, generate
 from verl_ext.evaluation.samples import ANSWERS, Problem, count_rows, read, without_samples
 from verl_ext.evaluation.score import CORRECT_FROM, parse_ks, plot, summarize, to_table
@@ -55,7 +54,7 @@ def run(
     The overrides are the same as for the training: hardware, actor_rollout_ref.model.path, data.max_response_length,
     reward.custom_reward_function.path; and actor_rollout_ref.rollout.val_kwargs.temperature (default 1) or top_p.
     """
-    with _refusals():
+    with option_errors():
         check_folder(out)
         checks.choice("answers", answers, ANSWERS)
         checks.number("correct-from", correct_from)
@@ -95,7 +94,7 @@ def _report(
 ) -> None:
     """Write the results to ``out``, and print the table: in this order, since the reader of a pipe may be gone."""
     console = Console(stderr=True)
-    with _refusals():
+    with option_errors():
         checks.number("correct-from", correct_from)
         if out is not None:
             check_folder(out)
@@ -132,12 +131,3 @@ def _report(
     if out is not None:
         written = f"Results: {out / 'results.json'}\nCurves: {out / 'pass_at_k.png'}"
         Console().print(written, markup=False, soft_wrap=True)
-
-
-@contextlib.contextmanager
-def _refusals() -> Iterator[None]:
-    """Bad values become typer's error of one sentence, with exit status 2."""
-    try:
-        yield
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error

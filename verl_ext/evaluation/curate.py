@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 
 from verl_ext.data.schema import sha256, write_rows
+from verl_ext.errors import option_errors
 from verl_ext.evaluation.samples import read, row_problems, without_samples
 from verl_ext.evaluation.score import CORRECT_FROM, accuracies_of
 from verl_ext.files import check_file
@@ -28,11 +29,9 @@ def main(
     rollouts: Annotated[int, typer.Option(min=1, help="Number of samples per problem in the pass rate.")] = 8,
 ) -> None:
     """Write the problems with a pass rate below a limit, from a parquet file and samples of a model."""
-    try:
+    with option_errors():
         check_file(out)
         total, kept = _curate(data, samples, out, below, rollouts)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
     text = f"{out}: {kept} problems; {total - kept} left out, with a pass rate of at least {below:g}"
     Console().print(text, soft_wrap=True, highlight=False)
 

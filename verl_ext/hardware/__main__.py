@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from verl_ext.checks import choice
+from verl_ext.errors import option_errors
 from verl_ext.hardware.megatron import MEGATRON_KEYS, megatron_sizes, megatron_use
 from verl_ext.hardware.memory import FSDP2_KEYS, GPU_MEMORY, SHARED_KEYS, settings, use
 from verl_ext.hardware.shapes import find
@@ -29,7 +30,7 @@ def main(
     engine: Annotated[str, typer.Option(help=f"model_engine of the training: {', '.join(ENGINES)}.")] = "dp",
 ) -> None:
     """Print settings under which a model fits on GPUs, and how they use the GPUs' memory."""
-    try:
+    with option_errors():
         memory = GPU_MEMORY[choice("gpu", gpu, tuple(GPU_MEMORY))]
         shape = find(model)
         chosen = settings(shape, memory, gpus, longest)
@@ -38,8 +39,6 @@ def main(
             own, held = (MEGATRON_KEYS, sizes), megatron_use(shape, memory, gpus, longest, chosen, sizes)
         else:
             own, held = (FSDP2_KEYS, chosen), use(shape, memory, gpus, longest, chosen)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
     console, table = Console(), Table("on each GPU", "GB")
     for name, value in asdict(held).items():
         table.add_row(name.replace("_", " "), str(value) if name == "sequences" else f"{value / 1e9:.1f}")

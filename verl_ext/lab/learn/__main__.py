@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from verl_ext.errors import option_errors
 from verl_ext.files import check_folder
 from verl_ext.lab.comparison import LabRun, Methods, compare, cost_table, print_comparison
 from verl_ext.lab.learn.run import Length
@@ -61,7 +62,7 @@ def main(
     The same command goes on where it was interrupted, and leaves out finished runs.
     """
     console = open_console()
-    try:
+    with option_errors():
         check_folder(out)
         source = _source(world, task, model, data, prompts)
         length = Length(rollouts, test_every, embedding_correlation)
@@ -77,8 +78,6 @@ def main(
             _warm_up(source, console)
         check(jobs)
         runs = _run(jobs, processes, console)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
     by_method: dict[str, list[LabRun]] = {}
     for job, run in zip(jobs, runs, strict=True):
         by_method.setdefault(job.method.name, []).append(run)

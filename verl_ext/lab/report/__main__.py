@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from verl_ext.errors import option_errors
 from verl_ext.files import check_folder
 from verl_ext.lab.page import Page
 from verl_ext.lab.report.finding import finding
@@ -43,7 +44,7 @@ def main(
     ] = None,
 ) -> None:
     """Compare runs by the rollouts needed for the same accuracy."""
-    try:
+    with option_errors():
         check_folder(out)
         skipped: list[Path] = []
         files = find_runs(runs, skipped.append)
@@ -51,8 +52,6 @@ def main(
         found = [read_run(parts, name) for parts, name in zip(files, labels, strict=True)]
         summary = summarize(found, target)
         summary["notes"] += listed({NO_LOG: [path.name for path in skipped]})
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
     drawn = list(plots(by_method(on_common_sources(found)), summary["target_accuracy"]))
     page = Page(
         "Runs compared", f"{finding(summary)} {summary['rule']}", tables(summary), summary["notes"], drawn, summary

@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from verl_ext.errors import option_errors
 from verl_ext.files import check_folder
 from verl_ext.lab.comparison import LabRun, MethodCost, Methods, print_comparison, step_table
 from verl_ext.lab.report.runs import first_data
@@ -75,7 +76,7 @@ def main(
     logging.getLogger("recipe").setLevel(
         logging.ERROR
     )  # recipes warn at each short step, and groups/in_batch logs its size
-    try:
+    with option_errors():
         check_folder(out)
         world = World(
             population=population,
@@ -89,8 +90,6 @@ def main(
         )
         chosen = [Method.parse(text, batch_size) for text in methods]
         runs = run_all(chosen, world, seeds, out, console)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
     costs = [MethodCost(name, members) for name, members in runs.items()]
     print_comparison(step_table(costs), costs, out, console)
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from verl_ext.controller import RolloutController
-from verl_ext.errors import RunError
+from verl_ext.errors import RunError, option_errors
 from verl_ext.lab.method import instantiate
 from verl_ext.policy import Group, Prompt, Rollout, RolloutPolicy
 from verl_ext.record import VERSION, batch_state, request_state
@@ -183,9 +183,8 @@ def main(
     """Check that a fresh policy makes the same requests as in a recorded run; exits with 1 if they differ."""
     console = Console()
     try:
-        found = verify(path)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+        with option_errors():
+            found = verify(path)
     except RecordDiffers as error:
         console.print(Text(f"differs: {error}"))
         raise typer.Exit(1) from error

@@ -18,6 +18,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from verl_ext.errors import option_errors
 from verl_ext.estimation.embeddings import find_model
 from verl_ext.files import check_folder
 from verl_ext.lab.page import Page
@@ -80,11 +81,9 @@ def main(
             kind = "exported metrics" if exported else "a log of rollouts"
             raise typer.BadParameter(f"{option} {value} has no meaning for {kind}: leave it out.")
     if exported:
-        try:
+        with option_errors():
             check_folder(out)
             page = page_of(read_export(rollouts), n)
-        except ValueError as error:
-            raise typer.BadParameter(str(error)) from error
         return _show(page, page.write(out, "waste"))
     for package in ("recipe", "verl_ext.one_wave"):  # they warn of each short step; the notes count these steps
         logging.getLogger(package).setLevel(logging.ERROR)
@@ -97,7 +96,7 @@ def main(
             task = bars.add_task(name, total=total)
             return lambda done: bars.advance(task, done)
 
-        try:
+        with option_errors():
             check_folder(out)
             if embeddings:
                 find_model()
@@ -112,8 +111,6 @@ def main(
                 files, correct_above=correct_above, keep_texts=embeddings, progress=progress("Reading", size)
             )
             analysis = analyse(log, run=run, repeats=repeats, embeddings=embeddings, progress=progress)
-        except ValueError as error:
-            raise typer.BadParameter(str(error)) from error
         drawn = list(plots(log, analysis))
 
     summary = analysis.summary
