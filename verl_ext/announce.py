@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from omegaconf import DictConfig, OmegaConf
 
 from verl_ext.driver.compat import verl_defaults
 from verl_ext.policy import RolloutPolicy
 from verl_ext.recipes import CONFIG, as_yaml, comments, recipes
+from verl_ext.resolvers import leaves
 
 OURS = ("rollout_policy", "rollout_driver", "hardware_name", "model_engine")
 
@@ -65,9 +65,9 @@ def changes(config: DictConfig, overrides: Sequence[str]) -> dict[str, tuple[str
     engine = OmegaConf.select(config, "model_engine", default="dp")
     default = verl_defaults(engine)
     given = tuple(override.lstrip("+~").partition("=")[0] for override in overrides)
-    before = dict(_leaves(OmegaConf.to_container(default, resolve=False)))
-    after = dict(_leaves(OmegaConf.to_container(config, resolve=False)))
-    values = dict(_leaves(OmegaConf.to_container(config, resolve=True)))
+    before = dict(leaves(OmegaConf.to_container(default, resolve=False)))
+    after = dict(leaves(OmegaConf.to_container(config, resolve=False)))
+    values = dict(leaves(OmegaConf.to_container(config, resolve=True)))
     return {
         key: (as_yaml(before.get(key)), as_yaml(values[key]))
         for key, value in after.items()
@@ -80,8 +80,3 @@ def changes(config: DictConfig, overrides: Sequence[str]) -> dict[str, tuple[str
 def experiment_of(overrides: Sequence[str]) -> str | None:
     """The user's choice of an experiment, as written."""
     return next((override for override in reversed(overrides) if override.startswith("experiment=")), None)
-
-
-def _leaves(node: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in node.items():
-        yield from _leaves(value, f"{path}{name}.") if isinstance(value, dict) and value else [(f"{path}{name}", value)]

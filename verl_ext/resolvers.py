@@ -55,6 +55,13 @@ def unknown_parameters(policy: type, section: Iterable[str]) -> tuple[list[str],
     return unknown, f"{policy.__name__} takes {', '.join(parameters)}"
 
 
+def leaves(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """The dotted keys of a configuration that hold no section, each with its value; an empty section is a value."""
+    for name, value in tree.items():
+        section = isinstance(value, Mapping) and value
+        yield from leaves(value, f"{path}{name}.") if section else [(f"{path}{name}", value)]
+
+
 def register_resolvers() -> None:
     """Register every function of this module that a configuration can call; safe to repeat."""
     from omegaconf import OmegaConf

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from verl_ext.checks import InvalidValue
 from verl_ext.estimation.by_name import BY_TEXT
 from verl_ext.policy import Panel, RolloutPolicy
 from verl_ext.recipes import recipes
-from verl_ext.resolvers import REFERENCE, refusals, register_resolvers, unknown_parameters
+from verl_ext.resolvers import REFERENCE, leaves, refusals, register_resolvers, unknown_parameters
 
 # Keys of verl's configuration for a rollout_policy to refer to. A recipe's own file overrides them.
 BASE = {
@@ -69,7 +69,8 @@ class Method:
             raise ValueError(f"method={text!r} is not valid: {bad} must be written as key=value.")
         overrides = [word if "." in word.split("=")[0] else f"rollout_policy.{word}" for word in words[1:]]
         base = OmegaConf.merge(BASE, training or {})
-        read = sorted({*REFERENCE.findall(OmegaConf.to_yaml(own.rollout_policy)), *_leaves(training or {})} - {SEED})
+        referred = REFERENCE.findall(OmegaConf.to_yaml(own.rollout_policy))
+        read = sorted({*referred, *dict(leaves(training or {}))} - {SEED})
         for key in (override.split("=")[0] for override in overrides):
             if not key.startswith("rollout_policy.") and key not in read:
                 seeds = "each run has its own seed: use --seeds (and --first-seed of verl-ext learn)"
@@ -137,11 +138,6 @@ def recipe_panels() -> list[Panel]:
         with contextlib.suppress(ValueError):  # a recipe of the user's that is not finished
             panels += Method.parse(name, 1).policy_class.panels
     return panels
-
-
-def _leaves(tree: Mapping[str, Any]) -> Iterator[str]:
-    for name, value in tree.items():
-        yield from (f"{name}.{leaf}" for leaf in _leaves(value)) if isinstance(value, Mapping) else (name,)
 
 
 def _own_config(recipe: str) -> DictConfig | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cache
 from importlib import resources
 
@@ -26,6 +26,7 @@ from verl_ext.checks import (
 from verl_ext.driver.compat import verl_defaults
 from verl_ext.driver.preflight.faults import Faults
 from verl_ext.policy import MODES
+from verl_ext.resolvers import leaves
 from verl_ext.weights import AGGREGATIONS
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -225,13 +226,8 @@ def check_switches(faults: Faults) -> None:
 
 @cache
 def _switches(model_engine: str) -> list[str]:
-    def names(node: object, path: str = "") -> Iterator[str]:
-        if isinstance(node, bool):
-            yield path[:-1]
-        for name, value in node.items() if isinstance(node, dict) else ():
-            yield from names(value, f"{path}{name}.")
-
-    return list(names(OmegaConf.to_container(verl_defaults(model_engine), resolve=False)))
+    values = leaves(OmegaConf.to_container(verl_defaults(model_engine), resolve=False))
+    return [key for key, value in values if isinstance(value, bool)]
 
 
 def check_names(faults: Faults) -> None:
