@@ -29,10 +29,10 @@ from verl_ext.testing.run import (
     USUAL,
     BrokenPromise,
     Conditions,
-    Promised,
     Run,
     Step,
     outcome,
+    promised,
 )
 
 Make = Callable[[], RolloutPolicy]
@@ -117,7 +117,7 @@ def check_orders(make: Make, modes: tuple[str, ...] = MODES) -> None:
         for order in ORDERS:
             for where, conditions in FAILURES.items():
                 run = Run(make, replace(conditions, order=order, mode=mode))
-                with Promised(run.policy, ENDS, Exception, where=f"with {mode}, where {where}: "):
+                with promised(run.policy, ENDS, Exception, where=f"with {mode}, where {where}: "):
                     for _ in _all(run):
                         pass
 
@@ -128,7 +128,7 @@ def check_end_of_data(make: Make) -> None:
     batch = len(next(Run(make, conditions).steps()).batch)
     run = Run(make, conditions)
     steps = run.steps()
-    with Promised(run.policy, SHORT, Exception):
+    with promised(run.policy, SHORT, Exception):
         for prompt in run.rows[max(batch - 1, 1) :]:
             run.controller.prompts.evict(prompt)
         next(steps)
@@ -163,7 +163,7 @@ def accepted(make: Make, modes: tuple[str, ...]) -> Iterator[str]:
 def _all(run: Run) -> Iterator[Step]:
     """All steps; fewer if all rollouts of a step failed."""
     try:
-        with Promised(run.policy, ENDS, CannotFillBatch):
+        with promised(run.policy, ENDS, CannotFillBatch):
             yield from run.steps()
     except EveryRolloutFailed:
         return

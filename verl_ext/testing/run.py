@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -216,28 +217,26 @@ class _Watched(RolloutController):
     """The controller, whose refusals are broken promises of the policy."""
 
     def begin_step(self, step: int) -> None:
-        with self._promised(BOOKS):
+        with promised(self.policy, BOOKS, RuntimeError):
             super().begin_step(step)
 
     def finish_waves(self, waves: list[tuple[str, list[Rollout]]]) -> None:
-        with self._promised(BOOKS):
+        with promised(self.policy, BOOKS, RuntimeError):
             super().finish_waves(waves)
         if self.ledger.step["rollouts/sampled"] > ENDLESS:
             raise BrokenPromise(self.policy, ENDS, f"step {self.step} sampled more than {ENDLESS:,} rollouts")
 
     def take_batch(self) -> list[Group]:
-        with self._promised(BOOKS):
+        with promised(self.policy, BOOKS, RuntimeError):
             return super().take_batch()
 
     def metrics(self) -> dict[str, float]:
-        with self._promised(BOOKS):
+        with promised(self.policy, BOOKS, RuntimeError):
             return super().metrics()
 
-    def _promised(self, promise: str) -> Promised:
-        return Promised(self.policy, promise, RuntimeError)
 
-
-class Promised:
+@contextmanager
+def promised(policy: RolloutPolicy, promise: str, *errors: type[Exception], where: str = "") -> Iterator[None]:
     """Within the block, errors of these kinds mean that the policy has broken the promise.
 
     Args:
@@ -246,23 +245,13 @@ class Promised:
         errors: kinds of errors.
         where: the first words of what happened.
     """
-
-    def __init__(
-        self,
-        policy: RolloutPolicy,
-        promise: str,
-        *errors: type[Exception],
-        where: str = "",
-    ):
-        self.policy, self.promise, self.errors, self.where = policy, promise, errors, where
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if isinstance(error, self.errors) and not isinstance(error, BrokenPromise):
-            kind = "" if isinstance(error, RuntimeError | CannotFillBatch) else f"{type(error).__name__}: "
-            raise BrokenPromise(self.policy, self.promise, f"{self.where}{kind}{error}") from error
+    try:
+        yield
+    except BrokenPromise:
+        raise
+    except errors as error:
+        kind = "" if isinstance(error, RuntimeError | CannotFillBatch) else f"{type(error).__name__}: "
+        raise BrokenPromise(policy, promise, f"{where}{kind}{error}") from error
 
 
 def _as_json(policy: RolloutPolicy, state: Mapping) -> dict:
