@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +146,14 @@ def batch_state(groups: list[Group]) -> list:
         return group.id if trained is None else [group.id, trained]
 
     return [state(group) for group in groups]
+
+
+def first_difference(one: Sequence, other: Sequence) -> tuple[int, str, str]:
+    """Index of the first entry in which two different lists differ, and both entries as short texts."""
+    pairs = zip(one, other, strict=False)
+    at = next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+    first, second = (str(each[at])[:120] if at < len(each) else "none" for each in (one, other))
+    return at, first, second
 
 
 def _wave_state(group_id: str, rollouts: list[Rollout]) -> list:

@@ -18,6 +18,7 @@ from dataclasses import replace
 from verl_ext.checks import InvalidValue
 from verl_ext.errors import CannotFillBatch, EveryRolloutFailed
 from verl_ext.policy import MODES, RolloutPolicy
+from verl_ext.record import first_difference
 from verl_ext.testing.run import (
     BUDGET,
     ENDS,
@@ -193,9 +194,7 @@ def _compare(policy: RolloutPolicy, promise: str, expected: Step, found: Step, w
         ("group of the batch", outcome(expected), outcome(found)),
     ):
         if one != other:
-            pairs = zip(one, other, strict=False)
-            at = next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
-            first, second = (str(each[at])[:120] if at < len(each) else "none" for each in (one, other))
+            at, first, second = first_difference(one, other)
             raise BrokenPromise(
                 policy, promise, f"{where}step {found.number}, {kind} {at + 1} was {first}, and is {second}"
             )

@@ -19,7 +19,7 @@ from verl_ext.controller import RolloutController
 from verl_ext.errors import RunError, option_errors
 from verl_ext.lab.method import instantiate
 from verl_ext.policy import Group, Prompt, Rollout, RolloutPolicy
-from verl_ext.record import VERSION, batch_state, request_state
+from verl_ext.record import VERSION, batch_state, first_difference, request_state
 from verl_ext.trajectory import Trajectory
 
 RUN_KEYS = {"version", "policy", "total_steps", "rows_per_epoch"}
@@ -138,9 +138,7 @@ class Verification:
 def _compare(where: str, kind: str, recorded: list, found: list) -> None:
     if recorded == found:
         return
-    pairs = zip(recorded, found, strict=False)
-    at = next((index for index, (one, other) in enumerate(pairs) if one != other), min(len(recorded), len(found)))
-    one, other = (str(values[at])[:120] if at < len(values) else "none" for values in (recorded, found))
+    at, one, other = first_difference(recorded, found)
     raise RecordDiffers(
         f"{where}: {kind} differ, {len(recorded)} in the record and {len(found)} now; the first difference is at "
         f"number {at + 1}: {one} in the record, {other} now"
