@@ -11,9 +11,10 @@ from support.configs import RECIPES, compose
 from verl_ext.driver.preflight.validate import validate
 from verl_ext.first_run.__main__ import main
 from verl_ext.first_run.made_up import write_data, write_model
-from verl_ext.first_run.place import MODES, NotTried, Place
+from verl_ext.first_run.place import NotTried, Place
 from verl_ext.first_run.trainings import Trial, command
 from verl_ext.hardware import SHAPES
+from verl_ext.policy import MODES
 
 PLACES = {
     "cpu": Place("cpu", 1, 1, "model"),

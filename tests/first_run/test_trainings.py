@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from verl_ext.first_run import trainings
-from verl_ext.first_run.place import MODES, Place
+from verl_ext.first_run.place import Place
 from verl_ext.first_run.table import FAILED, NOT_TRIED, PASSED
 from verl_ext.first_run.trainings import Trial, attempt, few_rollouts, resume_fault, trials
+from verl_ext.policy import MODES
 
 PLACE = Place("cpu", 1, 1, "model")
 STAND_IN = """

@@ -17,10 +17,11 @@ from verl_ext import __version__, extras
 from verl_ext.checks import choice, require
 from verl_ext.errors import EXIT_STOPPED
 from verl_ext.files import check_folder
-from verl_ext.first_run.place import CPU, MODES, Place
+from verl_ext.first_run.place import CPU, Place
 from verl_ext.first_run.table import FAILED, PASSED, Results, Row, to_table
 from verl_ext.hardware.memory import GPU_MEMORY
 from verl_ext.lab.table import open_console
+from verl_ext.policy import MODES
 from verl_ext.recipes import recipes
 
 MADE_UP = "made-up"

@@ -9,7 +9,6 @@ from verl_ext.files import quoted
 from verl_ext.hardware.memory import FSDP2_KEYS, GPU_MEMORY, SHARED_KEYS, Settings, settings, use
 from verl_ext.hardware.shapes import Shape, find
 
-MODES = ("sync", "colocate_async", "separate_async")
 CPU = "cpu"
 PROMPT = 128  # tokens; the prompts are a line each, with room for a chat template
 RESPONSE_ON_CPU, RESPONSE_ON_GPUS = 24, 256  # tokens

@@ -7,7 +7,8 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -152,19 +153,16 @@ def resume_fault(before: Steps, after: Steps) -> str | None:
     return None
 
 
-class _started(Training):
+@contextmanager
+def _started(line: Sequence[str], folder: Path, log: Path, number: int) -> Iterator[Training]:
     """A training of this package's sources that is killed where its block is left before its end."""
-
-    def __init__(self, line: Sequence[str], folder: Path, log: Path, number: int) -> None:
-        path = os.pathsep.join(filter(None, (str(SOURCES), os.getcwd(), os.environ.get("PYTHONPATH"))))
-        super().__init__(line, folder, log, folder / f"metrics_{number}.jsonl", {"PYTHONPATH": path})
-
-    def __enter__(self) -> _started:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.process.poll() is None:
-            self.kill()
+    path = os.pathsep.join(filter(None, (str(SOURCES), os.getcwd(), os.environ.get("PYTHONPATH"))))
+    training = Training(line, folder, log, folder / f"metrics_{number}.jsonl", {"PYTHONPATH": path})
+    try:
+        yield training
+    finally:
+        if training.process.poll() is None:
+            training.kill()
 
 
 def _wait(
