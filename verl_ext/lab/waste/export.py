@@ -32,11 +32,7 @@ def is_export(path: Path) -> bool:
     if not path.is_file():
         parts = str(path).split("+")
         return len(parts) > 1 and all(is_export(Path(part)) for part in parts)
-    try:
-        with path.open("rb") as stream:
-            row = json.loads(stream.readline())
-    except (OSError, ValueError, RecursionError):
-        return False
+    row = _first_row(path)
     return isinstance(row, dict) and ({"step", "data"} == set(row) or "_step" in row)
 
 
@@ -71,7 +67,7 @@ def read_export(paths: Sequence[Path]) -> Run:
 
 def _is_log(path: Path) -> bool:
     """Whether an export is a log of verl's ``file`` or ``tensorboard`` logger."""
-    return bool(event_files(path)) or not (path.suffix in ENDINGS or (path.is_file() and _is_history(path)))
+    return bool(event_files(path)) or not (path.suffix in ENDINGS or "_step" in (_first_row(path) or ()))
 
 
 def _of_log(paths: Sequence[Path]) -> Run | None:
@@ -85,10 +81,13 @@ def _of_log(paths: Sequence[Path]) -> Run | None:
     return read_run(found[0]) if found else None
 
 
-def _is_history(path: Path) -> bool:
-    """Whether a ``.jsonl`` file holds a row of W&B's history per line, not verl's ``{"step", "data"}``."""
-    with path.open("rb") as stream:
-        return "_step" in json.loads(stream.readline())
+def _first_row(path: Path) -> Any:
+    """The first line of a ``.jsonl`` file: of W&B a row of its history, with ``_step``; None if it cannot be read."""
+    try:
+        with path.open("rb") as stream:
+            return json.loads(stream.readline())
+    except (OSError, ValueError, RecursionError):
+        return None
 
 
 def _read(path: Path) -> pd.DataFrame:

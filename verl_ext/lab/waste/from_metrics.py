@@ -17,11 +17,11 @@ import numpy as np
 from verl_ext.lab.page import Page
 from verl_ext.lab.plot import Curve, Plot, lines
 from verl_ext.lab.report.runs import Run
-from verl_ext.lab.report.summary import EMPTY, SIGNAL, TRAINED, listed, with_gradient
+from verl_ext.lab.report.summary import EMPTY, SAMPLED, SIGNAL, TRAINED, listed, with_gradient
 from verl_ext.lab.table import Table, count, number, percent
 
 TITLE = "What the metrics say of the rollouts"
-SAMPLED, FAILED, BUFFERED = "rollouts/sampled", "rollouts/failed", "rollouts/buffered"
+FAILED, BUFFERED = "rollouts/failed", "rollouts/buffered"
 NEEDED = (SIGNAL, TRAINED, SAMPLED, FAILED)
 """Metrics without which nothing exact can be said; a run of this project logs them in every step."""
 IN_BUFFER, UNKNOWN = "in the buffer at the end, less those at the start", "not in the export"
