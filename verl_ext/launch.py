@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from verl_ext import extras
+from verl_ext.driver.cpu.fork_client import FIRST_JOB, JOB
 from verl_ext.resolvers import register_resolvers
 
 if TYPE_CHECKING:
@@ -28,8 +29,7 @@ GPU_GROUPS = ("model_size", "actor_engine")  # config groups of the GPU profiles
 GROUPS = ("experiment", "hardware", "model_engine", *GPU_GROUPS)
 SIMILAR = 0.6
 THRESHOLDS = (100_000, 20, 20)  # of the search for garbage cycles; CPython's default is (700, 10, 10)
-FORKS = ("RAY_JOB_ID", "RAY_RAYLET_PID")  # Ray sets these environment variables in its workers
-FIRST_JOB = "01000000"
+FORKS = (JOB, "RAY_RAYLET_PID")  # Ray sets these environment variables in its workers
 CHECK = "--check"  # a flag of ours, beside hydra's
 FULL_ERROR = "HYDRA_FULL_ERROR"  # "1": hydra raises its errors instead of printing several lines and exiting with 1
 
