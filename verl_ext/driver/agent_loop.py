@@ -26,10 +26,11 @@ from verl.utils.rollout_trace import rollout_trace_attr
 from verl_ext.allocation.balance import partition, random_dispatch
 from verl_ext.driver.loops import PROMPT_TOKENS, PromptTokens, loop_maker
 from verl_ext.driver.prefixes import PLAYBACK, PrefixClient, PrefixPlayback, mask_prefix
+from verl_ext.driver.prompt_data import id_of
 from verl_ext.driver.rows import Rows
 from verl_ext.driver.services import RewardWorker, TokenClient, gather_requests
 from verl_ext.driver.transcript import TRANSCRIPT, WAVE, RunningWave, Transcript, TranscriptClient
-from verl_ext.prompts import prompt_id, prompt_id_of_group
+from verl_ext.prompts import prompt_id_of_group
 from verl_ext.trajectory import Trajectory
 
 # Fields of a prompt's row.
@@ -204,9 +205,8 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
         await super()._compute_score(outputs, kwargs)
         TRANSCRIPT.get().is_judged = True
         if prompt_id_of_group(kwargs["uid"]) is None:
-            source, extra = kwargs.get("data_source"), outputs[-1].extra_fields
-            identity = prompt_id(source, kwargs["raw_prompt"], (kwargs.get("reward_model") or {}).get("ground_truth"))
-            named = {"prompt_id": identity, "data_source": str(source)}
+            extra = outputs[-1].extra_fields
+            named = {"prompt_id": id_of(kwargs), "data_source": str(kwargs.get("data_source"))}
             extra["reward_extra_info"] = {**extra.get("reward_extra_info", {}), **named}
 
     async def _is_truncated(self, output: AgentLoopOutput, transcript: Transcript) -> bool:

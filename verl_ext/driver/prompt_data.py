@@ -24,10 +24,11 @@ class PromptDataset(Dataset):
 
     def __getitem__(self, row: int) -> Prompt:
         item = self.dataset[row]
-        return Prompt(_id_of(item), int(row), {"data_source": str(item.get("data_source", "unknown"))})
+        return Prompt(id_of(item), int(row), {"data_source": str(item.get("data_source", "unknown"))})
 
 
-def _id_of(item: Mapping[str, Any]) -> str:
+def id_of(item: Mapping[str, Any]) -> str:
+    """``Prompt.id`` of a row of a verl data set."""
     ground_truth = (item.get("reward_model") or {}).get("ground_truth")
     return prompt_id(item.get("data_source"), item["raw_prompt"], ground_truth)
 
@@ -41,7 +42,7 @@ def fetch(dataset: Dataset, prompts: Iterable[Prompt]) -> list[dict[str, Any]]:
     items = []
     for prompt in prompts:
         item = dataset[prompt.row] if prompt.row < len(dataset) else None
-        if item is None or _id_of(item) != prompt.id:
+        if item is None or id_of(item) != prompt.id:
             raise BadCheckpoint(
                 f"row {prompt.row} of the training data is not the prompt of the checkpoint: data.train_files, "
                 "or a key that chooses its rows, has changed; resume with the checkpoint's data, or start anew with "
