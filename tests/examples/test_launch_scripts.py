@@ -22,8 +22,9 @@ from support.launch_scripts import EXAMPLES, ROOT, SCRIPTS, asked, composed, dry
 
 from verl_ext.data.catalog import CATALOG
 from verl_ext.driver.preflight.validate import validate
-from verl_ext.hardware import GPU_MEMORY, SHAPES, Megatron, Settings, megatron_use, use
-from verl_ext.hardware.memory import TRAINING_SHARE, USABLE
+from verl_ext.hardware.megatron import Megatron, megatron_use
+from verl_ext.hardware.memory import GPU_MEMORY, TRAINING_SHARE, USABLE, Settings, use
+from verl_ext.hardware.shapes import SHAPES
 from verl_ext.launch import experiment_hardware
 
 CHOICES = {

@@ -13,7 +13,7 @@ from verl_ext.first_run.__main__ import main
 from verl_ext.first_run.made_up import write_data, write_model
 from verl_ext.first_run.place import NotTried, Place
 from verl_ext.first_run.trainings import Trial, command
-from verl_ext.hardware import SHAPES
+from verl_ext.hardware.shapes import SHAPES
 from verl_ext.policy import MODES
 
 PLACES = {

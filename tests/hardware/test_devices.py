@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from verl_ext.hardware import GPU_MEMORY
 from verl_ext.hardware.devices import largest_gpu, mismatch
+from verl_ext.hardware.memory import GPU_MEMORY
 
 MIB = 2**20
 OWN = "use hardware=verl and set the sizes yourself; hardware_name=own keeps a profile whose sizes you have set"

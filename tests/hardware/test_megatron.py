@@ -7,9 +7,10 @@ import typer
 from support.clusters import given_a_cluster
 from typer.testing import CliRunner
 
-from verl_ext.hardware import GPU_MEMORY, SHAPES, Megatron, Settings, megatron_sizes, megatron_use, settings, use
-from verl_ext.hardware.memory import TRAINING_SHARE, USABLE
+from verl_ext.hardware.megatron import Megatron, megatron_sizes, megatron_use
+from verl_ext.hardware.memory import GPU_MEMORY, TRAINING_SHARE, USABLE, Settings, settings, use
 from verl_ext.hardware.profiles import MEGATRON_GPUS, PROFILES, profile
+from verl_ext.hardware.shapes import SHAPES
 
 QWEN3_8B = SHAPES["Qwen/Qwen3-8B-Base"]
 CHOSEN = Settings(1, 0.75, 40960, 57344, 1, False)  # of h200 with 8b

@@ -16,9 +16,19 @@ from support.configs import compose
 from typer.testing import CliRunner
 
 from verl_ext.extras import MissingExtra
-from verl_ext.hardware import GPU_MEMORY, SHAPES, Settings, Shape, settings, use
-from verl_ext.hardware.memory import SEQUENCES, TRAINING_SHARE, USABLE, WEIGHTS_SHARE, at_once, kv_cache_per_token
-from verl_ext.hardware.shapes import find, read
+from verl_ext.hardware.memory import (
+    GPU_MEMORY,
+    SEQUENCES,
+    TRAINING_SHARE,
+    USABLE,
+    WEIGHTS_SHARE,
+    Settings,
+    at_once,
+    kv_cache_per_token,
+    settings,
+    use,
+)
+from verl_ext.hardware.shapes import SHAPES, Shape, find, read
 
 ROOT = Path(__file__).parents[2]
 QWEN3_8B = SHAPES["Qwen/Qwen3-8B-Base"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_ext.hardware import SHAPES
+from verl_ext.hardware.shapes import SHAPES
 
 given_a_cluster = given(
     st.sampled_from(sorted(SHAPES)),

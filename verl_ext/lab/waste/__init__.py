@@ -2,8 +2,3 @@
 
 verl-ext waste outputs/rollouts --out outputs/waste
 """
-
-from verl_ext.lab.waste.log import RolloutLog
-from verl_ext.lab.waste.reader import find_files, read_rollouts
-
-__all__ = ["RolloutLog", "find_files", "read_rollouts"]
