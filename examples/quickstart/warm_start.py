@@ -216,6 +216,38 @@ def is_done(out: Path, record: dict[str, Any]) -> bool:
     raise typer.BadParameter(f"--out: {out} holds something else; remove it or choose another folder.")
 
 
+def start(options: dict[str, Any], writer: str) -> tuple[dict[str, Any], list[pd.DataFrame]] | None:
+    """The record of a warm start and its data, with torch seeded for it; None if the checkpoint is there already.
+
+    Args:
+        options: of the command, by name.
+        writer: name of the data set.
+
+    Raises:
+        typer.BadParameter: an option is not valid.
+    """
+    record = {key: value for key, value in options.items() if key not in ("data", "out")}
+    if record["hidden"] % 32:
+        raise typer.BadParameter(f"--hidden must be a multiple of 32, got {record['hidden']}.")
+    files = data_files(options["data"], writer)
+    record["data"] = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    if is_done(options["out"], record):
+        Console().print(f"{options['out']} is there already.")
+        return None
+    torch.set_num_threads(record["threads"])
+    torch.manual_seed(record["seed"])
+    torch.use_deterministic_algorithms(True)
+    return record, [pd.read_parquet(file) for file in files]
+
+
+def outcome(model: Qwen2ForCausalLM, rates: torch.Tensor, out: Path) -> str:
+    """The line that a command prints at its end."""
+    return (
+        f"{model.num_parameters():,} parameters; on training prompts a mean success rate of {rates.mean():.3f}, "
+        f"{silent_share(rates):.0%} of groups without signal: {out}"
+    )
+
+
 class Steps(Progress):
     """A line per task, with its latest value. Without a terminal, where no line can move: a line every two seconds."""
 
@@ -253,32 +285,9 @@ def main(
     threads: Annotated[int, typer.Option(min=1, help="CPU threads; two stall each other on a busy machine.")] = 1,
 ) -> None:
     """Warm-start a small model by supervised fine-tuning."""
-    console = Console()
-    if hidden % 32:
-        raise typer.BadParameter(f"--hidden must be a multiple of 32, got {hidden}.")
-    files = data_files(data, "reasoning_gym")
-    digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
-    record = dict(
-        data=digest,
-        seed=seed,
-        steps=steps,
-        batch=batch,
-        decay=decay,
-        examples=examples,
-        silent=silent,
-        lr=lr,
-        hidden=hidden,
-        layers=layers,
-        threads=threads,
-    )
-    if is_done(out, record):
-        console.print(f"{out} is there already.")
+    if (started := start(locals(), "reasoning_gym")) is None:
         return
-
-    torch.set_num_threads(threads)
-    torch.manual_seed(seed)
-    torch.use_deterministic_algorithms(True)
-    frames = [pd.read_parquet(file) for file in files]
+    (record, frames), console = started, Console()
     known = {json.loads(info["entry"])["question"] for frame in frames for info in frame["extra_info"]}
     levels = levels_of(frames)
     weights = [decay**place for place in range(len(levels))]
@@ -295,10 +304,7 @@ def main(
         prompts = to_batch(encode(tokenizer, rows), pad)
         rates = top_up(model, to_batches(encode(tokenizer, extra), batch, pad), prompts, silent, progress)
     save(model, tokenizer, record, out)
-    console.print(
-        f"{model.num_parameters():,} parameters; on training prompts a mean success rate of {rates.mean():.3f}, "
-        f"{silent_share(rates):.0%} of groups without signal: {out}"
-    )
+    console.print(outcome(model, rates, out))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ A demonstration has the same tokens as a rollout of verl's ``tool_agent`` loop
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -23,7 +22,6 @@ from pathlib import Path
 from random import Random
 from typing import Annotated
 
-import pandas as pd
 import torch
 import typer
 from rich.console import Console
@@ -32,12 +30,11 @@ from warm_start import (
     END,
     START,
     byte_tokenizer,
-    data_files,
-    is_done,
     make_model,
+    outcome,
     progress_bar,
     save,
-    silent_share,
+    start,
     success_rates,
     train,
 )
@@ -177,20 +174,9 @@ def main(
     threads: Annotated[int, typer.Option(min=1, help="CPU threads; two stall each other on a busy machine.")] = 1,
 ) -> None:
     """Warm-start a small agent by supervised fine-tuning."""
-    record = {key: value for key, value in locals().items() if key not in ("data", "out")}
-    console = Console()
-    if hidden % 32:
-        raise typer.BadParameter(f"--hidden must be a multiple of 32, got {hidden}.")
-    files = data_files(data, "sql_tasks")
-    record["data"] = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
-    if is_done(out, record):
-        console.print(f"{out} is there already.")
+    if (started := start(locals(), "sql_tasks")) is None:
         return
-
-    torch.set_num_threads(threads)
-    torch.manual_seed(seed)
-    torch.use_deterministic_algorithms(True)
-    frames = [pd.read_parquet(file) for file in files]
+    (record, frames), console = started, Console()
     rows = [row for frame in frames for row in frame.to_dict("records")]
     known = {to_task(row).question for row in rows}
     share = sum(row["reward_model"]["ground_truth"] == OBSERVED for row in rows) / len(rows)
@@ -215,10 +201,7 @@ def main(
     with progress_bar(console) as progress:
         train(model, batches, lr, progress, enough)
     save(model, tokenizer, record, out)
-    console.print(
-        f"{model.num_parameters():,} parameters; on training prompts a mean success rate of {rates.mean():.3f}, "
-        f"{silent_share(rates):.0%} of groups without signal: {out}"
-    )
+    console.print(outcome(model, rates, out))
 
 
 if __name__ == "__main__":
