@@ -16,6 +16,12 @@ from verl.experimental.agent_loop.tool_agent_loop import AgentData, ToolAgentLoo
 from verl.experimental.agent_loop.tool_parser import FunctionCall
 
 LOCAL = {"type": "native", "deployment": {"type": "local"}}
+READ = {"timed_out": 0.0, "verifier_error": 0.0}  # in the extra fields, once the grader has read a log
+
+
+def judged_by(command: str, **more: object) -> dict:
+    """``tools_kwargs`` of a row whose submission this command judges."""
+    return {"submit": {"create_kwargs": {"test_command": command, **more}}}
 
 
 class Agent:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 from support.agent_loops import ScriptedEngine, make_loop, make_tokenizer
-from support.shells import LOCAL, Agent, run, wait_for
+from support.shells import LOCAL, READ, Agent, judged_by, run, wait_for
 
 from verl_ext.data.swe_reward import VERDICT
 from verl_ext.driver.prefixes import PLAYBACK, PrefixClient, PrefixPlayback, mask_prefix
@@ -106,12 +106,6 @@ def test_setup_is_run_once_and_the_shells_own_for_every_shell(folder):
 
 
 # ---- the submission ----
-
-READ = {"timed_out": 0.0, "verifier_error": 0.0}
-
-
-def judged_by(command: str, **more: str) -> dict:
-    return {"submit": {"create_kwargs": {"test_command": command, **more}}}
 
 
 @pytest.mark.parametrize(("content", "verdict"), [("42", True), ("41", False)])

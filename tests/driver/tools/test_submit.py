@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.shells import LOCAL, Agent, run
+from support.shells import LOCAL, READ, Agent, judged_by, run
 from support.swe_bench import PYTEST, local, make_repository, row
 
 from verl_ext.data.swe_bench import extra
@@ -19,14 +19,9 @@ from verl_ext.sandbox.places import Finished, Local, PlaceFailure
 from verl_ext.sandbox.shell import SandboxFailure
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
-READ = {"timed_out": 0.0, "verifier_error": 0.0}
 ENDED = {VERDICT: False, SANDBOX_ENDED: True}
 SUMMARY = "echo == short test summary info ==; echo PASSED t.py::test_a"
 R2E = {"grader": "r2e_gym", "expected": '{"test_a": "PASSED"}'}
-
-
-def judged_by(command: str, **more: object) -> dict:
-    return {"submit": {"create_kwargs": {"test_command": command, **more}}}
 
 
 def submitted(tool: SubmitTool, rows: dict, *commands: str) -> dict:
