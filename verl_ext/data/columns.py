@@ -32,14 +32,7 @@ THOUSANDS = re.compile(r"-?\d{1,3}(,\d{3})+(\.\d+)?")
 
 
 def data_set(
-    name: str,
-    prompt: str,
-    answer: str,
-    *,
-    answer_after: str | None = None,
-    template: str = "boxed",
-    system: str | None = None,
-    ability: str = "math",
+    name: str, prompt: str, answer: str, *, answer_after: str | None, template: str, system: str | None, ability: str
 ) -> DataSet:
     """A data set of two columns.
 
@@ -192,13 +185,7 @@ def main(
     with option_errors():
         check_folder(out)
         data = data_set(
-            source_name,
-            prompt,
-            answer,
-            answer_after=answer_after,
-            template=template,
-            system=system,
-            ability=ability,
+            source_name, prompt, answer, answer_after=answer_after, template=template, system=system, ability=ability
         )
         files = sources.by_split(name, subset, revision)
         if validation is not None and len(files) > 1:

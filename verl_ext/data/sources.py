@@ -86,7 +86,7 @@ def from_files(paths: Sequence[Path], patterns: Sequence[str] = ("*",)) -> Sourc
     return Source(tuple(files))
 
 
-def by_split(name: str, subset: str | None = None, revision: str = "main") -> dict[str, Source]:
+def by_split(name: str, subset: str | None, revision: str) -> dict[str, Source]:
     """The files of each split of a data set, as Hugging Face's ``datasets`` finds them; the hub's are fetched.
 
     Args:
