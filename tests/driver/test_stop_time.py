@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from verl_ext.driver.stop_time import FILE, LAST, StopTime
+from verl_ext.driver.stop import FILE, LAST, StopTime
 
 
 def test_a_step_that_has_just_begun_and_a_checkpoint():

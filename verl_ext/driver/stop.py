@@ -1,19 +1,29 @@
-"""SIGUSR1: save after the current step and stop. The same command resumes the run later."""
+"""SIGUSR1: save after the current step and stop. The same command resumes the run later.
+
+A run measures the time that it needs for this, for the job that sends the signal (:class:`StopTime`).
+"""
 
 from __future__ import annotations
 
 import logging
+import math
+import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 import ray
 
 from verl_ext.driver.cluster import read_note, write_note
+from verl_ext.files import write_text
 
 logger = logging.getLogger(__name__)
 
+FILE = "STOP_SECONDS_FILE"  # environment variable with the file's path; examples/slurm/train.sbatch sets it
+LAST = 10  # steps
 _POLL = 0.5  # seconds
 
 
@@ -61,3 +71,38 @@ def request_stop() -> None:
 def stop_requested() -> bool:
     """Whether any process of this Ray job has called :func:`request_stop`."""
     return read_note("stop") is not None
+
+
+class StopTime:
+    """The most seconds that a run takes from a request to stop until its end.
+
+    A request waits for the step or the validation that has just begun, for the step that has begun ahead, and then for
+    a checkpoint. The estimate uses the longest of the last ``LAST`` steps, the longest validation and the longest
+    checkpoint. Before the first checkpoint, a checkpoint counts as much as a step.
+
+    Args:
+        begins_ahead: whether the next step can begin before a step has ended.
+    """
+
+    def __init__(self, begins_ahead: bool = False) -> None:
+        self._begins_ahead = begins_ahead
+        self._steps: deque[float] = deque(maxlen=LAST)
+        self._validation = self._checkpoint = 0.0
+
+    def note(self, timing: Mapping[str, float]) -> None:
+        """Add a step's ``timing_raw``, of which verl's part ``step`` holds ``save_checkpoint`` but not ``testing``."""
+        saving = timing.get("save_checkpoint", 0.0)
+        self._steps.append(timing.get("step", 0.0) - saving)
+        self._validation = max(self._validation, timing.get("testing", 0.0))
+        self._checkpoint = max(self._checkpoint, saving)
+
+    @property
+    def seconds(self) -> float:
+        """The time needed; 0 before the first step has ended."""
+        step = max(self._steps, default=0.0)
+        return max(step, self._validation) + step * self._begins_ahead + (self._checkpoint or step)
+
+    def publish(self) -> None:
+        """Write the time needed, in whole seconds, into the file that the environment names, if it names one."""
+        if file := os.environ.get(FILE):
+            write_text(Path(file), f"{math.ceil(self.seconds)}\n")

@@ -8,8 +8,7 @@ from functools import cached_property
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-from verl_ext.driver.stop import stop_requested
-from verl_ext.driver.stop_time import StopTime
+from verl_ext.driver.stop import StopTime, stop_requested
 from verl_ext.errors import CannotFillBatch, DataUsedUp
 
 logger = logging.getLogger(__name__)
