@@ -9,9 +9,15 @@ import torch
 from support.configs import compose
 from support.engine import controller, run_step
 from support.update import LENGTH, PROMPT, VOCABULARY, gradient, log_probabilities, make_model, verl_loss
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
 from transformers import Qwen2ForCausalLM
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
+from verl_ext.driver import update
+from verl_ext.driver.modes import PolicyTrainerSync
+from verl_ext.policy import Group, Prompt, Rollout
 from verl_ext.weights import advantage_factors
 
 
@@ -111,3 +117,42 @@ def test_replayed_tokens_are_in_no_length_normalisation(model):
         alone = verl_loss(config, cut, cut.detach(), advantages.expand(4, LENGTH - 2), torch.ones_like(cut))
         wanted = gradient(model, alone)
         assert (gradient(model, whole) - wanted).norm() < 1e-9 * wanted.norm()
+
+
+@pytest.mark.parametrize(
+    ("clip", "weight", "baseline", "wanted"),
+    [
+        (None, 1.0, "trained", None),  # verl's advantages stay
+        (0.7, 1.0, "trained", [0.7, -0.7, 0.7, -0.7]),
+        (None, 0.5, "trained", [0.5, -0.5, 1.0, -1.0]),
+        (None, 1.0, "all", [0.75, -0.25, 1.0, -1.0]),  # of the rewards 1, 0, 0, 0, without the standard deviation
+        (0.7, 0.5, "all", [0.35, -0.125, 0.7, -0.7]),  # clipped before the weight
+    ],
+)
+def test_groups_of_one_size_are_clipped_weighted_and_compared_with_all_rollouts(
+    monkeypatch, clip, weight, baseline, wanted
+):
+    """The advantages of two prompts with two rows each; the first token of each row is replayed."""
+    trainer = object.__new__(PolicyTrainerSync)  # without workers and a queue
+    trainer.config = compose("grpo", "algorithm.norm_adv_by_std_in_grpo=false")
+    trainer.config.rollout_driver.advantage_clip = clip
+    trainer.policy = hydra.utils.instantiate(trainer.config.rollout_policy)
+    trainer.policy.baseline, trainer._dp_size = baseline, 1
+    good, *bad = (Rollout(reward, None, 2, 0) for reward in (1.0, 0.0, 0.0, 0.0))
+    failed = Rollout(float("nan"), None, 0, 0, failed=True)
+    trainer._groups = [Group("a-1", Prompt("a", 0), [good, failed, *bad], trained=[0, 2], weight=weight)]
+    trainer._groups.append(Group("b-1", Prompt("b", 1), [good, bad[0]]))
+    mask = torch.tensor([[0.0, 1.0]] * 4)
+    verls = mask * torch.tensor([1.0, -1.0, 1.0, -1.0])[:, None]
+    fields = {"advantages": verls, "response_mask": mask}
+    nested = {name: torch.nested.as_nested_tensor(list(rows), layout=torch.jagged) for name, rows in fields.items()}
+    written = []
+    monkeypatch.setattr(PPOTrainer, "_compute_advantage", lambda trainer, batch, metrics: batch)
+    monkeypatch.setattr(update.tq, "kv_batch_get", lambda **_: TensorDict(nested, batch_size=[4]))
+    monkeypatch.setattr(update.tq, "kv_batch_put", lambda fields, **_: written.append(fields["advantages"]))
+    keys = ["a-1_0_0", "a-1_2_0", "b-1_0_0", "b-1_1_0"]
+    trainer._compute_advantage(KVBatchMeta(partition_id="train", keys=keys, tags=[{}] * 4), {})
+    if wanted is None:
+        assert not written
+    else:
+        torch.testing.assert_close(torch.stack(written[0].unbind()), mask * torch.tensor(wanted)[:, None])

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from verl_ext.first_run.node import Found
+import socket
+
+import pytest
+
+from verl_ext.first_run import nodes
+from verl_ext.first_run.node import NOTE, ON_CPU, ON_GPUS, Found
 from verl_ext.first_run.nodes import about_nodes, check_nodes, to_rows
 from verl_ext.first_run.place import Place
 from verl_ext.first_run.table import FAILED, PASSED, Row
@@ -36,3 +41,22 @@ def test_a_cluster_that_cannot_be_joined_is_a_row(tmp_path):
     place = Place("cpu", 2, 1, "model", "127.0.0.1:1")
     (row,) = check_nodes(place, tmp_path, lambda text: None)
     assert row.result == FAILED and row.why.startswith("RAY_ADDRESS=127.0.0.1:1 cannot be joined: ")
+
+
+def test_an_address_of_rays_client_is_knocked_at_too():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        nodes._knock(f"ray://127.0.0.1:{port}")
+    with pytest.raises(OSError):
+        nodes._knock(f"ray://127.0.0.1:{port}")
+
+
+def test_every_start_has_a_note_of_its_own_and_gpus_need_more_than_a_cpu(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(nodes, "check_node", lambda question: asked.append(question) or {})
+    for hardware, least in (("cpu", ON_CPU), ("h100", ON_GPUS)):
+        assert check_nodes(Place(hardware, 1, 1, "model"), tmp_path, lambda text: None) == []
+        assert asked[-1].limits == least
+        assert asked[-1].note == (tmp_path / NOTE).read_text()
+    assert asked[0].note != asked[1].note  # or the note of an earlier start would pass for this one's
+    assert all(more >= less for more, less in zip(ON_GPUS, ON_CPU, strict=True))

@@ -70,6 +70,7 @@ def test_the_keys_of_a_place_are_valid(folder, name, mode):
 def test_devices_of_a_separate_pool():
     assert PLACES["cpu"].devices("separate_async") == ((1, 1), (1, 1))
     assert PLACES["eight GPUs"].devices("separate_async") == ((1, 4), (1, 4))
+    assert Place("h100", 1, 9, "model").devices("separate_async") == ((1, 5), (1, 4))
     assert PLACES["three nodes"].devices("separate_async") == ((2, 8), (1, 8))
     assert PLACES["three nodes"].devices("sync") == ((3, 8), None)
     with pytest.raises(NotTried):
@@ -97,6 +98,14 @@ def test_memory_depends_on_the_number_of_gpus_whatever_their_nodes():
         assert (keys.pop("trainer.nnodes"), keys.pop("trainer.n_gpus_per_node")) == (str(nodes), str(gpus))
         found.append((keys, place.predicted_memory("sync")))
     assert found[0] == found[1]
+
+
+def test_memory_of_a_training_beside_a_separate_pool_is_that_of_its_own_gpus():
+    """Of 9 GPUs 5 train, on which the state of Qwen3-8B is offloaded; on 9 it would not be."""
+    whole, half = (Place("h100", 1, gpus, "Qwen/Qwen3-8B") for gpus in (9, 5))
+    assert whole.predicted_memory("separate_async") == half.predicted_memory("sync") > whole.predicted_memory("sync")
+    key = "actor_rollout_ref.actor.fsdp_config.optimizer_offload"
+    assert f"{key}=true" in whole.overrides("separate_async") and f"{key}=false" in whole.overrides("sync")
 
 
 def test_memory_is_predicted_for_the_budgets_of_the_trial():

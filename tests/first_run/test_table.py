@@ -57,3 +57,5 @@ def test_rows_of_another_setting_are_not_continued(tmp_path):
     Results(tmp_path, SETTING).add_training(ROWS[1])
     with pytest.raises(InvalidValue, match=r"^nodes=2 is not valid: .* holds a first run with 1, use another --out$"):
         Results(tmp_path, SETTING | {"nodes": 2})
+    with pytest.raises(InvalidValue, match=r"^model=m is not valid: .* holds a first run with None, use another"):
+        Results(tmp_path, SETTING | {"model": "m"})  # rows of a version that did not ask for the model

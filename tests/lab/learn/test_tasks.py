@@ -35,9 +35,16 @@ def test_a_tool_moves_the_reversed_word_on():
 
 
 def test_a_tool_answers_any_call():
+    """With as many letters as the prompt has: 0 stands for a missing letter, and other tokens are skipped."""
     problem = draws("tool", 4)[0]
-    for turn in ([], [1], [1, 2, 3, 4, 5, START]):
-        assert len(TASKS["tool"].observe(problem, turn)) == 5
+    for turn, sent in (([], [0] * 4), ([START, 1, 9], [1, 9, 0, 0]), ([1, 2, 3, 4, 5, START], [1, 2, 3, 4])):
+        assert TASKS["tool"].observe(problem, turn) == (*((letter + problem.shift) % 10 for letter in sent), START)
+
+
+def test_every_digit_letter_and_shift_is_drawn():
+    for task in TASKS:
+        assert {token for problem in draws(task, 5) for token in problem.prompt[:-1]} == set(range(10))
+    assert {problem.shift for problem in draws("tool", 5)} == set(range(1, 10))  # 0 would make the call the answer
 
 
 @pytest.mark.parametrize("task", list(TASKS))
