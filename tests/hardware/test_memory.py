@@ -121,6 +121,18 @@ def test_settings_fit_or_are_refused(model, memory, gpus, longest):
     assert chosen.max_num_seqs <= max(256, 2 * held.sequences)
 
 
+def test_a_sequence_is_on_as_many_gpus_as_it_needs_which_divide_the_gpus_and_the_heads():
+    def at_most(model: str, gpus: int, budgets: float) -> int:
+        """The sequence parallelism for a longest sequence of so many token budgets of the update."""
+        budget = settings(SHAPES[model], 80e9, gpus, 1).ppo_max_token_len_per_gpu
+        return settings(SHAPES[model], 80e9, gpus, int(budgets * budget)).sequence_parallel
+
+    assert [at_most("Qwen/Qwen3-4B-Base", 8, budgets) for budgets in (1, 1.001, 2, 2.001)] == [1, 2, 2, 4]
+    for model, gpus in (("Qwen/Qwen3-4B-Base", 9), ("Qwen/Qwen2.5-7B", 16)):  # 9 GPUs; 28 heads
+        with pytest.raises(ValueError, match=rf"longest=\d+ would need 8 GPUs .* gpus={gpus} or the model's \d+ heads"):
+            at_most(model, gpus, 7)
+
+
 def test_an_engine_works_on_more_sequences_where_its_cache_holds_them():
     def together(model: str, longest: int, gpu: str = "h200") -> int:
         return settings(SHAPES[model], GPU_MEMORY[gpu], 8, longest).max_num_seqs
@@ -249,6 +261,18 @@ def test_the_parameters_of_other_families_are_those_that_transformers_counts(tmp
     (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "nothing_known"}))
     with pytest.raises(ValueError, match=r"transformers cannot build it \(.*nothing_known"):
         find(str(tmp_path))
+
+
+def test_the_parameters_of_a_model_of_images_are_those_of_all_its_parts(tmp_path):
+    text = {"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 64}
+    text |= {"num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 100, "max_position_embeddings": 64}
+    images = {"model_type": "clip_vision_model", "hidden_size": 16, "intermediate_size": 48, "num_attention_heads": 2}
+    counts = []
+    for layers in (3, 4):
+        config = {"model_type": "llava", "text_config": text, "vision_config": images | {"num_hidden_layers": layers}}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        counts.append(find(str(tmp_path)).parameters)
+    assert counts[1] - counts[0] == 4 * (16 * 16 + 16) + (2 * 16 * 48 + 48 + 16) + 2 * 2 * 16  # a layer for images
 
 
 def test_other_families_need_an_extra(tmp_path, monkeypatch):
