@@ -140,6 +140,23 @@ def test_recipes_in_the_current_folder_are_found(run, monkeypatch, tmp_path):
     assert {"mine", "grpo"} <= set(recipes())
 
 
+def test_of_two_recipes_with_one_name_the_first_on_the_path_counts_and_folders_of_other_projects_do_not(
+    monkeypatch, tmp_path
+):
+    files = {
+        "grpo/config/grpo": "rollout_policy:",
+        "theirs/config/theirs": "trainer:",
+        "mine/config/x": "rollout_policy:",
+    }
+    for name, text in files.items():
+        file = tmp_path / "recipe" / f"{name}.yaml"
+        file.parent.mkdir(parents=True)
+        file.write_text(f"{text}\n  a: 1\n")
+    before = recipes()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert recipes() == before | {"grpo": tmp_path / "recipe/grpo/config/grpo.yaml"}
+
+
 def test_recipes_are_found_in_an_editable_install_from_any_folder(tmp_path):
     """Setuptools' import hook leaves an entry that is no folder in the path of the package."""
     code = (
@@ -167,10 +184,20 @@ def test_a_recipes_page_says_what_it_does_and_names_every_key(recipe, width):
     named = keys(recipes()[recipe].read_text(), "rollout_policy") + keys(base, "rollout_driver")
     assert len(named) > 10
     assert all(f"\n  {key.name}" in page for key in named if key.name != "_target_")
-    assert "\nSource: " in page and "``" not in page and "Args:" not in page
+    assert page.count("\nSource: ") == 1 and "``" not in page and "Args:" not in page
     lines = page.splitlines()
     assert max(map(len, lines)) <= width
     assert width < 100 or len(lines) <= 62
+
+
+def test_a_sum_of_keys_is_shown_as_a_sum():
+    assert "rollout.n=rollout_policy.n_init+rollout_policy.n_cont" in help_page("speed_rl", 100)
+
+
+def test_a_page_is_as_wide_as_the_terminal_up_to_100_characters(monkeypatch):
+    for columns, width in (("80", 80), ("300", 100)):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert help_page("grpo") == help_page("grpo", width)
 
 
 def test_the_keys_of_verl_on_the_page_have_verls_defaults(run, monkeypatch):
@@ -189,8 +216,8 @@ def test_the_keys_of_verl_on_the_page_have_verls_defaults(run, monkeypatch):
 
 def test_keys_are_read_with_the_comments_above_them():
     other, end = "other:\n  # Not this.\n  a: 1\n", "# End\ne: 1\n"
-    text = f"{other}block:\n  # Two\n  # lines.\n  b: [1, 2]\n\n  c:\n    # Deeper.\n    d: '3'\n{end}"
-    assert keys(text, "block") == [Key("b", "[1, 2]", "Two lines."), Key("c", "{d: '3'}", "")]
+    text = f"{other}block:\n  # Two\n  # lines.\n  b: [1, 2]\n\n  c:\n    # Deeper.\n    d: '3'\n  e: '4'\n{end}"
+    assert keys(text, "block") == [Key("b", "[1, 2]", "Two lines."), Key("c", "{d: '3'}", ""), Key("e", "4", "")]
     assert keys(text, "nothing") == []
 
 
