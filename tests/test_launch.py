@@ -80,6 +80,7 @@ def test_hydras_flags_work(run):
     assert launch.FULL_ERROR not in os.environ
     assert "hardware: cpu" in run("--info", "defaults-tree")[1]
     assert "--multirun" in run("--hydra-help")[1]
+    assert run("-h") == run("--help")
 
 
 def test_check_makes_the_checks_of_a_run_prints_its_first_lines_and_starts_nothing(run, tmp_path):
@@ -122,9 +123,9 @@ def test_the_nearest_key_is_near_as_a_whole_and_in_its_last_part():
 
 def test_the_last_choice_of_a_group_wins_and_flags_come_apart():
     given = ["hardware=cpu", "data.seed=1", "--cfg", "job", "hardware=h200", "~data.x", "model_engine=dp"]
-    overrides, flags = launch.arranged([*given, "data.seed=2"])
+    overrides, flags = launch.arranged([*given, "data.seed=2", "--config-dir=x"])
     assert overrides == ["hardware=h200", "model_engine=dp", "data.seed=1", "~data.x", "data.seed=2"]
-    assert flags == ["--cfg", "job"]
+    assert flags == ["--cfg", "job", "--config-dir=x"]
     assert launch.chosen(given, "hardware", "a100") == "h200" and launch.chosen(["a=b=c"], "a", "") == "b=c"
     assert launch.chosen([], "hardware", "a100") == "a100"
 
