@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from verl_ext.data.catalog import CATALOG, PROMPTS, Question, dapo, olympiadbench, text, yes_or_no
@@ -50,3 +52,9 @@ def test_an_id_depends_on_data_set_question_and_answer_and_on_nothing_else():
     others = [identify("math", Question("a", "bc")), identify("math12k", Question("ab", "c"))]
     others.append(identify("math12k", Question("a", "bc", ("a", "c"))))
     assert len({first, *others}) == 4
+
+
+def test_the_own_template_of_a_data_set_takes_the_place_of_the_users_prompt():
+    own = replace(CATALOG["math12k"], template="Repair: {question}", extra=lambda row: {"ability": row["kind"]})
+    row = own.to_row("math12k", Question("a {x}", "b"), "boxed", {"kind": "code"})
+    assert row["prompt"][0]["content"] == "Repair: a {x}" and row["ability"] == "code"

@@ -17,6 +17,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from verl_ext import export as command
+from verl_ext.driver.checkpoint import BadCheckpoint
+from verl_ext.driver.export import backend_of
 
 SAVE_CHECKPOINT = Path(__file__).parents[1] / "support/save_checkpoint.py"
 TOKENS = {token: place for place, token in enumerate(["<pad>", "<end>", *sorted(pre_tokenizers.ByteLevel.alphabet())])}
@@ -134,6 +136,36 @@ def test_checkpoints_that_are_not_whole_are_refused_in_one_sentence(copied, tmp_
     assert f"{actor} is a checkpoint of neither FSDP" in refused(step, *end)
     shutil.rmtree(actor)
     assert f"{step} has no folder actor" in refused(copied, *end)
+
+
+MEGATRON, FSDP = (
+    ("model/huggingface/config.json", "model/dist_ckpt/part"),
+    ("huggingface/config.json", "fsdp_config.json"),
+)
+
+
+@pytest.mark.parametrize(
+    ("files", "backend"),
+    [
+        (MEGATRON, ("megatron", "model/huggingface")),
+        ((*MEGATRON, "model/huggingface/model-00001-of-00002.safetensors"), ("whole", "model/huggingface")),
+        ((*FSDP, "model_world_size_1_rank_0.pt"), ("fsdp", "huggingface")),
+        ((*FSDP, "model_world_size_1_rank_0.pt", "huggingface/pytorch_model.bin"), ("whole", "huggingface")),
+        ((*FSDP, "model_world_size_2_rank_0.pt"), "lacks 1 of 1 shards (model_world_size_1_rank_0.pt)"),
+        ((MEGATRON[0],), "is a checkpoint of neither FSDP"),
+        ((MEGATRON[1], "model/huggingface/model.safetensors"), "is a checkpoint of neither FSDP"),
+    ],
+)
+def test_the_format_of_a_checkpoint_is_told_by_its_files(tmp_path, files, backend):
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text('{"world_size": 1}')
+    if isinstance(backend, tuple):
+        assert backend_of(tmp_path) == (backend[0], tmp_path / backend[1])
+    else:
+        with pytest.raises(BadCheckpoint) as refused:
+            backend_of(tmp_path)
+        assert backend in str(refused.value)
 
 
 class Hub:
