@@ -34,8 +34,9 @@ def test_the_head_and_the_tail_of_an_output_are_kept(blocks, most):
     assert ends.length == len(whole)
 
 
-def test_the_memory_of_a_long_output_is_bounded():
-    ends = Ends(1000)
+@pytest.mark.parametrize("most", [0, 1, 1000])
+def test_the_memory_of_a_long_output_is_bounded(most):
+    ends = Ends(most)
     for _ in range(100):
         ends.add(b"a" * 65536)
         assert len(ends._head) + len(ends._tail) < 3 * 65536
