@@ -32,6 +32,15 @@ def test_what_a_gpu_holds_worked_out_by_hand():
     assert offloaded.kv_cache == use(QWEN3_8B, 141e9, 8, 5120, CHOSEN).kv_cache
 
 
+def test_the_log_probs_need_room_too_and_the_key_value_heads_bound_the_sizes():
+    # With TP 1 the update takes 17 of the 44 GB beside the state, and the log-probs 87.
+    chosen = Settings(1, 0.75, 8192, 57344, 1, False)
+    assert megatron_sizes(QWEN3_8B, 141e9, 8, 5120, chosen).tensor_parallel == 2
+    # 16 heads would allow TP 4, which takes 13 of the 18 GB; TP 2 takes 21.
+    with pytest.raises(ValueError, match="the model's 2 key-value heads"):
+        megatron_sizes(SHAPES["Qwen/Qwen2.5-3B"], 24e9, 8, 5120, Settings(1, 0.75, 8192, 8192, 1, True))
+
+
 def test_sizes_worked_out_by_hand():
     # With TP 1 the weights, gradients and optimizer leave 44 GB of 0.75 x 141 for the update, which takes 86 GB.
     assert megatron_sizes(QWEN3_8B, 141e9, 8, 5120, CHOSEN) == Megatron(2, 1, True)

@@ -133,6 +133,17 @@ def test_a_sequence_is_on_as_many_gpus_as_it_needs_which_divide_the_gpus_and_the
             at_most(model, gpus, 7)
 
 
+def test_an_engine_has_room_for_16_of_the_longest_sequences():
+    cache = use(QWEN3_8B, 80e9, 8, 5120, settings(QWEN3_8B, 80e9, 8, 5120)).kv_cache
+    longest = int(cache / (16 * kv_cache_per_token(QWEN3_8B)))
+    assert [settings(QWEN3_8B, 80e9, 8, length).tensor_parallel for length in (longest, longest + 1)] == [1, 2]
+
+
+def test_a_training_state_of_more_than_a_quarter_of_the_gpu_is_offloaded():
+    memory = 4 * 16 * QWEN3_8B.parameters / 8
+    assert [settings(QWEN3_8B, size, 8, 5120).offload for size in (memory, 0.999 * memory)] == [False, True]
+
+
 def test_an_engine_works_on_more_sequences_where_its_cache_holds_them():
     def together(model: str, longest: int, gpu: str = "h200") -> int:
         return settings(SHAPES[model], GPU_MEMORY[gpu], 8, longest).max_num_seqs

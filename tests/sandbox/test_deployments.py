@@ -17,7 +17,7 @@ from verl_ext.data.swe_reward import VERDICT
 from verl_ext.driver.tools.shell import ShellTool, SubmitTool
 from verl_ext.sandbox import shell
 from verl_ext.sandbox.containers import Container, Limits
-from verl_ext.sandbox.deployments import deployment_config, deployment_maker, size_in_bytes
+from verl_ext.sandbox.deployments import SERVERS, deployment_config, deployment_maker, size_in_bytes
 from verl_ext.sandbox.places import Local, PlaceFailure
 from verl_ext.sandbox.servers import Server
 from verl_ext.sandbox.shell import SandboxKilled
@@ -42,7 +42,7 @@ def test_the_settings_of_docker():
         "type": "docker",
         "image": "own/image:1",
         "container_runtime": "podman",
-        "network": "mine",
+        "network": "hosts",
         "memory": "512m",
         "cpus": 0.5,
         "pids": 99,
@@ -56,7 +56,7 @@ def test_the_settings_of_docker():
     }
     config = deployment_config(given)
     more = ("--cap-add", "CHOWN")
-    assert config.settings == Limits("podman", "mine", 512 << 20, 0.5, 99, 4096, 100, None, "never", 7, 8, more)
+    assert config.settings == Limits("podman", "hosts", 512 << 20, 0.5, 99, 4096, 100, None, "never", 7, 8, more)
     assert config.image == "own/image:1"
     assert isinstance(deployment_maker(config, None, 99.0)(), Container)
 
@@ -81,6 +81,7 @@ def test_the_settings_of_docker():
         ({"type": "docker", "pids": 1.5}, "config.deployment.pids=1.5 is not valid: use an integer of at least 1"),
         ({"type": "docker", "network": "host"}, "config.deployment.network=host is not valid: use false, true, or"),
         ({"type": "docker", "network": "container:x"}, "config.deployment.network=container:x is not valid: use false"),
+        ({"type": "docker", "network": "ns:/x"}, "config.deployment.network=ns:/x is not valid: use false"),
         (
             {"type": "docker", "container_runtime": "runc"},
             "config.deployment.container_runtime=runc is not valid: use ",
@@ -122,9 +123,11 @@ def test_a_place_needs_an_image_where_places_are_made_from_images():
             deployment_maker(config, None, 99.0)
         with pytest.raises(InvalidValue, match="create_kwargs.image=--privileged is not valid"):
             deployment_maker(config, "--privileged", 99.0)
+        assert kind == "docker" or SERVERS[kind][2] in type(config.settings).model_fields  # the setting of its lifetime
     assert isinstance(deployment_maker(deployment_config({"type": "local"}), "any", 99.0)(), Local)
     remote = deployment_config({"type": "remote", "auth_token": TOKEN})
-    assert isinstance(deployment_maker(remote, "any", 99.0)(), Server)
+    place = deployment_maker(remote, "any", 99.0)()
+    assert isinstance(place, Server) and place._shared  # others use it too, so its loss is not the model's failure
 
 
 def test_the_image_of_a_row_comes_first():
@@ -212,7 +215,7 @@ def test_a_machine_that_comes_up_runs_programs_and_is_ended(modal, port, monkeyp
     async def main():
         modal.url = f"http://127.0.0.1:{port}"
         await place.start()
-        assert not modal.ended
+        assert not modal.ended and not place._shared
         assert (await place.run(["echo", "hello"], 30, 10)).output == b"hello\n"
         await place.stop()
 

@@ -17,4 +17,7 @@ def test_the_longest_row_has_a_position_for_each_token_and_padding_needs_none():
     with torch.no_grad():
         exact = decoder.logits(tokens, torch.tensor([0]))
         padded = decoder.logits(torch.cat([tokens, tokens], 1), torch.tensor([0]))[:, :length]
+        decoder.position.weight[-1] += 1
+        moved = decoder.logits(tokens, torch.tensor([0]))
     torch.testing.assert_close(padded, exact)
+    assert torch.equal(moved[:, :-1], exact[:, :-1]) and not torch.equal(moved[:, -1], exact[:, -1])
