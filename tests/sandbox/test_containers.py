@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from unittest.mock import AsyncMock
 
 import pytest
 from support.containers import IMAGE, Docker, container_runtime, real
@@ -10,7 +12,7 @@ from support.shells import alive, run, wait_for
 
 from verl_ext.sandbox import containers
 from verl_ext.sandbox.containers import END_ALL, KEEPER, MERGED, Container, Limits
-from verl_ext.sandbox.places import EndOfProgram, PlaceFailure
+from verl_ext.sandbox.places import EndOfProgram, Finished, PlaceFailure
 from verl_ext.sandbox.shell import Plan, Sandbox, SandboxFailure
 
 needs_a_container = pytest.mark.container
@@ -113,6 +115,24 @@ def test_a_missing_image_is_fetched_once_and_the_runtimes_words_are_said(docker)
         on(made(image="far/none:1"), nothing)
 
 
+@pytest.mark.parametrize(
+    ("said", "user", "folder"),
+    [
+        (b"<1000:100|/work>\n", "1000:100", "/work"),
+        (b"<|>\n", "0", "/"),
+        (b"<<no value>|<no value>>\n", "0", "/"),  # of an image without these fields
+    ],
+)
+def test_programs_run_as_the_user_and_in_the_folder_of_the_image(said, user, folder):
+    async def inspect(*arguments):
+        return Finished(said, len(said), 0)
+
+    place = made()
+    place._runtime = inspect
+    run(place._read_image())
+    assert (place._user, place._folder) == (user, folder)
+
+
 def test_a_container_that_does_not_start(docker):
     async def nothing(place):
         pass
@@ -210,7 +230,7 @@ def test_a_lost_daemon_or_a_lifetime_is_not_the_models_failure(docker, monkeypat
 
 
 def test_the_lifetime_is_counted_from_before_the_container_starts(docker):
-    place = made()
+    place, start = made(), time.monotonic()
     runtime, ends = place._runtime, []
 
     async def noted(verb, *arguments, **options):
@@ -219,6 +239,7 @@ def test_the_lifetime_is_counted_from_before_the_container_starts(docker):
 
     async def work(place):
         assert ends == [("image", float("inf")), ("run", place._ends)]
+        assert start + 99 <= place._ends <= time.monotonic() + 99
 
     place._runtime = noted
     on(place, work)
@@ -258,6 +279,28 @@ def test_each_container_is_asked_for_its_size_if_all_together_take_too_long(dock
     run(main())
     assert "docker gave no sizes of 2 containers in 2 s: each is asked by itself" in caplog.text
     assert f"the container {slow.name} is ended: its size is not known" in caplog.text
+
+
+def test_a_container_that_is_gone_is_no_reason_to_end_the_others(docker, monkeypatch):
+    """``inspect`` then ends with 1, and gives the sizes of the others."""
+    gone, other, unbounded = made(), made(), made(disk=None)
+    watch = containers._Watch()
+
+    async def main():
+        for place in (gone, other, unbounded):
+            await place.start()
+        assert {gone.name, other.name} <= set(containers._WATCH._watched)
+        assert unbounded.name not in containers._WATCH._watched
+        await containers._call(["docker", "kill", gone.name], 30, 100)
+        await watch._look([gone, other])
+        assert await other.alive() and not await gone.alive()
+        monkeypatch.setattr(watch, "_end_larger", AsyncMock(return_value=False))  # the sizes do not come in time
+        await watch._look([gone, other])
+        assert (gone.unmeasured, other.unmeasured) == (False, True)  # the first had ended by itself
+        for place in (gone, other, unbounded):
+            await place.stop()
+
+    run(main())
 
 
 # ---- real containers ----

@@ -46,7 +46,7 @@ def test_the_settings_of_docker():
         "memory": "512m",
         "cpus": 0.5,
         "pids": 99,
-        "largest_file": 4096,
+        "largest_file": "4k",
         "open_files": 100,
         "disk": None,
         "pull": "never",
@@ -58,6 +58,7 @@ def test_the_settings_of_docker():
     more = ("--cap-add", "CHOWN")
     assert config.settings == Limits("podman", "hosts", 512 << 20, 0.5, 99, 4096, 100, None, "never", 7, 8, more)
     assert config.image == "own/image:1"
+    assert deployment_config({"type": "docker", "disk": "1g"}).settings.disk == 1 << 30
     assert isinstance(deployment_maker(config, None, 99.0)(), Container)
 
 

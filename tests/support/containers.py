@@ -56,6 +56,7 @@ case $1 in
     if [[ " $* " == *" --size "* ]]; then
       if [[ -e $state/slow ]] && {{ (($# > 7)) || [[ $last == "$(< "$state/slow")" ]]; }}; then exec sleep 600; fi
       for name in "$state"/containers/*; do echo "</${{name##*/}} $(cat "$state/size" 2> /dev/null || echo 0)>"; done
+      for name in "${{@:7}}"; do lives "$name" || {{ echo "Error: No such object: $name" >&2; exit 1; }}; done
     else
       lives "$last" || {{ echo "Error: No such object: $last" >&2; exit 1; }}
       echo "<true>"
