@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from support.commands import flat, invoke
@@ -37,6 +38,27 @@ def test_a_sweep_names_its_runs_and_skips_those_that_have_finished(tmp_path):
     assert not heard
 
 
+def test_a_single_value_of_an_option_holds_and_is_in_no_name(tmp_path):
+    sweep = jobs(tmp_path, ["grpo"], lrs=[3e-3], ns=[5], sizes=(4, 8))
+    assert [job.files.name for job in sweep] == ["grpo-batch=4_0", "grpo-batch=8_0"]
+    for job, size in zip(sweep, (4, 8), strict=True):
+        policy, config = job.method.policy(0), job.method.config.actor_rollout_ref
+        assert (policy.train_batch_size, policy.n, config.rollout.n, config.actor.optim.lr) == (size, 5, 5, 3e-3)
+
+
+def test_a_run_with_other_settings_and_the_same_name_is_not_continued(tmp_path):
+    (job,) = jobs(tmp_path, ["mine:grpo n=4"], rollouts=64)
+    run_all([job], 1, lambda *_: None)
+    check([job])
+    others = [replace(job, source=SmallSource("sums"))]
+    for text, size, rollouts in (("mine:grpo n=5", 8, 64), ("mine:grpo n=4", 4, 64), ("mine:grpo n=4", 8, 65)):
+        others += jobs(tmp_path, [text], sizes=(size,), rollouts=rollouts)
+    for other in others:
+        assert other.files.name == job.files.name
+        with pytest.raises(ValueError, match="mine_0"):
+            check([other])
+
+
 def test_processes_give_the_same_runs(tmp_path):
     alone, beside = (jobs(tmp_path / name, ["grpo n=4"], seeds=2, rollouts=64) for name in ("alone", "beside"))
     run_all(alone, 1, lambda *_: None)
@@ -56,6 +78,7 @@ def test_processes_give_the_same_runs(tmp_path):
         (["grpo data.train_batch_size=4"], {}, "sets data.train_batch_size, and --batch-size too"),
         (["grpo", "grpo"], {}, "two of them are named grpo; write one as name:recipe"),
         (["grpo n=1"], {}, "rollout_policy.n=1 is not valid"),
+        (["grpo n=4"], {"sizes": [49]}, "prompts=48: a training step of grpo-n=4 needs 49 different prompts"),
     ],
 )
 def test_sweeps_that_cannot_run_are_refused(tmp_path, texts, settings, message):
