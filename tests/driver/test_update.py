@@ -140,7 +140,7 @@ def test_groups_of_one_size_are_clipped_weighted_and_compared_with_all_rollouts(
     trainer.policy.baseline, trainer._dp_size = baseline, 1
     good, *bad = (Rollout(reward, None, 2, 0) for reward in (1.0, 0.0, 0.0, 0.0))
     failed = Rollout(float("nan"), None, 0, 0, failed=True)
-    trainer._groups = [Group("a-1", Prompt("a", 0), [good, failed, *bad], trained=[0, 2], weight=weight)]
+    trainer._groups = [Group("a-1", Prompt("a", 0), [good, failed, *bad], trained=[0, 4], weight=weight)]
     trainer._groups.append(Group("b-1", Prompt("b", 1), [good, bad[0]]))
     mask = torch.tensor([[0.0, 1.0]] * 4)
     verls = mask * torch.tensor([1.0, -1.0, 1.0, -1.0])[:, None]
@@ -150,7 +150,7 @@ def test_groups_of_one_size_are_clipped_weighted_and_compared_with_all_rollouts(
     monkeypatch.setattr(PPOTrainer, "_compute_advantage", lambda trainer, batch, metrics: batch)
     monkeypatch.setattr(update.tq, "kv_batch_get", lambda **_: TensorDict(nested, batch_size=[4]))
     monkeypatch.setattr(update.tq, "kv_batch_put", lambda fields, **_: written.append(fields["advantages"]))
-    keys = ["a-1_0_0", "a-1_2_0", "b-1_0_0", "b-1_1_0"]
+    keys = ["a-1_0_0", "a-1_4_0", "b-1_0_0", "b-1_1_0"]
     trainer._compute_advantage(KVBatchMeta(partition_id="train", keys=keys, tags=[{}] * 4), {})
     if wanted is None:
         assert not written
