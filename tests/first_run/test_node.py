@@ -145,6 +145,13 @@ def test_low_limits_of_processes(question, ulimit, sentence):
     assert result.stdout.startswith(sentence), result.stderr
 
 
+def test_hard_limits_count_and_may_be_none(question, monkeypatch):
+    none = node.resource.RLIM_INFINITY
+    for hard, text in ((none, "unlimited"), (10**6, "1000000")):
+        monkeypatch.setattr(node.resource, "getrlimit", lambda number, hard=hard: (1, hard))
+        assert node.limits(question) == f"open files {text}, processes {text}"
+
+
 def test_a_full_disk_and_a_folder_that_cannot_be_written_to(question, tmp_path, monkeypatch):
     full = replace(question, limits=ON_CPU._replace(disk=10**15))
     sentence = refused(node.disks, full)
@@ -165,6 +172,9 @@ def test_caches_belong_on_a_disk_of_the_node_that_allows_programs(question, tmp_
         mounts[1] = SimpleNamespace(mountpoint=str(tmp_path), fstype=kind, opts=options)
         monkeypatch.setattr(node.psutil, "disk_partitions", lambda all: mounts)  # noqa: B023
         assert sentence in refused(node.caches, question)
+    mounts[1] = SimpleNamespace(mountpoint=str(tmp_path / "own"), fstype="lustre", opts="rw")
+    monkeypatch.setenv(node.CACHES[-1], f"{tmp_path}/own/cache")  # the user's own choice for one of them
+    assert refused(node.caches, question).startswith(f"{node.CACHES[-1]}={tmp_path}/own/cache is on a network disk")
     (tmp_path / "cache").touch()
     assert "; NODE_CACHE names the folder" in refused(node.caches, question)
 
@@ -193,6 +203,10 @@ def test_other_versions_than_on_the_first_node(question):
     assert re.match(r"torch is 2\.\S+ here and 2.0 on the first node: use one environment", sentence)
     sentence = refused(node.versions, replace(question, versions=first | {"sglang": "0.5"}))
     assert sentence.startswith("sglang is missing here and 0.5 on the first node")
+    fewer = {name: number for name, number in first.items() if name != "torch"}
+    assert re.match(
+        r"torch is 2\.\S+ here and missing on the first", refused(node.versions, replace(question, versions=fewer))
+    )
 
 
 def test_tokenizers_with_which_no_run_can_train(question, tmp_path):

@@ -138,6 +138,11 @@ def test_an_attack_is_an_error_message_and_changes_nothing(attack, statement, me
     assert attacked.dump() == ('BEGIN TRANSACTION;\nCREATE TABLE r(a INTEGER);\nINSERT INTO "r" VALUES(5);\nCOMMIT;')
 
 
+def test_a_temporary_table_is_bounded_too():
+    rows = f"{NUMBERS} INSERT INTO t SELECT zeroblob(4000) FROM n"
+    assert "full" in execute(make(), "CREATE TEMP TABLE t(x)", rows)[1]
+
+
 def test_a_recursive_trigger_ends():
     trigger = "CREATE TRIGGER t AFTER INSERT ON r BEGIN INSERT INTO r SELECT a+1 FROM r; END"
     *_, error, after = execute(make(), trigger, "INSERT INTO r VALUES(1)", "SELECT 1")
