@@ -38,6 +38,7 @@ from comparison_results import (
 from comparison_stack import mostly_solved, train
 from rich.console import Console
 
+from verl_ext.errors import option_errors
 from verl_ext.lab.learn.hugging_face import FolderSource
 from verl_ext.lab.learn.run import Length
 from verl_ext.lab.learn.sweep import Job, Source, check, run_all, variants
@@ -266,8 +267,9 @@ def make_world(
     out: Annotated[Path, typer.Option(help="Folder to write, with model/ and data/.")],
 ) -> None:
     """Make the world quickstart_mostly_solved: the quickstart's model, and words most of which it can spell."""
-    for file, words in mostly_solved(task / "model", out).items():
-        console.print(f"{file}: {words:,} words")
+    with option_errors():
+        for file, words in mostly_solved(task / "model", out).items():
+            console.print(f"{file}: {words:,} words")
 
 
 @app.command()

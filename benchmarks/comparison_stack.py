@@ -17,7 +17,7 @@ import numpy as np
 from comparison_results import Setting
 
 from verl_ext.allocation.heuristics import proportional
-from verl_ext.data import sources
+from verl_ext.data import reasoning_gym, sources
 from verl_ext.data.schema import COLUMNS, number_rows, write_rows
 from verl_ext.lab.learn.hugging_face import SPLITS, FolderSource
 from verl_ext.lab.learn.sampler import success_rates
@@ -132,11 +132,11 @@ def mostly_solved(model: Path, out: Path) -> dict[Path, int]:
     Raises:
         ValueError: a class has too few words.
     """
-    pool, command = out / "pool", [sys.executable, "-m", "verl_ext", "data", "reasoning_gym", "--validation", "1"]
-    for letters, weight in LETTERS.items():
-        level = f"spell_backward:min_word_len={letters},max_word_len={letters}@{weight}"
-        command += ["--level", level if letters == min(LETTERS) else f"{level}/0"]
-    subprocess.run([*command, "--train", str(POOL), "--out", str(pool)], check=True)
+    pool = out / "pool"
+    levels = [
+        f"spell_backward:min_word_len={letters},max_word_len={letters}@{part}" for letters, part in LETTERS.items()
+    ]
+    reasoning_gym.main(pool, levels, train=POOL, validation=len(LETTERS))
     rates = FolderSource(model, pool).load().rates
     rows = list(sources.rows(pool / SPLITS["train"], list(COLUMNS)))
     shutil.rmtree(pool)

@@ -245,3 +245,8 @@ def test_splits_have_the_shares_of_the_classes_and_no_row_twice():
 def test_worlds_of_the_stack_their_questions_and_a_task_belong_together(world, question, given):
     refused = invoke(comparison.run, world, question, *given)
     assert refused.exit_code == 2 and "belong together" in refused.output
+
+
+def test_a_world_without_the_quickstarts_model_is_refused_in_one_sentence(tmp_path):
+    refused = invoke(comparison.make_world, "--task", tmp_path, "--out", tmp_path / "world")
+    assert refused.exit_code == 2 and "config.json is missing" in " ".join(refused.output.split())

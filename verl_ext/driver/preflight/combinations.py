@@ -15,7 +15,7 @@ from verl_ext.driver.preflight.keys import ACTOR, ATTENTION, MODEL, ROLLOUT
 
 REFERENCE = "actor_rollout_ref.ref"
 REWARD_MODEL = "reward.reward_model"
-PARALLEL = ("tensor_model", "data", "pipeline_model")
+SIZES = ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size")  # of an engine
 QUEUE_SIZE = "transfer_queue.backend.SimpleStorage.total_storage_size"
 SEQUENCE_PARALLEL = tuple(f"{ACTOR}.{name}ulysses_sequence_parallel_size" for name in ("", "fsdp_config."))
 STRATEGIES = {"dp": ("fsdp", "fsdp2")}  # of an engine; other engines have the strategy of their own name
@@ -127,7 +127,7 @@ def check_reward_model(faults: Faults) -> None:
     faults.refuse_if(bool(faults[key]) and not enabled, key, valid)
     if not enabled:
         return
-    for name in ("nnodes", "n_gpus_per_node", *(f"rollout.{part}_parallel_size" for part in PARALLEL)):
+    for name in ("nnodes", "n_gpus_per_node", *(f"rollout.{size}" for size in SIZES)):
         faults.check(f"{REWARD_MODEL}.{name}", COUNT)
     faults.refuse_if(
         faults[f"{REWARD_MODEL}.rollout.name"] is None, f"{REWARD_MODEL}.rollout.name", "use vllm or sglang"
@@ -264,8 +264,8 @@ def check_devices(faults: Faults) -> None:
 
 def _check_fills(faults: Faults, engine: str, *places: str) -> None:
     """Engines with the parallel sizes of the section ``engine`` fill the nodes of these sections."""
-    key = f"{engine}.tensor_model_parallel_size"
-    others = {name: faults[f"{engine}.{name}"] or 1 for name in ("data_parallel_size", "pipeline_model_parallel_size")}
+    key = f"{engine}.{SIZES[0]}"
+    others = {name: faults[f"{engine}.{name}"] or 1 for name in SIZES[1:]}
     must = "".join(f"times {name}={size} " for name, size in others.items() if size != 1) + "it must divide"
     size = faults[key] * math.prod(others.values())
     for place in places:
