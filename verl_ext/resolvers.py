@@ -48,7 +48,7 @@ def refusals(parameters: Container[str]) -> Iterator[None]:
 
 
 def unknown_parameters(policy: type, section: Iterable[str]) -> tuple[list[str], str]:
-    """The keys of ``rollout_policy`` that the policy does not take, and the names of those that it takes."""
+    """The keys of ``rollout_policy`` that are no parameters of the policy, and a text with its parameters."""
     parameters = inspect.signature(policy).parameters
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     unknown = [name for name in section if not (takes_any or name in parameters or name.startswith("_"))]

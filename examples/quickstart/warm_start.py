@@ -241,7 +241,7 @@ def start(options: dict[str, Any], writer: str) -> tuple[dict[str, Any], list[pd
 
 
 def outcome(model: Qwen2ForCausalLM, rates: torch.Tensor, out: Path) -> str:
-    """The line that a command prints at its end."""
+    """Last line of a command's output."""
     return (
         f"{model.num_parameters():,} parameters; on training prompts a mean success rate of {rates.mean():.3f}, "
         f"{silent_share(rates):.0%} of groups without signal: {out}"

@@ -93,7 +93,7 @@ class Task:
 
     @property
     def statements(self) -> list[str]:
-        """One SQL statement per operation, for one call each."""
+        """One SQL statement for each operation; the agent runs each with a call of its own."""
         operations = [operation.replace(OBSERVED, RANDOM_OPERAND) for operation in self.operations]
         return [f"UPDATE r SET a=a{operation} RETURNING a" for operation in operations]
 

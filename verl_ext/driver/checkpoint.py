@@ -162,7 +162,7 @@ def prune(folder: Path, keep: int | None = None, but: Path | None = None) -> Non
     Args:
         folder: the checkpoint just written.
         keep: number of checkpoints that keep their weights, ``folder`` included; None: all.
-        but: folder of a checkpoint that keeps its weights, whatever ``keep`` is.
+        but: folder of a checkpoint whose weights stay at any ``keep``.
     """
     if not (folder / WEIGHTS).is_dir():
         return

@@ -12,7 +12,7 @@ from verl_ext.hardware.shapes import Shape, find
 CPU = "cpu"
 PROMPT = 128  # tokens; the prompts are a line each, with room for a chat template
 RESPONSE_ON_CPU, RESPONSE_ON_GPUS = 24, 256  # tokens
-SEQUENCES = 8  # of the longest length in a micro-batch: few enough that a trial fills it
+SEQUENCES = 8  # of the longest length in a micro-batch; more would leave room that a trial does not use
 
 
 class NotTried(Exception):

@@ -31,7 +31,7 @@ def policy_class(faults: Faults) -> type[RolloutPolicy] | None:
     if not isinstance(section, DictConfig):
         faults.refuse_if(True, SECTION, f"{BASE} in _target_")
         return None
-    logging.getLogger(hydra.utils.__name__).disabled = True  # hydra logs each error that it raises
+    logging.getLogger(hydra.utils.__name__).disabled = True  # hydra logs its errors, and the refusal says the same
     try:
         made = hydra.utils.get_class(str(section.get("_target_")))
     except (Exception, SystemExit) as error:  # importing a user's module can raise anything, and can end Python
