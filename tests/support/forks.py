@@ -22,7 +22,10 @@ if sys.argv[2] == "serve with Ray":
     fork_server.start(job=sys.argv[3])
 else:
     fork_server.start(shared=["uuid"], modules=["numpy.random", "module_that_is_nowhere", "fractions"])
-if sys.argv[2] != "refuse":
+if sys.argv[2] == "serve as Ray":
+    with fork_server.starting_ray():
+        print(sys.executable, flush=True)
+elif sys.argv[2] != "refuse":
     print(fork_server.command(), flush=True)
 sys.stdin.read()
 """
@@ -47,7 +50,7 @@ class Driver:
     """Starts the process; ``python`` is the executable of its server's forks. ``close`` ends the process.
 
     Args:
-        mode: "serve", "serve with Ray" and all that a run imports, or "refuse".
+        mode: "serve", "serve with Ray" and all that a run imports, "serve as Ray" starts its own programs, or "refuse".
         job: Ray's number of the job whose workers are forks.
     """
 

@@ -144,10 +144,11 @@ class TrainingRun(Training):
         return Counter(title.partition(".")[0] for title, _ in self._titled(children))
 
     def forks(self) -> set[str]:
-        """Titles of the forks of the fork server, which has imported verl and vLLM."""
+        """Titles of the forks of the two fork servers, which are forks of the driver."""
         driver = psutil.Process(self.process.pid)
-        (server,) = (process for process in driver.children() if process.cmdline() == driver.cmdline())
-        return {title.partition(".")[0] for title, _ in self._titled(server.children())}
+        servers = [process for process in driver.children() if process.cmdline() == driver.cmdline()]
+        forks = [fork for server in servers for fork in server.children()]
+        return {title.partition(".")[0] for title, _ in self._titled(forks)}
 
     def _titled(self, processes: list[psutil.Process]) -> Iterator[tuple[str, psutil.Process]]:
         for process in processes:

@@ -14,6 +14,7 @@ from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
 from verl_ext.driver.agent_loop import WaveManager
 from verl_ext.driver.cluster import await_queue, check_gpus, join_cluster
 from verl_ext.driver.compat import check_verl
+from verl_ext.driver.cpu import fork_server
 from verl_ext.driver.liveness import Watch
 from verl_ext.driver.modes import TRAINER_MODES
 from verl_ext.driver.stop import Stopped, stop_on_signal
@@ -60,7 +61,7 @@ def train(config: DictConfig) -> None:
     try:
         check_verl()
         join_cluster(config)
-        with stop_on_signal(), Watch() as watch:
+        with stop_on_signal(), fork_server.starting_ray(), Watch() as watch:
             try:
                 run_ppo(config, task_runner_class=ray.remote(num_cpus=1)(PolicyTaskRunner))
             except Exception as error:

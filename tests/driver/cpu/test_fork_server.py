@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.forks import Driver
+from support.forks import Driver, with_verl
 
 from verl_ext import launch
 from verl_ext.driver.cpu import fork_client, fork_server
@@ -200,20 +200,41 @@ def test_without_a_server_python_starts_as_ever():
 def test_a_driver_that_is_not_served_leaves_nothing():
     """A refused configuration, or a run that joins another cluster."""
     driver = Driver("refuse")
-    (server,) = iter_children(driver)
-    driver.close()
-    wait_for(lambda: not server.is_running())
-
-
-def iter_children(driver: Driver) -> list[psutil.Process]:
     process = psutil.Process(driver.process.pid)
-    wait_for(process.children)
-    return process.children()
+    wait_for(lambda: len(process.children()) == 2)
+    servers = process.children()
+    driver.close()
+    wait_for(lambda: not any(server.is_running() for server in servers))
 
 
 def test_a_process_without_a_server_has_no_command():
     fork_server.stop()
     assert fork_server.command() is None
+
+
+def test_ray_starts_its_own_programs_as_forks_of_another_server():
+    """It has imported what the driver has, but not the modules of the workers."""
+    driver = Driver("serve as Ray")
+    code = "import sys; print('verl_ext.driver.cpu.fork_server' in sys.modules, 'fractions' in sys.modules)"
+    assert driver.run("-c", code).stdout == "True False\n"
+    driver.close()
+
+
+def test_the_executable_is_the_drivers_own_before_and_after_starting_ray(monkeypatch):
+    before = sys.executable
+    with fork_server.starting_ray():
+        assert sys.executable == before
+    ends = [socket.socketpair() for _ in range(2)]
+    servers = [fork_server._Started(Path(f"/{number}"), ours) for number, (ours, _) in enumerate(ends)]
+    monkeypatch.setattr(fork_server, "_started", tuple(servers))
+    with pytest.raises(KeyError), fork_server.starting_ray():
+        assert sys.executable == "/0" and ends[0][1].recv(1) == fork_server.GO
+        raise KeyError
+    assert sys.executable == before
+    fork_server.stop()
+    assert [theirs.recv(1) for _, theirs in ends] == [b"", b""]  # both servers see the end
+    for _, theirs in ends:
+        theirs.close()
 
 
 def test_there_is_no_server_where_temporary_files_cannot_be_programs(monkeypatch, tmp_path):
@@ -243,7 +264,7 @@ def test_a_driver_prepares_its_forks():
 @pytest.mark.stack
 def test_forks_share_no_random_numbers_of_ray():
     """Its C++ part names the calls of actors with them."""
-    driver = Driver("serve with Ray")
+    driver = with_verl()
     code = """if True:
         import sys, threading
         from ray import UniqueID
@@ -255,7 +276,6 @@ def test_forks_share_no_random_numbers_of_ray():
     """
     numbers = [number for _ in range(2) for number in driver.run("-c", code).stdout.split()]
     assert len(numbers) == len(set(numbers)) == 4
-    driver.close()
 
 
 @pytest.mark.parametrize(

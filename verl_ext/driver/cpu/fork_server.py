@@ -4,10 +4,11 @@ A run on the CPU starts eight Python processes, most of them one after another, 
 vLLM anew: 5 to 9 s of processor time. A fork starts with the modules imported, and shares their memory with the other
 forks.
 
-The driver forks the server once the configuration is composed, before any thread exists. Ray starts each worker with
-the command in the runtime environment's ``py_executable``, and :mod:`multiprocessing` starts each child with the
-program given to ``set_executable``. Here both programs are :mod:`.fork_client`. It sends its command line, environment
-and open files to the server, and lives as long as the fork that the server makes from them.
+The driver forks the servers once the configuration is composed, before any thread exists. Ray starts its own programs
+with the driver's ``sys.executable``, and each worker with the command in the runtime environment's ``py_executable``;
+:mod:`multiprocessing` starts each child with the program given to ``set_executable``. Here all three are
+:mod:`.fork_client`. It sends its command line, environment and open files to a server, and lives as long as the fork
+that the server makes from them.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ import threading
 import time
 import traceback
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from verl_ext.driver.cpu import fork_client
 
@@ -50,24 +51,44 @@ MODULES = (  # what workers and engine import
     "vllm.v1.worker.cpu_model_runner",
 )
 GO = b"g"  # from the driver: serve
-GRACE = 30.0  # seconds that forks have to end after the driver
+GRACE = 30.0  # seconds that workers have to end after the driver
+GRACE_OF_RAY = 2.0  # the same for Ray's own programs, which would wait for each other for a minute
 PATIENCE = 60.0  # seconds within which a client must send its request
 HIGH = 1000  # descriptors of received files, until they get their own numbers
-_started: tuple[Path, socket.socket] | None = None  # the executable, and the driver's end of the lifeline
+
+
+class _Started(NamedTuple):
+    """A server as the driver sees it: the executable that asks for a fork, and the driver's end of the lifeline."""
+
+    executable: Path
+    lifeline: socket.socket
+
+    def command(self) -> Path:
+        self.lifeline.send(GO)
+        return self.executable
+
+
+_started: tuple[_Started, _Started] | None = None  # for Ray's own programs, and for workers and engine
 
 
 def start(
     shared: Iterable[str] = OF_THE_DRIVER, modules: Iterable[str] = MODULES, job: str = fork_client.FIRST_JOB
 ) -> None:
-    """Import ``shared``, and fork the server off this process. The server ends with this process.
+    """Import ``shared``, and fork two servers off this process: for Ray's own programs, and for workers and engine.
 
-    The server imports ``modules`` once :func:`command` is asked for; until then its clients wait. If programs in
-    temporary folders cannot be started, there is no server. ``job`` is the number of the Ray job in this process's
-    environment when it imported Ray. Workers of other jobs are not forked.
+    The workers' server imports ``modules`` once :func:`command` is asked for; until then its clients wait. The servers
+    end with this process. If programs in temporary folders cannot be started, there are no servers. ``job`` is the
+    number of the Ray job in this process's environment when it imported Ray. Workers of other jobs are not forked.
     """
     global _started
     for module in shared:
         importlib.import_module(module)
+    if (of_ray := _start((), job, GRACE_OF_RAY)) and (of_workers := _start(modules, job, GRACE, of_ray.lifeline)):
+        _started = of_ray, of_workers
+
+
+def _start(modules: Iterable[str], job: str, grace: float, *of_the_driver: socket.socket) -> _Started | None:
+    """Fork one server off this process, and close the sockets ``of_the_driver`` in it: see :func:`start`."""
     folder = Path(tempfile.mkdtemp(prefix="verl_ext_"))
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(folder / ADDRESS))
@@ -78,33 +99,46 @@ def start(
     if not os.access(folder / COMMAND, os.X_OK):  # the folder's file system starts no programs
         listener.close()
         shutil.rmtree(folder)
-        return
+        return None
     ours, theirs = socket.socketpair()
     sys.stdout.flush()
     sys.stderr.flush()
     if os.fork() == 0:
-        ours.close()
-        _child(lambda: _Server(listener, theirs, folder).run(modules))
+        for end in (ours, *of_the_driver):
+            end.close()
+        _child(lambda: _Server(listener, theirs, folder, grace).run(modules))
     listener.close()
     theirs.close()
-    _started = folder / COMMAND, ours
+    return _Started(folder / COMMAND, ours)
 
 
 def command() -> Path | None:
-    """The executable that starts Python as a fork of this process's server; None without a server."""
-    if _started is None:
-        return None
-    executable, lifeline = _started
-    lifeline.send(GO)
-    return executable
+    """The executable that starts Python as a fork of the workers' server; None without a server."""
+    return None if _started is None else _started[1].command()
+
+
+@contextlib.contextmanager
+def starting_ray() -> Iterator[None]:
+    """Within it, a Ray that this process starts has forks as its own programs; without a server, all is as ever.
+
+    Their server has imported nothing after the driver, and so they start while the workers' server imports vLLM. One of
+    Ray's programs sets up the environment of a worker, before each worker: importing Ray takes it 0.7 s.
+    """
+    before = sys.executable
+    if _started is not None:
+        sys.executable = str(_started[0].command())
+    try:
+        yield
+    finally:
+        sys.executable = before
 
 
 def stop() -> None:
-    """End the server, if there is one."""
+    """End the servers, if there are any."""
     global _started
-    if _started is not None:
-        _started[1].close()
-        _started = None
+    for server in _started or ():
+        server.lifeline.close()
+    _started = None
 
 
 class _Server:
@@ -114,10 +148,11 @@ class _Server:
         listener: where clients connect.
         lifeline: shared with the driver, and closed when the driver ends.
         folder: removed at the end.
+        grace: seconds that forks have to end after the driver.
     """
 
-    def __init__(self, listener: socket.socket, lifeline: socket.socket, folder: Path):
-        self.listener, self.lifeline, self.folder = listener, lifeline, folder
+    def __init__(self, listener: socket.socket, lifeline: socket.socket, folder: Path, grace: float):
+        self.listener, self.lifeline, self.folder, self.grace = listener, lifeline, folder, grace
         self.clients: dict[int, socket.socket] = {}  # by process id of the fork
         self.selector = selectors.DefaultSelector()
         self.wakeup, self.signalled = socket.socketpair()
@@ -141,7 +176,6 @@ class _Server:
         for module in modules:
             with contextlib.suppress(ImportError):  # the worker that needs the module says so
                 importlib.import_module(module)
-        gc.collect()
         gc.freeze()  # a search for garbage would write to every object, and so copy the shared memory
         self.signalled.setblocking(False)
         signal.set_wakeup_fd(self.signalled.fileno())
@@ -206,7 +240,7 @@ class _Server:
 
     def _end(self) -> None:
         """Wait for the forks to end with the driver, and kill those that do not."""
-        deadline = time.monotonic() + GRACE
+        deadline = time.monotonic() + self.grace
         while self.clients and time.monotonic() < deadline:
             self._serve(timeout=1)
         for pid in list(self.clients):
