@@ -104,7 +104,8 @@ def loggers_at_their_defaults() -> None:
     """Commands and the driver configure loggers for their process; each test starts with unconfigured loggers."""
     for name in [*LOGGERS, *(name for name in logging.root.manager.loggerDict if name.startswith(LOGGERS))]:
         logger = logging.getLogger(name)
-        logger.setLevel(logging.NOTSET)
+        if logger.level != logging.NOTSET:  # setting a level makes Python forget what all loggers are enabled for
+            logger.setLevel(logging.NOTSET)
         logger.handlers, logger.propagate, logger.disabled = [], True, False
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import sys
+from unittest import mock
 
 import ray
 import torch
@@ -20,11 +22,13 @@ _running = False
 def start_queue() -> None:
     """A queue of ``CAPACITY`` rows in a Ray of its own, unless this process has one: it takes some ten seconds.
 
-    Ray's workers are forks, as in a training: each would import torch and verl anew otherwise.
+    Ray's programs and workers are forks, as in a training: each would import torch and verl anew otherwise.
     """
     global _running
     if not _running:
-        _start_ray({"py_executable": with_verl().python})
+        python = with_verl().python
+        with mock.patch.object(sys, "executable", python):
+            _start_ray({"py_executable": python})
         size = f"transfer_queue.backend.SimpleStorage.total_storage_size={CAPACITY}"
         tq.init(changed(compose("grpo"), size).transfer_queue)
         _running = True
@@ -114,17 +118,23 @@ class QueueWriter:
         tq.kv_batch_put(keys=list(keys), partition_id="train", tags=list(tags))
 
     def write(self, uid, sessions):
-        status = "failure" if self.missing else "finished"
-        for session in sessions:
-            keys, fields, tags = [], [], []
-            for index in reversed(range(self.outputs)):
-                keys.append(f"{uid}_{session}_{index}")
-                fields.append(self.row(session, index))
-                version = self.versions.get((session, index), self.version)
-                tags.append({"status": "success", "min_global_steps": version, "max_global_steps": self.version})
-            if not store("train", keys, fields, None if session in self.untagged else tags):
-                status = "failure"
+        """All rows in one write, or each session's by itself where the queue has no room for all, as a worker does."""
+        together = [session for session in sessions if session not in self.untagged]
+        taken = self._put(uid, together) or all([self._put(uid, [session]) for session in together])
+        for session in self.untagged.intersection(sessions):
+            self._put(uid, [session])
+        status = "finished" if taken and not self.missing else "failure"
         tq.kv_batch_put(keys=[uid], partition_id="train", tags=[{"status": status}])
+
+    def _put(self, uid, sessions):
+        rows = [(session, index) for session in sessions for index in reversed(range(self.outputs))]
+        tags = [
+            {"status": "success", "min_global_steps": self.versions.get(row, self.version)}
+            | {"max_global_steps": self.version}
+            for row in rows
+        ]
+        keys, fields = [f"{uid}_{session}_{index}" for session, index in rows], [self.row(*row) for row in rows]
+        return not rows or store("train", keys, fields, None if self.untagged.intersection(sessions) else tags)
 
     def row(self, session, index):
         length, is_last = 3 + session, index == self.outputs - 1
