@@ -266,7 +266,7 @@ class RolloutController:
             self.engine.submit(requested)
 
     def _cancel(self, prompts: list[Prompt], finished: Iterable[Group]) -> None:
-        """Cancel waves in generation. A wave in ``finished`` stays: the policy could not know that it had finished."""
+        """Cancel the running waves of ``prompts``. Cancelling a group in ``finished`` changes nothing."""
         if not prompts:
             return
         just_finished = {group.id for group in finished}

@@ -75,7 +75,7 @@ class Rollout:
 
 @dataclass
 class Group:
-    """The rollouts of one prompt that are trained together. One or several waves fill a group; its id stays the same.
+    """The rollouts of one prompt that are trained together. They come in one or several waves, all with the same group.
 
     Attributes:
         id: unique over the whole run.
@@ -327,8 +327,8 @@ class RolloutPolicy:
     group that the policy neither takes nor discards stays buffered, across steps and restarts, without an action.
 
     Attributes:
-        prompt_weight: weight of a prompt in the loss. ``"equal"``: 1/B, whatever its number of rollouts;
-            ``"rollouts"``: in proportion to its number of trained rollouts.
+        prompt_weight: weight of a prompt in the loss. ``"equal"``: all prompts of a batch have the same weight;
+            ``"rollouts"``: a prompt's weight is proportional to its number of trained rollouts.
         baseline: if only some rollouts of a group are trained, the rollouts whose mean and standard deviation its
             advantages use: ``"trained"`` or ``"all"``. With ``"all"``, a group's untrained rollouts count in the
             baseline.

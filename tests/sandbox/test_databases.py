@@ -78,7 +78,7 @@ def server():
 
 @pytest.fixture(scope="module")
 def attacked():
-    """One database for all attacks that must change nothing."""
+    """One database for all attacks. No attack may change it."""
     return make()
 
 

@@ -1,4 +1,4 @@
-"""A tool's ``deployment``: the places that it makes, and the deployments that are refused."""
+"""The ``deployment`` of a tool: the sandboxes that it starts, and the settings that are refused."""
 
 from __future__ import annotations
 

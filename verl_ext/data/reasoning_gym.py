@@ -241,10 +241,10 @@ def is_correct(task: str, parameters: str, solution: str, entry: str, extract: s
     if float(verifier.score_answer(answer, entry=reference)) != 1.0:
         return False
     if task == "complex_arithmetic":
-        return not cmath.isnan(verifier.parse_string_to_complex(answer))  # its marks are min(1, nan), which is 1
-    if task == "coin_flip":  # its marks are full for the first digits: for 0 if the probability is 0.25
+        return not cmath.isnan(verifier.parse_string_to_complex(answer))  # the verifier computes min(1, nan): 1
+    if task == "coin_flip":  # the verifier accepts the first digits alone: 0 for 0.25
         return abs(_fraction(answer) - _fraction(reference["answer"])) <= COIN_TOLERANCE
-    # Their verifiers overlook numbers with a letter, and puzzle24's does not know the given numbers.
+    # The verifiers of these tasks overlook numbers with a letter, and puzzle24's is not told the given numbers.
     return task not in NUMBER_TASKS or _uses(answer, reference["metadata"]["numbers"])
 
 

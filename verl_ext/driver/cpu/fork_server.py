@@ -1,14 +1,15 @@
-"""A process with verl and vLLM imported, from which Ray's workers and vLLM's engine are forked.
+"""Servers that fork Ray's programs, Ray's workers and vLLM's engine, with their modules imported.
 
-A run on the CPU starts eight Python processes, most of them one after another, and each would import torch, verl and
-vLLM anew: 5 to 9 s of processor time. A fork starts with the modules imported, and shares their memory with the other
-forks.
+A run on the CPU starts eight workers, most of them one after another, and each would import torch, verl and vLLM anew:
+5 to 9 s of processor time. Each of Ray's own programs would import Ray. A fork starts with the modules imported, and
+shares their memory with the other forks.
 
-The driver forks the servers once the configuration is composed, before any thread exists. Ray starts its own programs
-with the driver's ``sys.executable``, and each worker with the command in the runtime environment's ``py_executable``;
-:mod:`multiprocessing` starts each child with the program given to ``set_executable``. Here all three are
-:mod:`.fork_client`. It sends its command line, environment and open files to a server, and lives as long as the fork
-that the server makes from them.
+The driver forks two servers once the configuration is composed, before any thread exists. The first server has imported
+what the driver imports, and forks Ray's own programs: Ray starts them with the driver's ``sys.executable``. The second
+server imports vLLM, too, and forks the workers, which Ray starts with the runtime environment's ``py_executable``, and
+the workers' children, which :mod:`multiprocessing` starts with the program given to ``set_executable``. All three
+executables are :mod:`.fork_client`. It sends its command line, environment and open files to a server, and lives as
+long as the fork that the server makes from them.
 """
 
 from __future__ import annotations
@@ -40,8 +41,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from verl_ext.driver.cpu import fork_client
 
-ADDRESS = "socket"  # in the server's folder, as the command's file
-COMMAND = "python"
+ADDRESS, COMMAND = "socket", "python"  # names of files in the server's folder
 OF_THE_DRIVER = ("verl_ext.driver.runner",)  # what the driver imports, too, and so is imported before the fork
 MODULES = (  # what workers and engine import
     "verl.workers.rollout.vllm_rollout.vllm_async_server",
@@ -52,7 +52,7 @@ MODULES = (  # what workers and engine import
 )
 GO = b"g"  # from the driver: serve
 GRACE = 30.0  # seconds that workers have to end after the driver
-GRACE_OF_RAY = 2.0  # the same for Ray's own programs, which would wait for each other for a minute
+GRACE_OF_RAY = 2.0  # the same for Ray's own programs: Ray's agents would look for a killed Ray for a minute
 PATIENCE = 60.0  # seconds within which a client must send its request
 HIGH = 1000  # descriptors of received files, until they get their own numbers
 
@@ -119,10 +119,10 @@ def command() -> Path | None:
 
 @contextlib.contextmanager
 def starting_ray() -> Iterator[None]:
-    """Within it, a Ray that this process starts has forks as its own programs; without a server, all is as ever.
+    """While this context lasts, a Ray that this process starts gets forks as its own programs, if there are servers.
 
-    Their server has imported nothing after the driver, and so they start while the workers' server imports vLLM. One of
-    Ray's programs sets up the environment of a worker, before each worker: importing Ray takes it 0.7 s.
+    Ray's programs start while the workers' server still imports vLLM. One of the programs runs before each worker, to
+    set up the worker's environment: without a fork, it imports Ray for 0.7 s.
     """
     before = sys.executable
     if _started is not None:
