@@ -143,7 +143,7 @@ def implied(arguments: Sequence[str], of_experiment: str | None = None) -> list[
         return [f"actor_engine={engine}"] if engine != "dp" and "actor_engine" not in given else []
     if not of_experiment:
         return []
-    # The group is added, so that the experiment's choice finds a group to override, and left empty.
+    # Adds an empty group model_size, for the experiment's choice to override, and then empties it again.
     return ["+model_size=[]", *(["model_size=[]"] if "model_size" not in given else [])]
 
 
@@ -173,9 +173,10 @@ def collect_rarely() -> None:
 def prepare_forks(job: str = FIRST_JOB) -> None:
     """Let forks of this process be Ray's workers: see ``driver/cpu/fork_server.py``.
 
-    Ray's C++ part reads two environment variables when Ray is imported, and never again. ``job`` is the workers' job,
-    the first of the cluster that the driver starts. A worker ends when the process with the raylet's number has ended;
-    the raylet ends with the driver, so the number is the driver's.
+    Ray's C++ part reads two environment variables once, when Ray is imported: the number of a worker's job, and the
+    process id of the raylet. The first gets ``job``, by default the first job of the cluster that the driver starts.
+    The second gets the driver's process id: a worker ends when this process has ended, and the raylet ends with the
+    driver.
 
     Forks must not share Ray's random numbers: a fork's threads identify their calls of actors by such numbers, and an
     actor that runs two calls with the same number is ended by Ray. Ray's C++ part seeds its generator at the first use,

@@ -111,8 +111,8 @@ class PromptStream:
         prompts = {prompt.id: self.returned.pop(prompt.id) for prompt in free[:count]}
         met = set(prompts)
         without_success = 0
-        # Once all rows were met, no other prompt is left. Rows with the same id can hide this: in a shuffled order, up
-        # to two epochs can pass between two visits of the last prompt left.
+        # Once all rows were met, no other prompt is left. If rows share an id, ``met`` never counts all rows; then stop
+        # after two epochs without a new prompt, the longest wait for the next visit of a row in a shuffled order.
         while len(prompts) < count and len(met) < self.rows_per_epoch and without_success < 2 * self.rows_per_epoch:
             prompt = next(self.rows)
             self.seen_total += 1

@@ -1,9 +1,9 @@
 """Rules of thumb that the papers compare with: hard-first (HORA §4.2), inverse accuracy and variance (VIP App. C.1).
 
-VIP's two rules set counts in proportion to a weight, within bounds. Dividing whole rollouts in proportion to weights is
-apportionment. Webster's method does it (rounding to the nearest with a given sum): the next rollout goes to the prompt
-with the largest weight / (n + 1/2). The paper solves a relaxation and rounds by its Algorithm 2, which needs an
-objective; these weights have none.
+VIP's two rules set counts in proportion to a weight, within bounds. Webster's method rounds the counts and keeps their
+sum: the next rollout goes to the prompt with the largest weight / (n + 1/2), where n counts the prompt's rollouts so
+far. The paper instead solves a relaxation and rounds by its Algorithm 2, but Algorithm 2 needs an objective, and these
+weights define none.
 """
 
 from __future__ import annotations

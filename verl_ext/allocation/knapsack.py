@@ -38,8 +38,8 @@ def allocate(
     Args:
         success_rates: (n,) in [0, 1].
         budget: rollouts in all; with ``costs``, units of cost.
-        lower: scalar or (n,), N_low, at least 1: the first rollout of a prompt has no value and the second has. With a
-            lower of 0 the values would not be concave, and the greedy procedure of Proposition 4 would not be optimal.
+        lower: scalar or (n,), N_low, at least 1. A prompt's first rollout adds no value, and the second does. From 0
+            rollouts on, values are therefore not concave, and the greedy procedure of Proposition 4 is not optimal.
         upper: scalar or (n,), N_up.
         info_gain: False drops InfoGain from the value (Table 3, ablation).
         gradient: "grpo" or "rloo", which Appendix E gives the same value.

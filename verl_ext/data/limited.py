@@ -14,8 +14,9 @@ from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
 
-CORES = 16  # cores of the machine for each process of a caller: verl's 8 reward workers of a node use half of its cores
-FEWEST = 2  # processes of a caller
+# A caller gets a process for every 16 cores: verl's 8 reward workers of a node together use half of its cores.
+CORES = 16
+FEWEST = 2  # least number of processes of a caller
 TIMEOUT = 15.0  # seconds per answer
 MEMORY = 2 << 30  # bytes that a process may allocate after its start
 LOOK_PERIOD = 1.0  # seconds between two looks at whether the pool of a waiting call still works
@@ -66,7 +67,7 @@ def _outcome(verifier: Callable[..., bool], arguments: tuple[Any, ...], warm_up:
 
 
 def _scheduled(pool: ProcessPool, verifier: Callable[..., bool], arguments: tuple[Any, ...]) -> str:
-    """The outcome of a call. RuntimeError: the pool is broken; such a pool leaves calls in its queue without an end."""
+    """The outcome of a call. Raises RuntimeError if the pool is broken, since calls in its queue would never end."""
     future = pool.schedule(_call, args=(verifier, arguments), timeout=TIMEOUT)
     while not wait([future], LOOK_PERIOD).done:
         if not pool.active:

@@ -13,10 +13,11 @@ from verl_ext import checks
 from verl_ext.data.limited import TooExpensive, judge
 
 MARK = "Answer:"  # of the templates answer_line and worked_example, which ask for no box
-WORD = re.compile(r"(?<![\\A-Za-z])(?!and\b)[A-Za-z]{3,}")  # no command of LaTeX; a list's "and" is for math-verify
+# A word that is neither a LaTeX command nor the "and" of a list, which math-verify reads.
+WORD = re.compile(r"(?<![\\A-Za-z])(?!and\b)[A-Za-z]{3,}")
 COMMAND = re.compile(r"\\[A-Za-z]")
 DIGIT = re.compile(r"\d")
-FORMULA = re.compile(r"(?<!\\)\$|\\[(\[]")  # in its own signs; \$ is the currency
+FORMULA = re.compile(r"(?<!\\)\$|\\[(\[]")  # the sign that opens a formula; \$ is a dollar
 ALONE = re.compile(r"\$\$?([^$]+)\$\$?|\\[(\[]((?:(?!\\[()\[\]]).)+)\\[)\]]")  # a formula and nothing else
 PLAIN = re.compile(r"[A-Za-z]{2,}[,:.]?")
 OPTIONS = tuple("ABCDEFGHIJ")  # truths of GPQA, with four options, and of sets with up to ten
@@ -33,7 +34,8 @@ GROUPED = re.compile(r"(?<![\d.])(\d{1,3})((?:(?:\\[,;: ]| )\d{3})+)(?!\d)")  # 
 UNIT = re.compile(r"\\text\{\s*(-?\d[\d.,]*)\s+[A-Za-z][^{}]*\}\Z")  # \text{2 hours}
 TAIL = re.compile(r"(?:\\[,;: ]|[\s.,;])+\Z")
 SMALL = 1e-3  # math-verify rounds numbers to 6 decimals: too few for a smaller truth
-DIGITS = 6, 12  # digits after a small truth's zeros: of a rounded number, and of the difference of two exact ones
+# Digits after the leading zeros of a small truth: of a rounded number, and of the difference of two exact numbers.
+DIGITS = 6, 12
 LIMIT = 5  # seconds for the parsing, and for each comparison, by an alarm that interrupts Python but no call into C
 
 
@@ -114,8 +116,9 @@ def _accuracy(truth: Any) -> dict[str, int]:
 def _answer(solution: str, boxes: list[str], truth: str) -> str:
     """The text for math-verify: the solution's last boxes alone, or its last line ``Answer: ...``, if there is one.
 
-    Of a whole solution, math-verify may join the last box with a box that the solution takes back, and it prefers
-    "the final answer is $3$. I hope" to any box. Where it cannot read an answer, it takes a number of the reasoning.
+    Given a whole solution, math-verify may join the last box with a box that the solution takes back, and prefers the
+    phrase "the final answer is $3$. I hope" to any box. If math-verify cannot read the answer, it takes a number from
+    the reasoning.
     """
     text = ", ".join(boxes) or _answer_line(solution)
     if truth in OPTIONS and _option(text) == truth:
@@ -171,7 +174,7 @@ def _answer_line(solution: str) -> str:
 
 
 def _line_in_a_box(line: str) -> str:
-    """The line in a box, without words before and after the answer; empty if math-verify finds more without a box.
+    """The line in a box, without words around the answer; empty if math-verify reads the line better without a box.
 
     math-verify reads LaTeX only in a box or in dollar signs: of ``Answer: 3\\sqrt{13} meters``, it would read the 3.
     """

@@ -48,8 +48,8 @@ def write(
         seed: for the order of options, for rows to hold out, and for samples.
         limit: stop after this many rows, not counting rows to hold out; None: read everything.
         sample: draw at most this many rows of each file; they keep their order and their index in the whole file.
-        repeat: write each row this many times, numbered anew. verl takes one number of samples for all benchmarks of a
-            validation; over repeated rows, the mean of one sample each is the mean over the problems of mean@repeat.
+        repeat: write each row this many times, numbered anew. verl draws equally many samples from every row of a
+            validation. With one sample a row, the mean over the repeated rows is the mean of mean@repeat over problems.
 
     Raises:
         ValueError: a file cannot be read, a row is not in the data set's format, or too few rows are left.

@@ -188,6 +188,6 @@ def _csv(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
     csv.field_size_limit(2**31 - 1)  # Python's limit is 131,072 characters
     with open(path, encoding="utf-8-sig", newline="") as file:  # Excel writes a mark at the beginning
         for number, row in enumerate(csv.DictReader(file), 1):
-            if None in row or None in row.values():  # as csv marks cells without a column, and columns without a cell
+            if None in row or None in row.values():  # None: the key of surplus cells, the value of missing cells
                 raise ValueError(f"row {number} and the header have different numbers of cells")
             yield row

@@ -190,11 +190,11 @@ def final_answer(solution: str) -> str | None:
 
 
 def last_observation(solution: str, operations: int, num_turns: int | None = None) -> str | None:
-    """The tool's last answer; None if the tool answered less often than there are operations, or the model forged one.
+    """The tool's last answer; None if there are fewer answers than operations, or if the model forged an answer.
 
-    In the text, a tool's answer and the same text by the model look alike. But verl counts turns: the prompt, then the
-    turns of the model and of the tool. With one call per turn, the tool answered (num_turns - 2) // 2 times, and a
-    forged answer makes one more in the text.
+    In the text, an answer forged by the model looks like an answer of the tool. But verl counts turns: the prompt, then
+    the turns of the model and of the tool. With one call per turn, the tool answered (num_turns - 2) // 2 times. If the
+    text holds another number of answers, the model forged an answer.
     """
     answers = solution.count(END_OF_OBSERVATION)
     if answers < operations or (num_turns is not None and answers != (num_turns - 2) // 2):

@@ -196,7 +196,7 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
                 truncated=not transcript.ended_by_tool and (cut_short or await self._is_truncated(each, transcript)),
                 compact_filtering=self._compact_filtering,
             )
-            if each is output:  # verl cuts a response to its limit, and tokens beyond the limit were paid for, too
+            if each is output:  # count the tokens that verl cuts off a response, too: they were generated
                 each.extra_fields[GENERATED] = max(each.extra_fields[GENERATED], transcript.generated)
         return await self._verls_postprocess(self, output, validate, **kwargs)
 

@@ -155,9 +155,9 @@ def prune(folder: Path, keep: int | None = None, but: Path | None = None) -> Non
     """Remove the weights of the run's earlier checkpoints, except the newest, and the queue's snapshot of checkpoints
     without weights.
 
-    verl itself removes only weights that the same process has written, so those from before a restart would stay.
-    Nothing is removed if the checkpoint in ``folder`` has no weights on this disk: then those of the others may lie
-    elsewhere, too.
+    verl removes only weights written by the same process, so weights from before a restart would stay. Nothing is
+    removed if the checkpoint in ``folder`` has no weights on this disk, because the weights of earlier checkpoints may
+    then lie on another disk, too.
 
     Args:
         folder: the checkpoint just written.

@@ -118,7 +118,8 @@ class _Method:
         if not self._owner._is_async:
             yield await actor.__ray_call__.remote(_answers_in_order, self._name, calls)
             return
-        # Ray's options() refuses streaming here: it knows the function only when the call runs.
+        # Ray's options() would refuse num_returns="streaming": Ray learns which function __ray_call__ runs only in the
+        # call itself.
         async for answers in actor.__ray_call__._remote(args=(_answers, self._name, calls), num_returns="streaming"):
             yield await answers
 
@@ -174,7 +175,7 @@ async def _answer(actor: object, name: str, call: bytes) -> bytes:
     try:
         args, kwargs = pickle.loads(call)
         return _packed((await attrgetter(name)(actor)(*args, **kwargs), None))
-    except asyncio.CancelledError:  # as an answer it would cancel the rollout
+    except asyncio.CancelledError:  # a CancelledError as the answer would cancel the rollout
         return _packed_error(name, RuntimeError(f"{name} was cancelled"))
     except Exception as error:
         return _packed_error(name, error)

@@ -109,8 +109,8 @@ class PrefixClient:
 
 
 def _recorded(tokens: list[int], sampling_params: dict[str, Any]) -> TokenOutput:
-    """A recorded turn as an answer, without extra fields: the loop keeps the first extra fields received,
-    and these must be the policy's. Like the engine's answers, it has log-probabilities only if they are asked for."""
+    """A recorded turn in the form of the engine's answers, with log-probabilities only if the request asks for them.
+    Extra fields are left out: the loop keeps the first extra fields that it gets, and these must be the policy's."""
     log_probs = [0.0] * len(tokens) if sampling_params.get("logprobs") else None
     return TokenOutput(token_ids=tokens, log_probs=log_probs, stop_reason="completed")
 

@@ -227,8 +227,8 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, GroupUpdates, WeightTurn
         logger.info(step_line(global_steps, self.policy.total_steps, metrics, budget))
 
     def _end_within_budget(self, done: int) -> None:
-        """Make the next step the last if the count of rollouts is expected to be nearer to
-        rollout_driver.rollout_budget after it than after one step more."""
+        """Make the next step the last if the count of rollouts after the next step is expected to be nearer to
+        rollout_driver.rollout_budget than the count after the step after next."""
         budget, ledger = self.config.rollout_driver.rollout_budget, self.controller.ledger
         cost = self.policy.step_cost()
         # ``expected`` is half-way between the two counts, if each step samples as many rollouts as the last step did.
@@ -295,7 +295,7 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, GroupUpdates, WeightTurn
         return Path(trainer.default_local_dir) / f"global_step_{self.global_steps}"
 
     def _reissue_inflight_prompts(self, partition_id: str = PARTITION) -> int:
-        """Remove rows of no restored group, and generate unfinished waves anew.
+        """Remove rows that belong to no restored group or to an unfinished wave, and generate these waves anew.
 
         The restored queue also holds trained rows not yet cleared, and parts of unfinished waves.
         """

@@ -49,7 +49,7 @@ def hidden_states(
     from transformers import AutoModel, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
-    if tokenizer.pad_token is None:  # Llama's has none; the attention mask leaves padding out, whatever token it is
+    if tokenizer.pad_token is None:  # as Llama's; any token will do, since the attention mask hides padding
         tokenizer.pad_token = tokenizer.eos_token
     device = "cuda" if torch.cuda.is_available() else "cpu"
     network = AutoModel.from_pretrained(model, dtype=torch.float32).to(device).eval()

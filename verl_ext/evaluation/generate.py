@@ -169,13 +169,13 @@ def count_samples(out: Path) -> int:
 
 
 def sizes_of_runs(out: Path) -> list[int]:
-    """Samples of each row in each file of a run of verl in ``out``, by its name; files of other names do not count."""
+    """Samples of each row, for every file in ``out`` whose name gives this number; other files do not count."""
     names = [OF_A_RUN.fullmatch(file.stem) for file in out.glob("*.jsonl")]
     return [int(name[1]) for name in names if name]
 
 
 def _bind(settings: dict[str, object], out: Path) -> None:
-    """Note the settings; if there are samples, compare with the earlier settings instead."""
+    """Write the settings to ``out``. If there are samples already, raise InvalidValue unless the settings are equal."""
     path = out / "settings.json"
     if count_samples(out):
         noted = json.loads(path.read_text()) if path.is_file() else {}

@@ -1,4 +1,4 @@
-"""pass@k and maj@k of a problem with n samples: some of k samples is correct, or their majority answer is."""
+"""pass@k and maj@k from n samples of a problem: probability that one of k samples, or their majority, is correct."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from verl_ext import checks
 
 EXACT_OPERATIONS = 20_000  # array operations of some microseconds each, about 0.1 s per problem
-DRAWS = 1024  # where the exact sum would take longer; their errors average out over problems
+DRAWS = 1024  # random draws where the exact sum takes longer; errors of draws average out over problems
 
 
 def pass_at_k(n: ArrayLike, c: ArrayLike, k: ArrayLike) -> np.ndarray:
@@ -116,9 +116,10 @@ def _operations(votes: np.ndarray, k: int) -> float:
 def _exact(votes: np.ndarray, credit: np.ndarray, silent: int, k: int) -> float:
     """Sum over v of P(the most votes are v, won by a correct answer), with each sample drawn at rate k / n.
 
-    Every answer gets binomial(votes, k / n) draws, independently; dividing by P(k draws in all) conditions on that. All
-    terms are positive, so nothing cancels. ``state[0, t, d]`` is the probability that d samples are drawn, that t
-    answers have v votes, and that no answer has more. ``state[1]`` is the same, times their summed credit.
+    Every answer gets binomial(votes, k / n) draws, independently; dividing by P(k draws in all) conditions on k draws.
+    All terms are positive, so no digits cancel. ``state[0, t, d]`` is the probability that d samples are drawn, that t
+    answers have v votes, and that no answer has more. ``state[1]`` is this probability times the summed credit of the
+    t answers.
     """
     n = int(votes.sum()) + silent
     log_factorial = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, n + 1)))])

@@ -84,9 +84,9 @@ def read(paths: Sequence[Path], step: int | None = None, answers: str = "marked"
 
     Of verl's files ``<step>.jsonl``, only those of this step are read.
 
-    verl writes no line for a failed rollout. A row (``uid``) therefore gets a ``FAILED`` sample in the place of each
-    session that the file has for another row. Each file of ``verl-ext evaluate run`` samples all rows of its folder's
-    data, as often as its name says, so a row without a line in one of these files has failed that often.
+    verl writes no line for a failed rollout. If a file holds a session of some row (``uid``) but not of another row,
+    the other row gets a ``FAILED`` sample. A file of ``verl-ext evaluate run`` says in its name how often each row of
+    the data was sampled, so a row without a line in the file gets this number of ``FAILED`` samples.
 
     Args:
         paths: files, or folders of ``*.jsonl``.

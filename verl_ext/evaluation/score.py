@@ -19,7 +19,7 @@ CORRECT_FROM = 1.0
 """Accuracy from which a sample is correct, unless the command says otherwise."""
 
 RIGHT_ANSWER = object()
-"""The vote of every correct sample with an answer: the verifier has judged 1/2 and 0.5 as equal."""
+"""The vote that all correct samples with an answer share: the verifier has judged answers such as 1/2 and 0.5 equal."""
 
 
 def parse_ks(text: str | None, fewest: Mapping[str, int]) -> dict[str, list[int]]:

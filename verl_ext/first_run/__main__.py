@@ -106,7 +106,7 @@ def _try(
     again: bool,
     console: Console,
 ) -> Iterator[Row]:
-    """Each row as soon as it is known and among the results. Trainings that have passed before are left out."""
+    """Yield each row once it is among the results. Trainings that have passed are left out, unless ``again``."""
     from verl_ext.first_run.made_up import write_data, write_model
     from verl_ext.first_run.nodes import check_nodes
     from verl_ext.first_run.trainings import attempt, trials
@@ -131,7 +131,7 @@ def _try(
 
 
 def _place(hardware: str | None, nodes: int, gpus_per_node: int | None, model: str, out: Path) -> Place:
-    """The place of the options; what is missing is asked of nvidia-smi.
+    """The place that the options describe; nvidia-smi is asked for the hardware and GPUs that they leave out.
 
     Raises:
         ValueError, Fault: an option is not valid, or the GPUs cannot be asked.
@@ -182,7 +182,7 @@ def _ended_by_signals() -> Iterator[None]:
 
 
 class _Shown:
-    """What happens now, and for how long: a line that moves, or without a terminal a line now and then."""
+    """Shows the present activity and its seconds: a moving line on a terminal, elsewhere a new line now and then."""
 
     def __init__(self, console: Console, title: str) -> None:
         self._console, self._title, self._text = console, title, ""

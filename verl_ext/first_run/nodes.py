@@ -86,7 +86,7 @@ def about_nodes(place: Place, gpus: Mapping[str, float], seconds: float) -> Row:
 
 
 def to_rows(found: ByNode) -> list[Row]:
-    """A row per check: passed on all nodes, with what the first node has; or the sentences of the others."""
+    """A row per check: passed, with the first node's text; or failed, with the sentences of the nodes that failed."""
     rows = []
     for check in dict.fromkeys(name for results in found.values() for name in results):
         results = {node: each[check] for node, each in found.items() if check in each}

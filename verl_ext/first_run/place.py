@@ -12,7 +12,7 @@ from verl_ext.hardware.shapes import Shape, find
 CPU = "cpu"
 PROMPT = 128  # tokens; the prompts are a line each, with room for a chat template
 RESPONSE_ON_CPU, RESPONSE_ON_GPUS = 24, 256  # tokens
-SEQUENCES = 8  # of the longest length in a micro-batch; more would leave room that a trial does not use
+SEQUENCES = 8  # longest sequences in a micro-batch; a trial would not fill a larger token budget
 
 
 class NotTried(Exception):
@@ -38,7 +38,7 @@ class Place:
     address: str | None = None
 
     def devices(self, mode: str) -> tuple[tuple[int, int], tuple[int, int] | None]:
-        """(nodes, devices of each) of the training, and of the separate pool of engines; None: there is none.
+        """(nodes, devices per node) of the training and of the separate pool of engines, or None without such a pool.
 
         Raises:
             NotTried: the mode needs more devices.

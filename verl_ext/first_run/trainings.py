@@ -55,7 +55,7 @@ def few_rollouts(recipe: str) -> str:
 
 
 def trials(chosen: Sequence[str], modes: Sequence[str]) -> list[Trial]:
-    """Each recipe in each mode. First comes one recipe in all modes, and then all recipes, mode by mode."""
+    """Each recipe in each mode. First comes one recipe in all modes, then the others, mode by mode."""
     first = FIRST if FIRST in chosen else chosen[0]
     rest = [Trial(recipe, mode) for mode in modes for recipe in chosen if recipe != first]
     return [*(Trial(first, mode) for mode in modes), *rest]
@@ -64,7 +64,7 @@ def trials(chosen: Sequence[str], modes: Sequence[str]) -> list[Trial]:
 def command(trial: Trial, place: Place, data: Path, folder: Path) -> list[str]:
     """The command line, as a user would type it.
 
-    The last step is validated. ``save_freq=-1`` saves no checkpoint, so the stop's is the only one.
+    The last step is validated. With ``save_freq=-1``, only the stop by SIGUSR1 saves a checkpoint.
     """
     return [
         *(sys.executable, "-m", f"recipe.{trial.recipe}"),
@@ -155,7 +155,7 @@ def resume_fault(before: Steps, after: Steps) -> str | None:
 
 @contextmanager
 def _started(line: Sequence[str], folder: Path, log: Path, number: int) -> Iterator[Training]:
-    """A training of this package's sources that is killed where its block is left before its end."""
+    """Start a training with this package's sources; kill it if the block is left before the training has ended."""
     path = os.pathsep.join(filter(None, (str(SOURCES), os.getcwd(), os.environ.get("PYTHONPATH"))))
     training = Training(line, folder, log, folder / f"metrics_{number}.jsonl", {"PYTHONPATH": path})
     try:

@@ -36,8 +36,8 @@ class Answer(NamedTuple):
         head: the output, or its first bytes.
         tail: the last bytes of a longer output.
         left_out: number of bytes between both.
-        state: ``done``; ``stopped`` (interrupted after the time-out); ``lost`` (the same, and the shell has ended);
-            ``over`` (the command has ended the shell); ``broken`` (the shell works no longer).
+        state: ``done``; ``stopped`` (interrupted after the time-out); ``lost`` (not interruptible, so the shell was
+            killed); ``over`` (the command has ended the shell); ``broken`` (the shell works no longer).
         exit_code: of the command, or of the shell.
     """
 

@@ -181,7 +181,7 @@ class Container:
         return f"the container wrote more than {self.limits.disk} bytes" if self.over_disk else "the container is gone"
 
     async def end_programs(self) -> None:
-        """End every process of the container but its keeper; if that cannot be done, the container."""
+        """End every process of the container but its keeper; if that fails, end the container."""
         for _ in range(END_TRIES):  # a container at its limit of processes may have no room for another
             ended = await _call(self._exec(["bash", "-c", END_ALL, self.name]), KILL_TIMEOUT, ANSWER)
             if ended.exit_code == 0:

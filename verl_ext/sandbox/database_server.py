@@ -37,7 +37,7 @@ LIKE_PATTERN_BYTES = 64  # matching takes time exponential in the number of wild
 STATEMENT_BYTES = 100_000
 # A cheap statement is short, compiles with few callbacks, and calls cheap functions only: max_steps bounds its time.
 CHEAP_CHARACTERS, CHEAP_CALLBACKS = 500, 100
-CHEAP_BYTES = 1 << 30  # if each step handles a longest value
+CHEAP_BYTES = 1 << 30  # that all steps of a cheap statement may handle, if each handles a longest value
 CHEAP_FUNCTIONS = set(
     "abs avg changes coalesce count iif ifnull last_insert_rowid length lower max min nullif random round "
     "sign substr sum total total_changes typeof upper".split()
@@ -117,7 +117,7 @@ class Session:
         # A table, trigger or view may call an expensive function in later statements, so these are expensive, too.
         self._expensive = self._expensive or len(statement) > CHEAP_CHARACTERS
         lines = [] if self._expensive else self._lines(statement)
-        if self._expensive:  # perhaps only now, and the statement was refused
+        if self._expensive:  # perhaps found only now by the authorizer, which refused the statement
             lines = [STOPPED] if self._protect() else self._lines(statement)
         text = "\n".join(lines)
         return text if len(text) <= self._limits["max_characters"] else text[: self._limits["max_characters"]] + "..."

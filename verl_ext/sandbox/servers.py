@@ -115,7 +115,7 @@ class Client:
     async def bash(self, script: str, *arguments: str) -> str | None:
         """The output of a short bash script; None if its exit code is not 0.
 
-        The script must first print its ``$0``, a number of this request only, and a blank: no other answer begins so.
+        The script must first print its ``$0`` and a blank. ``$0`` is a nonce: no other request's answer begins with it.
 
         Raises:
             PlaceFailure: the server does not answer, or not as it should.

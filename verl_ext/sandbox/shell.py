@@ -225,11 +225,11 @@ class Sandbox:
         return NEW_SHELL
 
     async def _loss(self, error: Exception) -> SandboxFailure | SandboxKilled:
-        """The failure of a place that has worked: the model's, unless the place is alive and only refuses.
+        """The error to raise for a place that has worked: the model's fault, unless the place lives and only refuses.
 
         Raises:
-            PlaceFailure: the place has reached its lifetime, or cannot be asked. A shell ends then, too, so the kind
-                of the error does not show whose failure it is.
+            PlaceFailure: the place has reached its lifetime, or cannot be asked, which is not the model's fault. The
+                shell ends in these cases, too, so the kind of ``error`` does not show whose fault it is.
         """
         there = await self._place.alive()
         if there and isinstance(error, PlaceFailure):

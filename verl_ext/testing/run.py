@@ -1,4 +1,4 @@
-"""A policy's run without a model, in the order of calls of verl's trainer, which names the promises that it breaks."""
+"""Runs a policy without a model, calling it in the order of verl's trainer, and names the promises that it breaks."""
 
 from __future__ import annotations
 
@@ -267,5 +267,5 @@ def outcome(step: Step) -> list:
 
 
 def _facts(rollouts: list[Rollout]) -> list:
-    """The rollouts as in a checkpoint, where those that failed can be compared."""
+    """The rollouts in the form of a checkpoint, in which failed rollouts can be compared, too."""
     return Group("", Prompt("", 0), rollouts).state_dict()["rollouts"]

@@ -70,7 +70,7 @@ def main() -> None:
         socket.send_fds(server, [struct.pack(NUMBER, len(content))], files)
         server.sendall(content)
         pid = receive(server)
-    except OSError:  # without a server, Python starts as ever
+    except OSError:  # no server, or no fork can serve this command: start Python itself
         server.close()
         os.execv(python, [python, *arguments])
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -87,7 +87,7 @@ def main() -> None:
 
 
 def receive(server: socket.socket) -> int:
-    """The server's next number: the process id of the fork, and at its end its exit status, or a signal below 0."""
+    """The server's next number: first the fork's process id, then its exit status or minus the signal that ended it."""
     content = server.recv(struct.calcsize(NUMBER), socket.MSG_WAITALL)
     if len(content) < struct.calcsize(NUMBER):
         raise ConnectionError

@@ -41,7 +41,7 @@ def check_engine(faults: Faults) -> None:
 
 
 def check_ignored(faults: Faults) -> None:
-    """verl reads other keys in place of these. Its V1 trainers ignore a reward's keys outside of ``reward``."""
+    """Refuses values that verl ignores: of ``grad_clip``, ``clip_ratio``, and a reward's keys outside ``reward``."""
     key, current = f"{ACTOR}.grad_clip", f"{ACTOR}.optim.clip_grad"
     faults.refuse_if(faults[key] not in (None, 1.0, faults[current]), key, f"verl ignores this key, use {current}")
     key, bounds = f"{ACTOR}.clip_ratio", [f"{ACTOR}.clip_ratio_low", f"{ACTOR}.clip_ratio_high"]
@@ -101,7 +101,7 @@ def _is_refused(parse: Callable[..., object], *given: object) -> bool:
 
 
 def check_loss(faults: Faults) -> None:
-    """The loss aggregates as configured, so that prompt weights hold."""
+    """verl aggregates the loss as configured and alike in all micro-batches, so that prompt weights are exact."""
     aggregation = "seq-mean-token-mean"
     other = faults[f"{ACTOR}.policy_loss.loss_mode"] == "sapo" and faults[f"{ACTOR}.loss_agg_mode"] != aggregation
     faults.refuse_if(other, f"{ACTOR}.loss_agg_mode", f"verl's loss sapo knows no other than {aggregation}, use that")
@@ -112,7 +112,7 @@ def check_loss(faults: Faults) -> None:
 
 
 def check_saving(faults: Faults) -> None:
-    """A checkpoint that is saved is found again."""
+    """verl notes every saved checkpoint as the latest, so that a resumed run finds it."""
     strategy, key = faults[f"{ACTOR}.strategy"], f"{ACTOR}.checkpoint.async_save"
     valid = f"with {ACTOR}.strategy={strategy} verl would not note the checkpoint as the latest, use false"
     faults.refuse_if(bool(faults[key]), key, valid)
@@ -143,7 +143,7 @@ def check_room(faults: Faults) -> None:
 
 
 def check_fsdp(faults: Faults) -> None:
-    """FSDP's sizes share out all devices, and flash attention alone exchanges the heads of a divided sequence."""
+    """FSDP's sizes divide the devices. A sequence divided among devices needs flash attention and unpadded rows."""
     if not faults[f"{ACTOR}.strategy"].startswith("fsdp"):
         return
     devices = faults["trainer.nnodes"] * faults["trainer.n_gpus_per_node"]

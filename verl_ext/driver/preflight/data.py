@@ -56,7 +56,7 @@ def check_training_data(faults: Faults) -> None:
 
 
 def check_validation_data(faults: Faults) -> None:
-    """The validation files hold rows, which verl loads in any run, and which a run that validates can read."""
+    """The validation files hold rows, since verl loads them in any run. A run that validates can read every row."""
     files = _opened(faults, VALIDATION)
     empty = files is not None and not sum(file.count_rows() for file in files)
     faults.refuse_if(empty, VALIDATION, "it holds no rows, and verl needs at least one, even without validation")
@@ -66,7 +66,7 @@ def check_validation_data(faults: Faults) -> None:
 
 
 def column(faults: Faults, name: str) -> Iterator[tuple[str, int, Any]]:
-    """The key of the files, the row's number and the value, or None, of all rows that the run samples."""
+    """(key of the files, number of the row, value or None) of column ``name``, for each row that the run samples."""
     for key, is_used in ((TRAINING, not faults["trainer.val_only"]), (VALIDATION, _validates(faults))):
         files = (_opened(faults, key) or []) if is_used else []
         for number, value in enumerate(chain.from_iterable(_values(file, name) for file in files)):

@@ -51,9 +51,9 @@ def check_reward_function(faults: Faults) -> None:
 
 
 def check_data_sources(faults: Faults) -> None:
-    """Without a reward function of the user's, verl has one for the data source of every row.
+    """If the user gives no reward function, verl has a reward function for the data source of every row.
 
-    The agent loops of a user's file may judge by themselves, and so may another reward manager or a reward model.
+    Not checked if the user has agent loops, another reward manager or a reward model: each may judge by itself.
     """
     if faults[f"{REWARD}.path"] or faults[LOOPS_FILE] or not _functions_judge(faults):
         return

@@ -32,12 +32,12 @@ from verl_ext.weights import AGGREGATIONS
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 MODEL = "actor_rollout_ref.model"
 ATTENTION = f"{MODEL}.override_config.attn_implementation"
-# In verl's other estimators over groups the rows that pad a batch change the advantages of the others (gpg), become nan
-# (opo), or end the run (grpo_passk).
+# verl's other estimators over groups cannot take the rows that pad a batch: padding changes the advantages of real rows
+# (gpg), becomes nan (opo), or ends the run (grpo_passk).
 GROUP_ADVANTAGES = ("grpo", "grpo_vectorized", "rloo", "rloo_vectorized", "reinforce_plus_plus_baseline")
 
-# Scaling the advantages would not scale these losses, or they take means or choose tokens over micro-batches, whose
-# number varies (dro, kl_cov, clip_cov, geo_mean); bypass_mode reads a section that nothing fills.
+# dro, kl_cov, clip_cov, geo_mean: scaling the advantages does not scale the loss, or the loss averages or picks tokens
+# within each micro-batch, and the number of micro-batches varies. bypass_mode reads a section that nothing fills.
 REFUSED_LOSSES = {"dro", "kl_cov", "clip_cov", "geo_mean", "bypass_mode"}
 
 

@@ -160,7 +160,7 @@ def _made(faults: Faults, number: int, tool: Any) -> Any:
 
 
 def _path(faults: Faults) -> object:
-    """The value of the key, although a fault may have been found there already: each tool has faults of its own."""
+    """The value of the key, even if a fault of an earlier tool has refused the key: each tool's fault is reported."""
     return faults.config.actor_rollout_ref.rollout.multi_turn.tool_config_path
 
 

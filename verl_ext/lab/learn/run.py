@@ -32,7 +32,7 @@ from verl_ext.lab.simulate.run import epochs, start_policy
 
 OnStep = Callable[[int, Mapping[str, float]], None]
 LEVEL = re.compile(r"val-aux/.+/acc/level_-?\d+")
-"""Accuracies that the first line of every log of this module has, and no other log."""
+"""Metrics in the first line of every log of this module. No other command's log has them there."""
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ class Files:
         return self.result.exists()
 
     def load(self) -> dict[str, Any] | None:
-        """The saved state; the log is cut to what had been logged then. None: the run has to begin anew."""
+        """The saved state, with the log cut back to it; None: no state is saved, so the run begins anew."""
         if not self.state.exists():
             return None
         state = self._read_state()

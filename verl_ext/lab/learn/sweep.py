@@ -61,8 +61,8 @@ class Job:
 def variants(text: str, lrs: Sequence[float], ns: Sequence[int], batch_sizes: Sequence[int]) -> list[Method]:
     """The method in every combination of learning rate, rollouts per prompt and prompts per step.
 
-    An empty list leaves the method's own value; of batch sizes there is at least one. Values become part of the name
-    where there are several. A policy divides ``n`` rollouts as its ``settings_for`` says.
+    With an empty list of ``lrs`` or ``ns``, the method keeps its own value; ``batch_sizes`` is never empty. A value is
+    part of the name if its list has several values. ``settings_for`` of the policy says how it divides ``n`` rollouts.
 
     Raises:
         ValueError: no such method, it sets a swept value itself, or the policy or the learner refuses its settings.

@@ -340,7 +340,7 @@ class Learner:
         return log_ratio.clamp(-20, 20).exp().clamp(max=training.rollout_is_threshold)
 
     def _step(self) -> float:
-        """One optimizer step; returns the norm of the gradient. As in verl, a step is left out if it is not finite."""
+        """One optimizer step; returns the gradient's norm. As in verl, a norm that is not finite changes no weight."""
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.training.clip_grad)
         self.steps += 1
         if torch.isfinite(norm):

@@ -107,10 +107,10 @@ def by_method(runs: Sequence[Run]) -> list[RunGroup]:
 def find_runs(arguments: Iterable[str], skipped: Callable[[Path], None] = lambda _: None) -> list[tuple[Path, ...]]:
     """The parts of each run; a part is a file, or a folder of event files.
 
-    A folder stands for the runs of its ``*.jsonl`` files that hold a step, and for a run of each folder with event
-    files: itself, or any folder below it. A file stands for its run: the files of the run's restarts,
-    ``<name>-restart-<k>.jsonl``, join it, whether they are named beside it or not. ``a+b`` stands for a run that was
-    resumed into a file of any name.
+    A folder stands for several runs: one for each of its ``*.jsonl`` files that holds a step, and one for each folder
+    with event files, which may be the folder itself or lie at any depth below it. A file stands for one run, with the
+    files of the run's restarts, ``<name>-restart-<k>.jsonl``, whether or not ``arguments`` name them. ``a+b`` stands
+    for a run that was resumed into a file of any name.
 
     Args:
         arguments: files, folders, and files joined by ``+``.

@@ -133,7 +133,7 @@ def _earlier_logs(names: list[str], out: Path) -> list[Path]:
     """Logs that earlier simulations of the methods have left in ``out``.
 
     Raises:
-        ValueError: a log with the name of such a log is not of a simulation.
+        ValueError: a file has the name of such a log, and is not the log of a simulation.
     """
     found = [
         log

@@ -26,8 +26,8 @@ class PrefixEffect:
     """A prefix of ratio rho moves the logit of success by gain rho^curvature: up from a success, down from a failure.
 
     Each prompt has a gain of its own, LogNormal(ln ``median_gain``, ``gain_spread``^2). With a ``curvature`` above 1
-    the end of a trajectory matters more than its beginning. Assumed, for want of data: the effect grows with the ratio
-    in this form, and is equally large on both sides.
+    the end of a trajectory matters more than its beginning. Two assumptions have no data behind them: this
+    form of growth with the ratio, and equally large effects of prefixes from successes and from failures.
 
     Raises:
         ValueError: naming the argument out of range.
@@ -122,7 +122,7 @@ class SimulatedEngine:
         """Nothing to do: the engine keeps nothing about finished groups."""
 
     def cancel(self, groups: list[Group]) -> None:
-        """End the groups' rollouts, and schedule the responses of other groups that have not begun anew."""
+        """End the groups' rollouts, and reschedule those responses of other groups that have not begun."""
         cancelled, pace = {group.id for group in groups}, self.speed.seconds_per_token
         waves, busy = sorted(self._waiting, key=lambda wave: wave[1]), []
         not_begun = []  # (ends of a wave, the places of its responses that wait for a slot, their tokens)

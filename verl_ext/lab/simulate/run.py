@@ -118,7 +118,7 @@ def start_policy(
 
 
 def epochs(prompts: int, seed: int, seen: int = 0) -> Iterator[Prompt]:
-    """Endless epochs, each in a new random order, from row ``seen`` of this order on."""
+    """Endless epochs, each in a new random order; the first ``seen`` prompts are left out."""
     rows = [Prompt(f"p{row}", row) for row in range(prompts)]
     for epoch in itertools.count(seen // prompts):
         order = np.random.default_rng([seed, 3, epoch]).permutation(prompts).tolist()

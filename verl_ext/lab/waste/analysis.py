@@ -27,7 +27,7 @@ VISIT_RANGES = 12  # most rows of the table by epoch
 ENOUGH = 300_000  # rollouts per method, over all repeats, after which chance hardly matters
 MOST_REPEATS = 5
 ENOUGH_GROUPS = 30
-"""If 90 % of the sampled groups have a gradient, so many groups all have one by chance in 4 % of logs."""
+"""If 90 % of the sampled groups have a gradient, 30 groups all have a gradient by chance in 4 % of logs."""
 WITHOUT_SCORES = "empty"  # reason for discarding a group of which all rollouts failed: its rewards do not matter
 
 
@@ -226,7 +226,7 @@ def _budget(log: RolloutLog, run: Run | None) -> dict[str, Any]:
 
 
 def _selection(log: RolloutLog, discarded: Mapping[str, int]) -> str | None:
-    """The sign that the method chose the logged groups among more sampled groups; None: no sign.
+    """Evidence that the log holds only some of the sampled groups, chosen by the method; None: no evidence.
 
     Success rates of chosen groups are not those of the prompts: a method that discards groups without a gradient logs
     prompts that are neither too easy nor too hard.

@@ -19,7 +19,7 @@ STEPS = ("_step", "Step", "step")
 CHART = " - "
 """A chart's CSV calls its columns ``<run> - <metric>``, and adds ``__MIN`` and ``__MAX`` of each point's steps."""
 SAME = 1e-6
-"""Relative difference up to which two values are one: TensorBoard keeps float32, of which exports print all digits."""
+"""Relative difference up to which values are equal: TensorBoard keeps float32, and exports print float32 in full."""
 
 
 def is_export(path: Path) -> bool:
@@ -71,7 +71,7 @@ def _is_log(path: Path) -> bool:
 
 
 def _of_log(paths: Sequence[Path]) -> Run | None:
-    """The run that the logs of verl's own loggers belong to, with its restarts in their order; None without a log."""
+    """The one run of these logs of verl's own loggers, its restarts joined in order; None without a log."""
     found = find_runs(map(str, paths))
     if len(found) > 1:
         named = ", ".join(str(parts[0]) for parts in found)
@@ -82,7 +82,7 @@ def _of_log(paths: Sequence[Path]) -> Run | None:
 
 
 def _first_row(path: Path) -> Any:
-    """The first line of a ``.jsonl`` file: of W&B a row of its history, with ``_step``; None if it cannot be read."""
+    """The first line of a ``.jsonl`` file, parsed; None if it cannot be read. Lines of W&B's history have ``_step``."""
     try:
         with path.open("rb") as stream:
             return json.loads(stream.readline())

@@ -119,9 +119,9 @@ def _exact(run: Run) -> Page:
 
 
 def _is_buffered(steps: Mapping[int, Mapping[str, float]], reasons: Sequence[str]) -> bool:
-    """Whether the rollouts that were neither trained nor discarded nor failed are those that the buffer has gained.
+    """Whether the growth of the buffer accounts for all rollouts that were not trained, discarded or failed.
 
-    Otherwise the export lacks a column, such as a reason for which rollouts were discarded.
+    If it does not, the export lacks a column, such as a reason for which rollouts were discarded.
     """
     buffered = 0.0 if min(steps) == 1 else None  # before the first step; unknown if the export begins later
     for record in steps.values():

@@ -16,8 +16,8 @@ LIMITS = (1e-3, 1e4)  # of alpha and beta: without limits the likelihood has no 
 def fit_prior(correct: np.ndarray, rollouts: np.ndarray) -> tuple[float, float]:
     """(alpha, beta) of the Beta distribution of success rates under which the counts are most likely.
 
-    The counts are beta-binomial: K of n with P ~ Beta(alpha, beta). A flat prior is wrong where most prompts are always
-    or never solved: it often reads 0 of 8 as a rate well above 0, and promises gradients missing in the log.
+    The counts are beta-binomial: K of n with P ~ Beta(alpha, beta). If most prompts are always or never solved, a flat
+    prior is wrong: it often takes 0 of 8 for a rate well above 0, and so predicts gradients that the log does not have.
 
     Args:
         correct, rollouts: (G,) counts of each group.
