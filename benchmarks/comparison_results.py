@@ -23,9 +23,9 @@ METHODS = (
 )
 EVERY_WORLD = "n32"  # the question that all methods answer in several worlds
 XLABEL = "times fewer rollouts than GRPO, with 95 % interval (right of the line: the method needs less)"
-SHARES = (0.5, 0.8, 0.95)  # of the way from the warm start to the best accuracy of the reference
-CHOICE = 0.8  # the share by which settings are chosen
-PLACE = SHARES.index(CHOICE)  # of ``CHOICE`` among the shares
+SHARES = (0.5, 0.8, 0.95)  # targets, as shares of the way from the warm start to the best accuracy of the reference
+CHOICE = 0.8  # the target by which settings are chosen, as a share
+PLACE = SHARES.index(CHOICE)
 TITLES = {
     "n32": "n = 32, 8 prompts a step",
     "n64": "n = 64, 8 prompts a step",
@@ -109,11 +109,12 @@ def _key(run: Mapping[str, Any]) -> tuple[str, Setting, int]:
 
 
 def cost_of(run: Mapping[str, Any], target: float, unit: str, budget: float = math.inf) -> Cost:
-    """Spent when the accuracy first reaches the target; between two measurements the accuracy is a straight line.
+    """Cost when the accuracy first reaches the target; between two measurements the accuracy is a straight line.
 
-    A run that has not reached the target within ``budget`` rollouts costs what it spent for the budget. If it ended
-    earlier, this is what it would have spent at the same rate. So no run is cheaper because it ended early, or dearer
-    because its last step passed the budget by more. Without a budget, such a run costs what it spent.
+    A run that misses the target within ``budget`` rollouts costs what it spent on ``budget`` rollouts. If such a run
+    ended earlier, it costs what ``budget`` rollouts would have cost at the same rate. An early end thus makes no run
+    cheaper, and a last step beyond the budget makes no run dearer. Without a budget, a run that misses the target costs
+    all that it spent.
     """
     rollouts, spent, accuracy = (np.array(run[name], float) for name in ("rollouts", unit, "accuracy"))
     reached = np.flatnonzero(accuracy >= target)

@@ -61,7 +61,7 @@ class Stopwatch:
 
 
 def train_step(policy: RolloutPolicy, step: int, prompts: list[Prompt], rates: np.ndarray, rng) -> np.ndarray:
-    """(2,) seconds a step of these prompts spends in the policy, on the wall and of this thread."""
+    """(2,) seconds that the policy takes for a step on these prompts: wall time, and this thread's processor time."""
     watch = Stopwatch()
     actions = deque(watch(policy.start_step, step, lambda count: prompts[:count]))
     groups: dict[str, Group] = {}
@@ -78,7 +78,7 @@ def train_step(policy: RolloutPolicy, step: int, prompts: list[Prompt], rates: n
 
 
 def measure(policy: RolloutPolicy, size: int, batch: int, steps: int, update: float) -> tuple[np.ndarray, float]:
-    """(steps, 2) seconds as above and seconds of other threads per step. Earlier steps are not measured."""
+    """(steps, 2) seconds of :func:`train_step`, and other threads' seconds per step; the first steps are left out."""
     rng = np.random.default_rng(0)
     rates = rng.beta(0.5, 0.5, size)
     rows = [Prompt(f"prompt {row}", row) for row in range(size)]

@@ -47,7 +47,7 @@ class Rounds(PilotCommit):
 
 
 class Barriers(FastEngine):
-    """Every second rollout of a prompt with success rate 1 is correct, and none of the others."""
+    """Counts generation phases. For success rate 1 every second rollout of a prompt is correct, for rate 0 none is."""
 
     phases = 0
 

@@ -37,8 +37,8 @@ LOOK = 0.01  # seconds between two looks at the memory
 
 @dataclass
 class Meter:
-    """Of each stage: seconds, processor seconds of the driver and of the queue's storage, and growth of the driver's
-    resident memory at the stage's peak in bytes."""
+    """Measures each stage: seconds, processor seconds of the driver and of the queue's storage, and the bytes by which
+    the driver's resident memory grows at the stage's peak."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     driver: dict[str, float] = field(default_factory=dict)

@@ -121,7 +121,7 @@ def equal_variance_obrien(gradient_norms: Groups) -> CheckResult:
 
 
 def _groups(name: str, values: Groups) -> list[np.ndarray]:
-    """One (n_q,) array per prompt, all divided by the largest entry; no test depends on the scale."""
+    """One (n_q,) array per prompt, all divided by the largest absolute entry; no test depends on the scale."""
     try:
         groups = [np.asarray(group, dtype=np.float64) for group in values]
     except (TypeError, ValueError) as error:

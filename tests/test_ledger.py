@@ -175,7 +175,7 @@ def test_counts_that_do_not_balance_end_the_run(change, numbers):
 
 
 def test_a_group_lost_in_both_counts_is_noticed_too():
-    """The number of rollouts balances, but one is buffered for the ledger and alive for no group."""
+    """The number of rollouts balances, but the ledger counts a buffered rollout that no live group has."""
     ledger, live = two_steps()
     ledger.buffered += 1
     with pytest.raises(RuntimeError, match="= 11, with 3 buffered .ledger: 4."):

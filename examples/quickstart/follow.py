@@ -17,8 +17,8 @@ from selectors import EVENT_READ, DefaultSelector
 from shutil import get_terminal_size
 
 EVERY = 4.0  # seconds between two lines where standard output is no terminal
-# Lines of a run that are shown. A reward worker's pool may end after the process that counts its semaphores; what it
-# prints then is no error of the run.
+# Lines of a run that are shown. Errors about /loky- are left out: a reward worker's pool prints them if it ends after
+# the process that counts its semaphores, and the run is not affected.
 KEPT = re.compile(r"step [0-9/]+ (\||trains on|is the last).*|^error: .*|[A-Za-z.]+Error: (?!'/loky-).*")
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 STAGES = (  # text in the log of a run, and the part that starts there

@@ -124,10 +124,10 @@ def test_table_2_of_the_paper():
 
 
 def test_table_3_of_the_paper():
-    """The paper's first row is the release's rule, which counts nothing for a prompt that stays at N_low.
+    """The paper's first row follows the release's rule: a prompt with N_low rollouts counts as worth 0.
 
-    So the easiest prompt gets a third rollout that equation 6 gives to the hardest. By equation 6 ours is worth more,
-    by the release's account the paper's is.
+    This rule gives the easiest prompt a third rollout, which equation 6 gives to the hardest prompt. Our counts are
+    worth more by equation 6, the paper's counts by the release's rule.
     """
     rates = [Fraction(k, 10) for k in range(1, 10)]
     table = [14, 12, 9, 7, 7, 7, 7, 6, 3]
@@ -212,7 +212,7 @@ def test_fallback_fills_in_the_stated_order(rates, data):
 
 
 def test_the_fallback_adds_equal_shares_to_the_bounds_of_unsolved_prompts():
-    """Bounds of their own: prompts without enough outcomes have n for a bound (recipe/knapsack)."""
+    """Unsolved prompts may have different bounds: n for prompts without enough outcomes (recipe/knapsack)."""
     counts = knapsack.allocate([0.5, 1, 0, 0, 0, 0], 48, lower=[2, 2, 2, 8, 8, 8])
     assert counts.tolist() == [4, 2, 6, 12, 12, 12]  # 4 suffice for p = 0.5; 30 of lower, so 16 are left for four
     counts = knapsack.allocate([0.5, 1, 0, 0, 0, 0], 47, lower=[2, 2, 2, 8, 8, 8], upper=11)

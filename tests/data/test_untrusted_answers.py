@@ -171,7 +171,7 @@ def test_everything_that_a_verifier_does_is_a_score_and_counted(arguments, count
 
 
 def test_a_process_may_allocate_the_limit_and_no_more_after_its_start():
-    """Whatever the process holds by then: imports are not part of the answer."""
+    """The limit comes on top of what a process holds after its start: imports are not part of the answer."""
     assert judge(misbehave, "allocate", 2040 * MEGABYTE)["score"] == 1.0
     assert judge(misbehave, "allocate", 2056 * MEGABYTE) == WRONG | {"timed_out": 1.0}
 
@@ -181,7 +181,7 @@ def test_an_answer_has_15_seconds():
 
 
 def test_processes_are_new_ones_that_a_signal_ends(monkeypatch):
-    """Not copies of a reward worker with its threads; pebble's own handler would wait for the end of a C call."""
+    """Not forks of a reward worker with its threads. pebble's own handler of SIGTERM would wait for a C call to end."""
     monkeypatch.setattr(verifiers, "marked", True)
     limited._pool.cache_clear()
     assert judge(misbehave, "is marked") == WRONG

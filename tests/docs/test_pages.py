@@ -58,7 +58,7 @@ def test_files_and_tests_exist(page):
 
 
 def parse(name: str, arguments: list[str]) -> None:
-    """Raises if ``verl-ext <name>`` does not exist, or lacks an option or as many arguments; nothing runs."""
+    """Raise if ``verl-ext <name>`` does not exist, lacks an option, or takes fewer arguments. Nothing runs."""
     command = cli.COMMANDS[name]
     if name == "data" and arguments and arguments[0] in cli.GENERATED:
         command, arguments = cli.GENERATED[arguments[0]], arguments[1:]

@@ -62,7 +62,7 @@ def test_it_spends_its_budget_exactly_where_it_says(module):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """An empty folder as the current one, without which the console command's search path is."""
+    """An empty current folder that is not on the search path, as it is not for the console command."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
     yield tmp_path

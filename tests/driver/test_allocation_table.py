@@ -80,7 +80,7 @@ class Trainer(AllocationTables):
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["in turn", "ahead"])
 def test_rollouts_of_earlier_steps_are_not_sampled_again(ahead):
-    """A step may begin, and discard groups, before verl says so."""
+    """The controller may begin a step, and discard groups, before verl calls ``on_step_begin``."""
     config = OmegaConf.create({"rollout_driver": {"log_allocation_freq": 1}})
     made = Trainer(config=config, controller=controller())
     made.global_steps = 5

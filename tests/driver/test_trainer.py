@@ -340,7 +340,7 @@ def test_the_next_step_begins_during_the_update_unless_a_checkpoint_is_due(sched
 
 
 def test_a_step_that_a_checkpoint_has_begun_begins_again(scheduled):
-    """A checkpoint of used-up data knows the step that could not be filled."""
+    """If data was used up, a checkpoint holds the step that could not be filled; a resumed run begins it again."""
     made = scheduled()
     made.global_steps = made.controller.step = 4
     made.prepare_step()

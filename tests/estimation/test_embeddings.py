@@ -94,7 +94,7 @@ def test_embeddings_have_length_1_whatever_the_model_does(tiny, tmp_path, capfd)
 
 
 def test_the_cache_is_of_the_models_files_and_of_each_text(tiny, tmp_path):
-    """A file changed or renamed is another model, and the same letters in other texts are other texts."""
+    """Changing or renaming a file of the model makes a new entry, and so does dividing the same letters otherwise."""
 
     def files_after(*texts):
         embeddings.embed(texts, cache=tmp_path / "cache", model=tiny, progress=False)

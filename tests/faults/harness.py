@@ -35,7 +35,7 @@ def jobs(
 ) -> Iterator[tuple[str, Job]]:
     """Each recipe's kills, one after the other, and each of the other faults once, by name.
 
-    Every other recipe saves at each second step, the others at each.
+    The first recipe saves a checkpoint at every step, the second at every second step, and so on in turn.
     """
     for number, recipe in enumerate(recipes):
         if share := tries // len(recipes) + (number < tries % len(recipes)):

@@ -49,10 +49,10 @@ def every_other(**row: Any) -> dict[str, float]:
 
 
 def without_accuracy(**row: Any) -> dict[str, float]:
-    """The score alone; a number instead of this would be the accuracy as well, to verl."""
+    """A score without ``acc``. If this function returned a plain number, verl would use it as ``acc``, too."""
     return {"score": compute_score(**row)["score"]}
 
 
 def without_a_verdict(**row: Any) -> dict[str, float]:
-    """Neither a verdict nor a success rate."""
+    """A score of -1 or 2, which is neither a verdict nor a success rate."""
     return {"score": 3 * compute_score(**row)["score"] - 1}

@@ -61,7 +61,7 @@ def difference(saved: Any, loaded: Any, where: str = "the state") -> str:
 
 
 def prompts_at_fault(steps: Steps, batches: Mapping[int, Sequence[str]], trained: Trained) -> list[str]:
-    """verl trains each step's batch; within the first epoch no prompt is in two of them."""
+    """Faults, unless verl trained each step's batch, and no prompt is in two batches of the first epoch."""
     faults, seen = [], {}
     text_of, owner_of = {}, {}
     for step, prompts in sorted(batches.items()):
@@ -78,7 +78,7 @@ def prompts_at_fault(steps: Steps, batches: Mapping[int, Sequence[str]], trained
         if steps[step]["data/epoch"] > 1:
             continue
         again = [prompt for prompt in prompts if prompt in seen]
-        if again and not steps[step].get("prefix_sampling/rerollouts"):  # which rolls prompts out again at once
+        if again and not steps[step].get("prefix_sampling/rerollouts"):  # Prefix Sampling re-rolls prompts
             faults.append(f"step {step} trained {len(again)} prompts of step {seen[again[0]]} again")
         seen |= dict.fromkeys(prompts, step)
     return faults

@@ -49,8 +49,8 @@ class Option:
 
     Attributes:
         overrides: keys of the option.
-        same_rollouts: whether rollouts are those of every such run. A step then has one mini-batch, and the update
-            must be that of ``BASELINE``; else a step has a mini-batch for each prompt.
+        same_rollouts: whether the training has the same rollouts as every other with this flag. If so, a step has one
+            mini-batch, and the update must be that of ``BASELINE``; if not, a step has a mini-batch for each prompt.
         ranks: devices of the actor; some step's rollouts must not divide by them, if there are several.
         processes: number of the run's processes, by title.
         says: regular expression of a line of the log.
@@ -145,8 +145,9 @@ def make_task(folder: Path) -> Task:
 def overrides(recipe: str, option: Option) -> list[str]:
     """Keys of a cell, beside those of the task.
 
-    The engine's rollouts show whether it has the new weights, since these differ much; gradients on the same rollouts
-    are compared after an update, so this update is small.
+    With the engine's own rollouts, the learning rate is large, so that these rollouts show whether the engine has the
+    new weights. With the same rollouts in every training, the learning rate is small, because gradients are compared
+    after an update.
     """
     return [
         *RECIPES[recipe],

@@ -155,7 +155,7 @@ POLICIES = {
         "prompt_weight": "equal",
     },
 }
-# Beside the policy: the estimator of advantages, its division by the deviation, the loss, the clip, the truncated.
+# Keys beside the policy's: advantages and their division by the deviation, loss, clipping, truncated and diverged ones.
 TRAINING = {
     "algorithm.adv_estimator": ("grpo", {"vip": "rloo", "prefix_sampling": "rloo"}),
     "algorithm.norm_adv_by_std_in_grpo": (True, {"prefix_sampling": False, "reinforce_ada": False}),

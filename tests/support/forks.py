@@ -42,7 +42,7 @@ runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 @cache
 def with_verl() -> Driver:
-    """The one process of this process of pytest whose forks have imported verl and vLLM. It ends with this process."""
+    """The process whose forks have imported verl and vLLM: one for each process of pytest, with which it ends."""
     return Driver("serve with Ray")
 
 

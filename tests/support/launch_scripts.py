@@ -1,6 +1,6 @@
 """Launch scripts, run dry: with a stand-in for Python that prints its arguments.
 
-A real dry run of one script takes as long as importing verl; so do the dry runs of all of them here.
+A real dry run of one script takes as long as importing verl. Here, the dry runs of all scripts together take no longer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OURS = (*MACHINE, *READ_BY_EXPERIMENTS, "TRAIN_FILES", "VAL_FILES", *CHOICES)
 def run_script(
     script: str, python: str, *arguments: str, folder: Path = ROOT, **environment: str
 ) -> subprocess.CompletedProcess:
-    """``examples/run_<script>.sh`` with this Python, in this folder, and with none of OURS but ``environment``."""
+    """Run ``examples/run_<script>.sh`` with this Python in this folder. Of OURS, only ``environment`` is set."""
     inherited = {name: value for name, value in os.environ.items() if name not in OURS}
     return subprocess.run(
         ["bash", str(EXAMPLES / f"run_{script}.sh"), *arguments],
@@ -85,7 +85,7 @@ def dry_run(script: str, *arguments: str, **environment: str) -> tuple[int, str,
 
 
 def _read_by_experiments(environment: dict[str, str]) -> AbstractContextManager:
-    """The process's environment has none of OURS, but what an experiment reads of this one."""
+    """In this context, OURS are unset, except those that experiments read, which are set as in ``environment``."""
     read = {name: environment[name] for name in READ_BY_EXPERIMENTS if name in environment}
     inherited = {name: value for name, value in os.environ.items() if name not in OURS}
     return patch.dict(os.environ, inherited | read, clear=True)

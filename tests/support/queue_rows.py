@@ -106,7 +106,7 @@ class QueueWriter:
         self.cancelled += groups
 
     def write_cancelled(self, uid, finished, cancelled):
-        """The end of a cancelled wave: some rollouts finish, the others leave a tag; each has generated its number."""
+        """End a cancelled wave: ``finished`` sessions get rows, and session k of ``cancelled`` a tag with k tokens."""
         ended = (key_without_row(uid, session, CANCELLED, tokens=session) for session in cancelled)
         keys, tags = zip(*ended, strict=True)
         tq.kv_batch_put(keys=list(keys), partition_id="train", tags=list(tags))

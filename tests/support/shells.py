@@ -58,7 +58,7 @@ def run(coroutine: Coroutine) -> Any:
 async def cancel_around_the_answer(work: Callable[[asyncio.Future], Coroutine], answer: Any) -> None:
     """Start ``work`` on a future answer, and cancel it some turns of the event loop after the answer has come.
 
-    A coroutine that has not ended by then has to be cancelled, in whatever turn: nobody would cancel it again.
+    Whatever the turn, ``work`` must have ended or raise CancelledError: nobody would cancel it a second time.
     """
     for turns in range(8):
         coming = asyncio.get_running_loop().create_future()

@@ -139,7 +139,7 @@ class TrainingRun(Training):
         raise AssertionError(f"no process of the run is named {title}, only {', '.join(sorted(titles))}")
 
     def processes(self) -> Counter[str]:
-        """Number of the run's processes with each title, without what follows a dot or a colon with a number."""
+        """Number of the run's processes by title; a title counts up to its first dot."""
         children = psutil.Process(self.process.pid).children(recursive=True)
         return Counter(title.partition(".")[0] for title, _ in self._titled(children))
 

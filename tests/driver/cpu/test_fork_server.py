@@ -213,7 +213,7 @@ def test_a_process_without_a_server_has_no_command():
 
 
 def test_ray_starts_its_own_programs_as_forks_of_another_server():
-    """It has imported what the driver has, but not the modules of the workers."""
+    """The other server has imported what the driver has imported, but not the modules of the workers."""
     driver = Driver("serve as Ray")
     code = "import sys; print('verl_ext.driver.cpu.fork_server' in sys.modules, 'fractions' in sys.modules)"
     assert driver.run("-c", code).stdout == "True False\n"
@@ -263,7 +263,7 @@ def test_a_driver_prepares_its_forks():
 
 @pytest.mark.stack
 def test_forks_share_no_random_numbers_of_ray():
-    """Its C++ part names the calls of actors with them."""
+    """Ray's C++ part identifies calls of actors by random numbers."""
     driver = with_verl()
     code = """if True:
         import sys, threading

@@ -62,7 +62,7 @@ def test_shares_of_each_step():
 
 @pytest.fixture
 def two_recipes(monkeypatch):
-    """The others take as long again."""
+    """Analyses with two recipes, since all recipes would take twice as long."""
     monkeypatch.setattr("verl_ext.lab.waste.analysis.recipes", lambda: ["dynamic_sampling", "grpo"])
 
 
