@@ -189,6 +189,16 @@ def test_the_server_and_its_forks_end_with_the_driver(monkeypatch):
     wait_for(lambda: not folder.exists())
 
 
+def test_forks_that_are_rays_own_programs_do_not_outlive_the_driver_for_long():
+    driver = Driver("serve as Ray")
+    sleeper = subprocess.Popen([driver.python, "-c", "import time; print(1, flush=True); time.sleep(20)"], stdout=-1)
+    sleeper.stdout.readline()
+    driver.process.kill()
+    driver.close()
+    assert sleeper.wait(timeout=60) == 1, "the fork is killed before it ends itself"
+    sleeper.stdout.close()
+
+
 def test_without_a_server_python_starts_as_ever():
     driver = Driver()
     command = Path(driver.python).read_text().splitlines()[1].replace('"$@"', "-c 'print(1)'").removeprefix("exec ")
