@@ -6,12 +6,12 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
-from support.training import ROOT, Task, make_task
+from support.training import ROOT, Task, kill_running, make_task
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Task:
@@ -25,6 +25,12 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
             make(folder / f"{name}.part")
             (folder / f"{name}.part").rename(folder / name)
     return Task(folder / name)
+
+
+@pytest.fixture(autouse=True)
+def no_training_is_left() -> Iterator[None]:
+    yield
+    kill_running()
 
 
 @pytest.fixture(scope="session")

@@ -59,6 +59,17 @@ def make_task(folder: Path) -> Task:
     return Task(folder)
 
 
+_started: list[TrainingRun] = []
+
+
+def kill_running() -> None:
+    """Kill the trainings of this process that still run: a test that has failed leaves its training."""
+    while _started:
+        run = _started.pop()
+        if run.process.poll() is None:
+            run.kill()
+
+
 class TrainingRun(Training):
     """``python -m recipe.<recipe>`` in a folder of its own.
 
@@ -88,6 +99,7 @@ class TrainingRun(Training):
         metrics = folder / f"metrics_{len(list(folder.glob('metrics_*')))}.jsonl"
         super().__init__(command, folder, folder / "run.log", metrics, environment)
         self.deadline = time.monotonic() + TIMEOUT
+        _started.append(self)
 
     @property
     def log(self) -> str:
