@@ -25,6 +25,7 @@ else:
 if sys.argv[2] == "serve as Ray":
     with fork_server.starting_ray():
         print(sys.executable, flush=True)
+        print(fork_server.command(), flush=True)
 elif sys.argv[2] != "refuse":
     print(fork_server.command(), flush=True)
 sys.stdin.read()

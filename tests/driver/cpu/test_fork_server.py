@@ -189,14 +189,21 @@ def test_the_server_and_its_forks_end_with_the_driver(monkeypatch):
     wait_for(lambda: not folder.exists())
 
 
-def test_forks_that_are_rays_own_programs_do_not_outlive_the_driver_for_long():
+def test_forks_that_are_rays_own_programs_end_before_workers_after_a_killed_driver():
     driver = Driver("serve as Ray")
-    sleeper = subprocess.Popen([driver.python, "-c", "import time; print(1, flush=True); time.sleep(20)"], stdout=-1)
-    sleeper.stdout.readline()
+    of_workers = driver.process.stdout.readline().strip()
+    sleep = "-c", "import time; print(1, flush=True); time.sleep(20)"
+    of_ray, worker = (subprocess.Popen([python, *sleep], stdout=-1) for python in (driver.python, of_workers))
+    for sleeper in (of_ray, worker):
+        sleeper.stdout.readline()
     driver.process.kill()
     driver.close()
-    assert sleeper.wait(timeout=60) == 1, "the fork is killed before it ends itself"
-    sleeper.stdout.close()
+    assert of_ray.wait(timeout=60) == 1, "the fork is killed before it ends itself"
+    assert worker.poll() is None, "workers get more time"
+    worker.kill()
+    worker.wait()
+    for sleeper in (of_ray, worker):
+        sleeper.stdout.close()
 
 
 def test_without_a_server_python_starts_as_ever():
