@@ -75,7 +75,7 @@ class Rollout:
 
 @dataclass
 class Group:
-    """The rollouts of one prompt that are trained together. They come in one or several waves, all with the same group.
+    """All rollouts of one prompt for one update. Several waves may fill the group; its id stays the same.
 
     Attributes:
         id: unique over the whole run.

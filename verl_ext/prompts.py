@@ -33,7 +33,7 @@ def prompt_id(data_source: str | None, messages: Iterable[Mapping[str, Any]], gr
 
 
 def prompt_text(messages: Iterable[Mapping[str, Any]]) -> str:
-    """The text of a prompt for estimators that embed it: all messages, one per line."""
+    """All messages of a prompt, joined by newlines. Estimators embed this text."""
     return "\n".join(str(message["content"]) for message in messages)
 
 

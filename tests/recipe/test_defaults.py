@@ -1,4 +1,4 @@
-"""The defaults of every recipe: the paper's numbers, or those that its README names as the release's or ours."""
+"""The defaults of every recipe are the paper's, except where its README names the release or this project as source."""
 
 from __future__ import annotations
 

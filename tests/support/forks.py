@@ -43,7 +43,7 @@ runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 @cache
 def with_verl() -> Driver:
-    """The process whose forks have imported verl and vLLM: one for each process of pytest, with which it ends."""
+    """A process whose forks have imported verl and vLLM. Each process of pytest starts its own, and ends it."""
     return Driver("serve with Ray")
 
 

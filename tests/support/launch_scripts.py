@@ -1,4 +1,4 @@
-"""Launch scripts, run dry: with a stand-in for Python that prints its arguments.
+"""Dry runs of launch scripts: in place of Python, a script runs a program that prints its arguments.
 
 A real dry run of one script takes as long as importing verl. Here, the dry runs of all scripts together take no longer.
 """

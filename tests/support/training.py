@@ -63,7 +63,7 @@ _started: list[TrainingRun] = []
 
 
 def kill_running() -> None:
-    """Kill the trainings of this process that still run: a test that has failed leaves its training."""
+    """Kill the trainings that this process started and that still run, as after a failed test."""
     while _started:
         run = _started.pop()
         if run.process.poll() is None:

@@ -117,7 +117,7 @@ def attempt(trial: Trial, place: Place, data: Path, folder: Path, limit: float, 
 def _stopped_and_resumed(
     line: Sequence[str], folder: Path, log: Path, deadline: float, show: Show
 ) -> tuple[Steps, Steps]:
-    """The steps before a stop and those after it, which the same command line trains."""
+    """Run ``line`` until it is stopped, and again until its end; returns the steps of both runs."""
     with _started(line, folder, log, 1) as first:
         record = folder / RECORD
         status = _wait(first, deadline, show, "starts", lambda: record.exists() and STEP_BEGINS in record.read_text())

@@ -53,7 +53,7 @@ MODULES = (  # what workers and engine import
 GO = b"g"  # from the driver: serve
 GRACE = 30.0  # seconds that workers have to end after the driver
 GRACE_OF_RAY = 2.0  # the same for Ray's own programs: Ray's agents would look for a killed Ray for a minute
-PATIENCE = 60.0  # seconds within which a client must send its request
+PATIENCE = 60.0  # seconds that a client may take to send its request
 HIGH = 1000  # descriptors of received files, until they get their own numbers
 
 

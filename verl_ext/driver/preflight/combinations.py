@@ -175,7 +175,7 @@ def has_adapter(faults: Faults) -> bool:
 
 
 def check_rank(faults: Faults) -> None:
-    """vLLM bounds the rank of an adapter that it loads; verl looks up this bound only where a vLLM for GPUs is."""
+    """vLLM loads adapters up to a largest rank. verl itself checks the rank only if vLLM is built for GPUs."""
     if faults[f"{ROLLOUT}.name"] == "vllm" and not faults[f"{MODEL}.lora.merge"]:
         key = f"{MODEL}.lora{'.' if faults[f'{MODEL}.lora.rank'] else '_'}rank"  # verl prefers lora.rank
         valid = f"vLLM takes ranks up to {LARGEST_RANK}, or use {MODEL}.lora.merge=true"

@@ -51,7 +51,7 @@ class Run:
         return {name for record in self.records.values() for name in record}
 
     def series(self, name: str) -> Series:
-        """Steps at which the metric was logged, and its values."""
+        """Values of the metric ``name``, with the steps at which it was logged."""
         return as_series((step, record[name]) for step, record in self.records.items() if name in record)
 
     def level(self, name: str) -> np.ndarray:
@@ -75,7 +75,7 @@ def as_series(points: Iterable[tuple[float, float]]) -> Series:
 
 @dataclass(frozen=True)
 class RunGroup:
-    """The runs of one method, one per seed; one line of a plot."""
+    """The runs of one method, with one run per seed. A plot has one line for each group."""
 
     name: str
     runs: tuple[Run, ...]
