@@ -13,28 +13,17 @@ import os
 import re
 import sys
 import time
+from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
 from shutil import get_terminal_size
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # this checkout, whichever version is installed
+from verl_ext.first_run.run_log import COLOURS, stage
 
 EVERY = 4.0  # seconds between two lines where standard output is no terminal
 # Lines of a run that are shown. Errors about /loky- are left out: a reward worker's pool prints them if it ends after
 # the process that counts its semaphores, and the run is not affected.
 KEPT = re.compile(r"step [0-9/]+ (\||trains on|is the last).*|^error: .*|[A-Za-z.]+Error: (?!'/loky-).*")
-COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-STAGES = (  # text in the log of a run, and the part that starts there
-    ("Platform override", "checks of the configuration"),
-    ("ray init kwargs", "Ray"),
-    ("Started a local Ray instance", "driver and TransferQueue"),
-    ("dataloader initialized", "actor (FSDP)"),
-    ("model engine initialized", "rollout engine (vLLM)"),
-    ("all initialize finished", "agent loops and first rollouts"),
-    ("Passing raw prompts", "rollouts"),
-)
-
-
-def stage(line: str) -> str | None:
-    """The part of a run that starts with this line of the log."""
-    return next((name for text, name in STAGES if text in line), None)
 
 
 class MovingLine:

@@ -9,7 +9,7 @@ import time
 import psutil
 import pytest
 
-from verl_ext.first_run.process import Training, balances, last_error, metrics_of
+from verl_ext.first_run.process import Training, balances, metrics_of
 
 FINE = {
     "rollouts/sampled": 8,
@@ -31,6 +31,18 @@ def test_a_training_runs_in_its_folder_with_its_environment(tmp_path):
     assert (tmp_path / "log").read_text() == f"said {tmp_path} {tmp_path}/metrics\n"
     assert start(tmp_path, "print('again')").wait(60) == 0
     assert (tmp_path / "log").read_text() == f"said {tmp_path} {tmp_path}/metrics\nagain\n"
+
+
+def test_the_stage_of_a_training_is_the_last_of_its_own_log(tmp_path):
+    def after(*lines: str) -> str | None:
+        training = start(tmp_path, f"print({chr(10).join(lines)!r})")
+        training.wait(60)
+        return training.stage()
+
+    assert after("hello") is None
+    assert after("ray init kwargs: 1", "(pid=1) train dataloader initialized", "hello") == "actor (FSDP)"
+    assert after("Platform override") == "checks of the configuration"  # a second start, in the same log
+    assert after("bye") is None
 
 
 def test_waiting_ends_with_the_condition_or_the_time(tmp_path):
@@ -61,19 +73,3 @@ def test_steps_are_those_with_rollouts(tmp_path):
     file.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 2, "da')
     assert metrics_of(file) == {1: FINE}
     assert balances(FINE) and not balances(FINE | {"rollouts/failed_total": 0})
-
-
-@pytest.mark.parametrize(
-    ("log", "sentence"),
-    [
-        ("a\nerror: the key is wrong\nbye\n", "the key is wrong"),
-        ("error: the key is wrong\nValueError: shape\n", "the key is wrong"),
-        ("x.y.SomeError: deep\nValueError: shape\n\n", "ValueError: shape"),
-        ("(Worker pid=1) RuntimeError: CUDA out of memory\nlast\n", "RuntimeError: CUDA out of memory"),
-        ("only\nwords\n\n", "words"),
-        ("", "it has printed nothing"),
-    ],
-)
-def test_the_last_error_of_a_log(tmp_path, log, sentence):
-    (tmp_path / "log").write_text(log)
-    assert last_error(tmp_path / "log") == sentence

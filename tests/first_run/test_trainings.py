@@ -23,6 +23,7 @@ part = 2 if started.exists() else 1
 started.touch()
 told = behaviour[part - 1]
 stop = []
+print("ray init kwargs: {}", flush=True)
 signal.signal(signal.SIGUSR1, lambda *_: stop.append(1))
 pathlib.Path("checkpoints").mkdir(exist_ok=True)
 pathlib.Path("record.jsonl").write_text(json.dumps({"event": "step", "step": told["first"]}))
@@ -62,7 +63,7 @@ def test_stopped_and_resumed(tried):
     assert row.rollouts_per_second == 8 * 3 / 6.0 and row.seconds > 0
     assert row.peak_bytes is None and row.predicted_bytes is None
     assert not (folder / "checkpoints").exists() and (folder / "run.log").exists()
-    assert said[0] == "starts" and "is asked to stop after its first step" in said and "resumes" in said
+    assert said[0] == "starts" and "is asked to stop after its first step: Ray" in said and "resumes" in said
     assert tried(FIRST)[0].result == PASSED  # the folder of an earlier trial is emptied
     assert tried({**FIRST, "last": 2}, {**SECOND, "first": 3})[0].result == PASSED  # the second step was under way
 

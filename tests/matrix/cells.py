@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM
 
 from matrix.update import difference, first_moments
 from verl_ext.first_run.made_up import write_data, write_model
-from verl_ext.first_run.process import Steps, last_error
+from verl_ext.first_run.process import Steps
+from verl_ext.first_run.run_log import last_error
 
 ACTOR, ROLLOUT, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model"))
 DEVICES = "trainer.n_gpus_per_node"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,11 +12,11 @@ from pathlib import Path
 
 import psutil
 
+from verl_ext.first_run.run_log import last_stage
+
 Steps = dict[int, dict[str, float]]
 TOTALS = ("rollouts/sampled", "rollouts/trained", "tokens/sampled")
 PARTS = ("rollouts/trained_total", "rollouts/buffered", "rollouts/discarded_total", "rollouts/failed_total")
-ERROR = re.compile(r"[\w.]*(?:Error|Exception|Exit)\b.*: .+")
-TAIL = 1 << 16  # bytes of a log that are searched for its error
 
 
 class Training:
@@ -35,6 +34,7 @@ class Training:
         self, command: Sequence[str], folder: Path, log_file: Path, metrics_file: Path, environment: Mapping[str, str]
     ) -> None:
         self.log_file, self.metrics_file = log_file, metrics_file
+        self._log_start = log_file.stat().st_size if log_file.exists() else 0
         variables = {**os.environ, **environment, "VERL_FILE_LOGGER_PATH": str(metrics_file)}
         with open(log_file, "a") as output:
             self.process = subprocess.Popen(
@@ -44,6 +44,12 @@ class Training:
     def steps(self) -> Steps:
         """Metrics of each training step so far."""
         return metrics_of(self.metrics_file)
+
+    def stage(self) -> str | None:
+        """The part of the run that has started last, by its log; None before the first."""
+        with open(self.log_file, "rb") as file:
+            file.seek(self._log_start)
+            return last_stage(file.read().decode(errors="replace"))
 
     def wait(self, seconds: float, until: Callable[[], bool] = lambda: False, every: float = 0.2) -> int | None:
         """Wait for the end of the process, or until ``until()``.
@@ -81,13 +87,3 @@ def metrics_of(file: Path) -> Steps:
 def balances(metrics: Mapping[str, float]) -> bool:
     """sampled = trained + buffered + discarded + failed, cumulatively."""
     return metrics["rollouts/sampled_total"] == sum(metrics[part] for part in PARTS)
-
-
-def last_error(log: Path) -> str:
-    """The last line of a log that begins with ``error: ``, else the last line of an exception, else the last line."""
-    with open(log, "rb") as file:
-        file.seek(max(0, log.stat().st_size - TAIL))
-        lines = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
-    said = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    raised = [found[0] for line in lines if (found := ERROR.search(line))]
-    return (said or raised or lines or ["it has printed nothing"])[-1]

@@ -15,7 +15,8 @@ from pathlib import Path
 from verl_ext.errors import EXIT_STOPPED
 from verl_ext.files import quoted
 from verl_ext.first_run.place import CPU, NotTried, Place
-from verl_ext.first_run.process import TOTALS, Steps, Training, balances, last_error
+from verl_ext.first_run.process import TOTALS, Steps, Training, balances
+from verl_ext.first_run.run_log import last_error
 from verl_ext.first_run.table import FAILED, NOT_TRIED, PASSED, Row
 from verl_ext.hardware.memory import GIB
 from verl_ext.recipes import recipes
@@ -169,8 +170,8 @@ def _wait(
     training: Training, deadline: float, show: Show, phase: str, until: Callable[[], bool] = lambda: False
 ) -> int | None:
     def looked() -> bool:
-        steps = training.steps()
-        show(f"step {max(steps)} of {STEPS} is done" if steps else phase)
+        steps, part = training.steps(), training.stage()
+        show(f"step {max(steps)} of {STEPS} is done" if steps else f"{phase}: {part}" if part else phase)
         return until()
 
     show(phase)
