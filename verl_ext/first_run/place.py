@@ -12,6 +12,7 @@ from verl_ext.hardware.shapes import Shape, find
 CPU = "cpu"
 PROMPT = 128  # tokens; the prompts are a line each, with room for a chat template
 RESPONSE_ON_CPU, RESPONSE_ON_GPUS = 24, 256  # tokens
+SENDING_BYTES = 2048 * 2**20  # verl's buffer for weights on their way to vLLM, update_weights_bucket_megabytes
 SEQUENCES = 8  # longest sequences in a micro-batch; a trial would not fill a larger token budget
 
 
@@ -109,13 +110,16 @@ class Place:
         )
 
     def predicted_memory(self, mode: str) -> float | None:
-        """Bytes that ``verl-ext hardware`` computes for the training's process on a GPU; None on the CPU."""
+        """Bytes of the training's process on a GPU, by the arithmetic of ``verl-ext hardware``; None on the CPU.
+
+        The least is verl's buffer for sending weights, which ``verl-ext hardware`` leaves out: an update takes more.
+        """
         if self.hardware == CPU:
             return None
         (nodes, gpus), _ = self.devices(mode)
         devices = nodes * gpus
         held = use(self.shape, GPU_MEMORY[self.hardware], devices, self.longest, self.fitting(devices))
-        return held.training_state + max(held.update, held.log_probs)
+        return held.training_state + max(held.update, held.log_probs, SENDING_BYTES)
 
 
 def fitting_keys(chosen: Settings) -> dict[str, object]:
