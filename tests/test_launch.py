@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import re
 import subprocess
 import sys
 from functools import partial
@@ -191,3 +192,27 @@ def test_rays_workers_on_a_cpu_do_so_too_and_import_nothing_heavy_for_it():
     subprocess.run(
         [sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     )
+
+
+WARNINGS = """
+import warnings
+for engine in ("veomni", "megatron"):
+    warnings.warn(f"{engine} engine is not available: x")
+"""
+
+
+@pytest.mark.parametrize(("used", "warned"), [("dp", []), ("megatron", ["megatron", "megatron"])])
+def test_verls_warnings_of_missing_engines_are_ignored_in_all_processes(used, warned):
+    """All but the warning of the engine in use; a filter of the user stays."""
+    code = f"""
+import os, subprocess, sys
+from verl_ext.launch import ignore_missing_engines
+ignore_missing_engines({used!r})
+assert os.environ["PYTHONWARNINGS"].startswith("ignore::SyntaxWarning,")
+{WARNINGS}
+subprocess.run([sys.executable, "-c", {WARNINGS!r}], check=True)
+"""
+    environment = os.environ | {"PYTHONWARNINGS": "ignore::SyntaxWarning"}
+    command = [sys.executable, "-c", code]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stderr
+    assert re.findall("UserWarning: (.*) engine is not available", said) == warned

@@ -11,6 +11,7 @@ import gc
 import os
 import re
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module, resources
 from pathlib import Path
@@ -30,6 +31,7 @@ GROUPS = ("experiment", "hardware", "model_engine", *GPU_GROUPS)
 SIMILAR = 0.6
 THRESHOLDS = (100_000, 20, 20)  # of the search for garbage cycles; CPython's default is (700, 10, 10)
 FORKS = (JOB, "RAY_RAYLET_PID")  # Ray sets these environment variables in its workers
+OTHER_ENGINES = ("torchtitan", "veomni", "automodel", "mindspeed", "megatron")  # verl warns of each that is missing
 CHECK = "--check"  # a flag of ours, beside hydra's
 FULL_ERROR = "HYDRA_FULL_ERROR"  # "1": hydra raises its errors instead of printing several lines and exiting with 1
 
@@ -56,6 +58,7 @@ def main(recipe: str) -> None:
 
     register_resolvers()
     export_environment(hardware)
+    ignore_missing_engines(chosen(arguments, "model_engine", "dp"))
     if hardware == "cpu" and task is _train:
         prepare_forks()
     sys.argv[1:] = [*arguments, *implied(arguments, of_experiment), *(flag for flag in flags if flag != CHECK)]
@@ -156,6 +159,18 @@ def export_environment(hardware: str) -> None:
         config = OmegaConf.create(profile.read_text())
         for name, value in (OmegaConf.select(config, "ray_kwargs.ray_init.runtime_env.env_vars") or {}).items():
             os.environ.setdefault(name, str(value))
+
+
+def ignore_missing_engines(used: str) -> None:
+    """Ignore verl's warning of each training engine that cannot be imported, here and in the workers.
+
+    They would be the first ten lines of a run, and of each of its workers. The warning about the ``used`` engine stays.
+    """
+    messages = [f"{engine} engine is not available" for engine in OTHER_ENGINES if engine != used]
+    for message in messages:
+        warnings.filterwarnings("ignore", message)
+    filters = [os.environ.get("PYTHONWARNINGS"), *(f"ignore:{message}" for message in messages)]
+    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, filters))
 
 
 def collect_rarely() -> None:
