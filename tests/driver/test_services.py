@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from verl.experimental.reward_loop import RewardLoopWorker
 from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
+from vllm.sampling_params import RequestOutputKind
 
 from verl_ext.driver.gathered import GatheredActor
 from verl_ext.driver.services import RewardWorker, TokenClient, gather_requests
@@ -221,20 +223,24 @@ def test_a_client_without_a_load_balancer_stays_as_it_is():
     assert client._load_balancer is None
 
 
-def test_text_is_decoded_for_stop_strings_only():
-    class Engine:
-        seen = ()
+@pytest.mark.parametrize("client_class", [LLMServerClient, FullyAsyncLLMServerClient])
+def test_text_is_decoded_for_stop_strings_only_and_engines_that_are_not_interrupted_answer_once(client_class):
+    class Client(client_class):
+        def __init__(self):
+            self.seen = []
 
         async def generate(self, request_id, *, prompt_ids, sampling_params):
-            self.seen = (*self.seen, sampling_params)
+            self.seen.append(pickle.loads(pickle.dumps(sampling_params)))
 
     async def main():
         for settings in ({"top_p": 1.0}, {"stop": ["</answer>"]}, {"detokenize": True}):
-            await TokenClient(engine).generate("id", prompt_ids=[1], sampling_params=settings)
+            await TokenClient(client).generate("id", prompt_ids=[1], sampling_params=settings)
 
-    engine = Engine()
+    client = Client()
     asyncio.run(main())
-    assert engine.seen == ({"top_p": 1.0, "detokenize": False}, {"stop": ["</answer>"]}, {"detokenize": True})
+    once = {"output_kind": RequestOutputKind.FINAL_ONLY} if client_class is LLMServerClient else {}
+    given = [{"top_p": 1.0, "detokenize": False}, {"stop": ["</answer>"]}, {"detokenize": True}]
+    assert client.seen == [once | settings for settings in given]
 
 
 def sample(text: str, place: int) -> DataProto:

@@ -11,7 +11,7 @@ import ray
 import torch
 from tensordict import TensorDict
 from verl import DataProto
-from verl.workers.rollout.llm_server import LLMServerClient
+from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
 from verl_ext.driver.gathered import GatheredActor
@@ -94,22 +94,43 @@ def _note_end(transcript: Transcript, answer: asyncio.Future) -> None:
 
 
 class TokenClient:
-    """A client of vLLM engines that asks for tokens alone: verl reads no text, and vLLM would decode every token.
+    """A client of vLLM engines that asks for tokens alone, and for one answer to each request.
+
+    verl reads no text, and vLLM would decode every token. verl reads the last answer, and vLLM would give one for every
+    token. Before verl's server interrupts an engine, it waits for an answer to each request, or a minute: engines that
+    are interrupted give all answers.
 
     Args:
-        client: verl's client. Requests with stop strings need the text, and reach ``client`` unchanged.
+        client: verl's client. Requests with stop strings need the text.
     """
 
     def __init__(self, client: LLMServerClient):
         self._client = client
+        is_interrupted = isinstance(client, FullyAsyncLLMServerClient)  # goes on with interrupted responses
+        self._settings = {} if is_interrupted else {"output_kind": _FinalOnly()}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
 
     async def generate(self, request_id: str, *, sampling_params: dict[str, Any], **kwargs: Any) -> TokenOutput:
+        sampling_params = self._settings | sampling_params
         if not sampling_params.get("stop"):
-            sampling_params = {"detokenize": False, **sampling_params}
+            sampling_params.setdefault("detokenize", False)
         return await self._client.generate(request_id, sampling_params=sampling_params, **kwargs)
+
+
+class _FinalOnly:
+    """vLLM's output kind for one answer to a request, once it is unpickled: the server imports vLLM, agent loops need
+    not."""
+
+    def __reduce__(self) -> tuple[Callable, tuple]:
+        return _final_only, ()
+
+
+def _final_only() -> Any:
+    from vllm.sampling_params import RequestOutputKind
+
+    return RequestOutputKind.FINAL_ONLY
 
 
 class RewardWorker(GatheredActor):
