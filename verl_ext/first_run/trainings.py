@@ -170,8 +170,11 @@ def _wait(
     training: Training, deadline: float, show: Show, phase: str, until: Callable[[], bool] = lambda: False
 ) -> int | None:
     def looked() -> bool:
-        steps, part = training.steps(), training.stage()
-        show(f"step {max(steps)} of {STEPS} is done" if steps else f"{phase}: {part}" if part else phase)
+        if steps := training.steps():
+            show(f"step {max(steps)} of {STEPS} is done")
+        else:
+            part = training.stage()
+            show(f"{phase}: {part}" if part else phase)
         return until()
 
     show(phase)
