@@ -75,7 +75,7 @@ class Rollout:
 
 @dataclass
 class Group:
-    """All rollouts of one prompt for one update. Several waves may fill the group; its id stays the same.
+    """A prompt and its rollouts for one update. Several waves may fill the group; the group's id stays the same.
 
     Attributes:
         id: unique over the whole run.
@@ -86,8 +86,8 @@ class Group:
         trained: indices into ``rollouts`` of the rows to train on, two or more of usable rollouts; None: all usable
             rollouts. A policy sets them before it returns the group from :meth:`RolloutPolicy.take_batch`.
         sampling: settings of the wave that was requested last; None: those of verl's configuration.
-        weight: factor on the group's advantages, beside the policy's ``prompt_weight``; 0 or more. A policy sets it
-            before it returns the group from :meth:`RolloutPolicy.take_batch`.
+        weight: factor on the group's advantages, beside the policy's ``prompt_weight``; 0 or more. A policy sets the
+            weight before it returns the group from :meth:`RolloutPolicy.take_batch`.
     """
 
     id: str

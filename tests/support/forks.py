@@ -43,7 +43,7 @@ runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 @cache
 def with_verl() -> Driver:
-    """A process whose forks have imported verl and vLLM. Each process of pytest starts its own, and ends it."""
+    """A process whose forks have imported verl and vLLM. Each process of pytest starts and ends one of its own."""
     return Driver("serve with Ray")
 
 

@@ -33,7 +33,7 @@ def gather_requests(client: LLMServerClient, engine_name: str) -> None:
 
 
 class GatheredBalancer(GatheredActor):
-    """verl's load balancer. Requests to the engines that it chooses travel together, too.
+    """verl's load balancer. Requests to the engines that the load balancer chooses travel together, too.
 
     Args:
         balancer: its handle.
@@ -58,7 +58,7 @@ class Engine(GatheredActor):
     """verl's server of an engine.
 
     verl's client records the policy version of a response's first answer as the response's oldest version. An answer
-    that was aborted before its first token is empty, so its version is removed.
+    that was aborted before its first token is empty, so the answer's policy version is removed.
     """
 
     def _asked(self, name: str, kwargs: dict[str, Any], answer: asyncio.Future) -> None:

@@ -112,7 +112,8 @@ class Place:
     def predicted_memory(self, mode: str) -> float | None:
         """Bytes of the training's process on a GPU, by the arithmetic of ``verl-ext hardware``; None on the CPU.
 
-        The least is verl's buffer for sending weights, which ``verl-ext hardware`` leaves out: an update takes more.
+        To the training state, the largest of three is added: the update, the log-probs, and verl's buffer for sending
+        weights. ``verl-ext hardware`` leaves the buffer out, because the update of a larger model takes more.
         """
         if self.hardware == CPU:
             return None

@@ -1,4 +1,4 @@
-"""A training as a subprocess: its metrics, its log, its end."""
+"""Runs a training as a subprocess: reads its metrics and its log, waits for it, kills it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Training:
     Args:
         command: the command line.
         folder: folder in which the command runs.
-        log_file: file to which its output is appended.
+        log_file: the command appends its output to this file.
         metrics_file: file for verl's logger ``file``.
         environment: variables added to those of this process.
     """

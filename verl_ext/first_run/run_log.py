@@ -1,4 +1,4 @@
-"""The log of a run: its stages and its last error. Needs the standard library only, for use during the installation."""
+"""Finds stages and the last error in the log of a run. Needs the standard library only: the installation uses it."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def attempt(trial: Trial, place: Place, data: Path, folder: Path, limit: float, 
 
     Args:
         folder: for the log, the metrics and the checkpoint. The checkpoint is removed if the trial passes.
-        limit: seconds of the whole trial, after which its processes are killed.
+        limit: seconds for the whole trial. Then the trial's processes are killed.
         show: called with what happens now.
     """
     shutil.rmtree(folder, ignore_errors=True)
@@ -118,7 +118,7 @@ def attempt(trial: Trial, place: Place, data: Path, folder: Path, limit: float, 
 def _stopped_and_resumed(
     line: Sequence[str], folder: Path, log: Path, deadline: float, show: Show
 ) -> tuple[Steps, Steps]:
-    """Run ``line`` until it is stopped, and again until its end; returns the steps of both runs."""
+    """Train by the command ``line`` until the stop, resume by the same command, and return the steps of both runs."""
     with _started(line, folder, log, 1) as first:
         record = folder / RECORD
         status = _wait(first, deadline, show, "starts", lambda: record.exists() and STEP_BEGINS in record.read_text())

@@ -11,8 +11,8 @@ activations of a token    2 bytes x hidden x layers (kept), and 68 bytes x hidde
 ========================  =========================================================================================
 
 The factors of logits and activations are estimates, so training leaves a quarter of the GPU free; the others are exact.
-Left out are the memory that vLLM keeps while it sleeps, and its sampler's buffers beyond its share: docs/hardware.md
-has both as seen on one H200.
+The arithmetic leaves out the memory that vLLM keeps while it sleeps, and the memory that vLLM takes above its share.
+docs/hardware.md says how much both were on one H200.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A server that executes a model's SQL. It forks one process for each database.
+"""A server that executes a model's SQL. The server forks one process for each database.
 
 :mod:`verl_ext.sandbox.databases` starts this file as a script (``python -I -S``). The file imports the standard library
 only, so the server is small and a fork costs about a millisecond.

@@ -183,7 +183,7 @@ def _holds_step(part: Path) -> bool:
 
 
 def home(part: Path) -> Path:
-    """Path whose last part names the run: the folder of its event files, or its file without ending; absolute."""
+    """Path whose last part names the run: the folder of the event files, or the file without its ending; absolute."""
     path = Path(os.path.abspath(part))
     if path.is_dir():
         return path
