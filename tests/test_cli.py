@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import inspect
 import os
@@ -15,7 +16,7 @@ import typer
 import yaml
 
 from verl_ext import __version__, cli
-from verl_ext.launch import experiment_hardware
+from verl_ext.launch import THRESHOLDS, experiment_hardware
 from verl_ext.recipes import Key, help_page, keys, recipes, table
 
 ROOT = Path(__file__).parents[1]
@@ -55,6 +56,16 @@ def test_help_names_every_command_and_imports_none(run):
     assert max(map(len, printed.splitlines())) <= 80
     assert run() == run("-h") == (0, printed, "")
     assert run("--version") == (0, f"verl-ext {__version__}\n", "")
+
+
+def test_every_command_looks_for_garbage_rarely(run):
+    before = gc.get_threshold()
+    try:
+        gc.set_threshold(700, 10, 10)
+        run("--version")
+        assert gc.get_threshold() == THRESHOLDS
+    finally:
+        gc.set_threshold(*before)
 
 
 def test_help_on_a_recipe_imports_neither_verl_nor_hydra():

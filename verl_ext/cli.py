@@ -1,4 +1,7 @@
-"""The command ``verl-ext``: finds a subcommand by name, and imports only the module of that subcommand."""
+"""The command ``verl-ext``: finds a subcommand by name, and imports the module of that subcommand.
+
+Of the other subcommands' modules it imports launch.py alone, which is light.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from importlib import import_module
 from typing import Any, NamedTuple, NoReturn
 
 from verl_ext import __version__, extras
+from verl_ext.launch import collect_rarely
 
 
 class Command(NamedTuple):
@@ -45,6 +49,7 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run ``verl-ext <arguments>``; None: the arguments of this process. A mistake in a name exits with 2."""
+    collect_rarely()
     name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if os.getcwd() not in sys.path:  # python -m searches the current folder for a user's recipe; so does verl-ext
         sys.path.append(os.getcwd())

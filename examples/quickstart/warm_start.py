@@ -33,6 +33,7 @@ from verl_ext.data.levels import divide
 from verl_ext.data.reasoning_gym import Level, distinct_entries, levels_of
 from verl_ext.files import written_whole
 from verl_ext.first_run.made_up import CHAT_TEMPLATE, END, START, byte_tokenizer, make_model
+from verl_ext.launch import collect_rarely
 
 
 def make_tokenizer(questions: Sequence[str]) -> PreTrainedTokenizerFast:
@@ -226,6 +227,7 @@ def start(options: dict[str, Any], writer: str) -> tuple[dict[str, Any], list[pd
     Raises:
         typer.BadParameter: an option is not valid.
     """
+    collect_rarely()
     record = {key: value for key, value in options.items() if key not in ("data", "out")}
     if record["hidden"] % 32:
         raise typer.BadParameter(f"--hidden must be a multiple of 32, got {record['hidden']}.")
