@@ -240,6 +240,7 @@ def test_splits_have_the_shares_of_the_classes_and_no_row_twice():
         ("quickstart_mostly_solved", "n32", ["--task", "outputs"]),
         ("long_tailed", "n32", ["--task", "outputs"]),
         ("long_tailed", "stack256", []),
+        ("mostly_solved", "confirm_stack256", []),
     ],
 )
 def test_worlds_of_the_stack_their_questions_and_a_task_belong_together(world, question, given):
