@@ -43,8 +43,9 @@ def main(
 ) -> None:
     """Check an installation; the first fault ends with one sentence and exit code 1."""
     sys.path.insert(0, str(ROOT))
-    from verl_ext.launch import export_environment
+    from verl_ext.launch import collect_rarely, export_environment
 
+    collect_rarely()
     export_environment(hardware)  # before anything imports verl
     console, setup = Console(highlight=False), Setup(hardware, engine, bool(megatron))
     for check in (_versions, _imports, _packages, _allocation, _reward, _recipes, _gpu):

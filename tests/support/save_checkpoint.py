@@ -15,6 +15,8 @@ from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
 
+from verl_ext.launch import collect_rarely
+
 
 def main(rank: int, source: str, run: Path, step: int, ranks: int) -> None:
     store = torch.distributed.FileStore(str(run / "ranks"), ranks)
@@ -31,6 +33,7 @@ def main(rank: int, source: str, run: Path, step: int, ranks: int) -> None:
 
 
 if __name__ == "__main__":
+    collect_rarely()
     source, run, step, ranks = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
     torch.multiprocessing.start_processes(main, (source, run, step, ranks), ranks, start_method="fork")
     (run / "ranks").unlink()
