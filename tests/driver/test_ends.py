@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 
 import pytest
 from ray.exceptions import RayTaskError
@@ -198,6 +199,7 @@ def used_up(folder, step, monkeypatch, *overrides, loads=None, saved=None):
         made._load_checkpoint()
     for name in ("note_workers", "check_workers", "forget_workers"):  # they need Ray
         monkeypatch.setattr(f"verl_ext.driver.trainer.{name}", lambda: None)
+    monkeypatch.setattr("verl_ext.driver.trainer.EngineWatch", nullcontext)
     if saved:
         made._saved_step = saved
     made._validate = lambda: calls.append(f"validated {made.global_steps}") or {"accuracy": 0.5}

@@ -14,6 +14,7 @@ from ray.util.placement_group import placement_group
 
 from verl_ext.driver import liveness
 from verl_ext.driver.liveness import (
+    EngineWatch,
     NodeLost,
     Watch,
     WorkerLost,
@@ -180,8 +181,21 @@ def test_losing_an_engine_ends_the_wait_though_its_server_lives(cluster, monkeyp
     check_workers()
     ray.get([plain.answer.remote(), whole.answer.remote(), dying.lose_the_engine.remote()], timeout=60)
     lost = r"lost 1 of its 4 workers: vllm_server_1_0 \(its engine\); .* start the same command again"
-    with pytest.raises(WorkerLost, match=lost), Watch():
+    with pytest.raises(WorkerLost, match=lost), Watch(), EngineWatch():
         ray.get(waiting.hang.remote(), timeout=120)
+
+
+def test_after_an_error_the_engines_are_asked_once_more(cluster, monkeypatch):
+    monkeypatch.setattr(liveness, "INTERVAL", 3600.0)
+    server = named_worker("vllm_server_0_0", Server)
+    note_workers()
+    with EngineWatch():
+        ray.get(server.lose_the_engine.remote(), timeout=60)
+    check_workers()  # a run that ends well asks no more
+    with pytest.raises(KeyError), EngineWatch():
+        raise KeyError("because of the engine")
+    with pytest.raises(WorkerLost, match=r"vllm_server_0_0 \(its engine\)"):
+        check_workers()
 
 
 def test_a_server_that_does_not_answer_is_not_lost(cluster, monkeypatch):
@@ -189,6 +203,34 @@ def test_a_server_that_does_not_answer_is_not_lost(cluster, monkeypatch):
     busy = named_worker("vllm_server_0_0")
     busy.hang.remote()
     note_workers()
+    with pytest.raises(KeyError), EngineWatch():
+        raise KeyError("of another cause")
+    check_workers()
+
+
+def test_engines_are_asked_again_after_a_question_that_ray_could_not_answer(cluster, monkeypatch, caplog):
+    answers = iter([RpcError("the head is busy"), ["vllm_server_0_0"]])
+
+    def without_engine(names):
+        assert names == ["vllm_server_0_0"]
+        if isinstance(answer := next(answers, []), Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(liveness, "INTERVAL", 0.2)
+    monkeypatch.setattr(liveness, "_without_engine", without_engine)
+    waiting = named_worker("vllm_server_0_0")
+    note_workers()
+    with pytest.raises(WorkerLost, match="its engine"), Watch(), EngineWatch():
+        ray.get(waiting.hang.remote(), timeout=120)
+    assert "engines could not be checked: the head is busy" in caplog.text
+
+
+def test_the_driver_loads_no_class_of_a_worker(cluster, monkeypatch):
+    """For an actor's handle, Ray imports the actor's class: vLLM, for a rollout server."""
+    named_worker("vllm_server_0_0", Server)
+    note_workers()
+    monkeypatch.delattr(ray, "get_actor")
     check_workers()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pandas as pd
@@ -192,6 +193,7 @@ def loop(tmp_path, monkeypatch):
 
         for name in ("note_workers", "forget_workers"):
             monkeypatch.setattr(trainers, name, call(name, None))
+        monkeypatch.setattr(trainers, "EngineWatch", lambda: nullcontext(call("EngineWatch", None)()))
         monkeypatch.setattr(trainers, "check_workers", call("check_workers", lost))
         monkeypatch.setattr(PPOTrainer, "fit", call("loop", error))
         try:
@@ -204,7 +206,7 @@ def loop(tmp_path, monkeypatch):
 
 
 def test_workers_are_watched_during_the_loop_only(loop):
-    assert loop() == ["note_workers", "loop", "forget_workers"]
+    assert loop() == ["note_workers", "EngineWatch", "loop", "forget_workers"]
 
 
 @pytest.mark.parametrize(
@@ -219,7 +221,7 @@ def test_an_error_in_the_loop_is_reported_by_its_cause(loop, error, lost, raised
     with pytest.raises(raised, match=sentence):
         loop(error, lost)
     forgotten = ["forget_workers"] if lost is None else []  # verl stops the workers next, which is no loss
-    assert loop.calls == ["note_workers", "loop", "check_workers", *forgotten]
+    assert loop.calls == ["note_workers", "EngineWatch", "loop", "check_workers", *forgotten]
 
 
 @pytest.mark.parametrize(

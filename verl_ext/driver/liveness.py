@@ -87,15 +87,15 @@ def forget_workers() -> None:
 
 
 def check_workers() -> None:
-    """Raise WorkerLost if a recorded worker, or the engine of a rollout server, is gone.
+    """Raise WorkerLost if a recorded worker, or an engine that :class:`EngineWatch` asks for, is gone.
 
     Nothing restarts a lost worker, and verl may wait for the worker forever: verl sends new weights to an engine
     without a time-out.
     """
-    names = json.loads(read_note("workers") or "[]")
+    names = _noted("workers")
     if not names:
         return
-    gone = sorted(set(names) - _alive()) or [f"{name} (its engine)" for name in _without_engine(names)]
+    gone = sorted(set(names) - _alive()) or [f"{name} (its engine)" for name in _noted("engines")]
     if gone:
         more = f" and {len(gone) - SHOWN} more" if len(gone) > SHOWN else ""
         raise WorkerLost(
@@ -111,8 +111,45 @@ def _alive() -> set[str]:
     return {actor["name"] for actor in list_named_actors(all_namespaces=True) if actor["namespace"] in namespaces}
 
 
+def _noted(kind: str) -> list[str]:
+    return json.loads(read_note(kind) or "[]")
+
+
+class EngineWatch:
+    """Within this context, a thread records the rollout servers whose engine has died, for :func:`check_workers`.
+
+    vLLM's engine is another process, and its server outlives it. The runner asks, which has the servers' class: the
+    driver would import vLLM to get their handles.
+    """
+
+    def __init__(self):
+        self._left = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="engines", daemon=True)
+
+    def __enter__(self) -> EngineWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_) -> None:
+        self._left.set()
+        self._thread.join(timeout=2 * ANSWER)
+        if kind is not None:  # perhaps because of an engine that has just died
+            self._ask()
+
+    def _look(self) -> None:
+        while not self._left.wait(INTERVAL):
+            self._ask()
+
+    def _ask(self) -> None:
+        try:
+            if lost := _without_engine(_noted("workers")):
+                write_note("engines", json.dumps(lost))
+        except Exception as error:  # Ray could not answer, which says nothing of the run
+            logger.warning("the run's engines could not be checked: %s", error)
+
+
 def _without_engine(names: list[str]) -> list[str]:
-    """Rollout servers with a dead engine. vLLM's engine is another process, and the server outlives the engine."""
+    """Rollout servers with a dead engine."""
     asked = {}
     for name in names:
         with contextlib.suppress(ValueError):  # in another namespace, or gone by now

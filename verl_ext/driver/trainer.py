@@ -33,7 +33,7 @@ from verl_ext.driver.checkpoint import (
     weights_to_keep,
 )
 from verl_ext.driver.cluster import check_queue_full
-from verl_ext.driver.liveness import check_workers, forget_workers, note_nodes, note_workers
+from verl_ext.driver.liveness import EngineWatch, check_workers, forget_workers, note_nodes, note_workers
 from verl_ext.driver.prompt_data import PromptDataset, PromptTexts, endless_rows, fetch, prompt_loader
 from verl_ext.driver.replay_buffer import PARTITION, GroupReplayBuffer, set_aside
 from verl_ext.driver.step_line import step_line
@@ -142,7 +142,8 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, GroupUpdates, WeightTurn
     def _fit_until_used_up(self, agent_loop_manager: WaveManager) -> None:
         """verl's ``fit``; data that is used up after the first step ends the run."""
         try:
-            super().fit(agent_loop_manager)
+            with EngineWatch():
+                super().fit(agent_loop_manager)
         except CannotFillBatch as error:
             check_workers()
             if self.global_steps <= 1:  # nothing was learned, so the settings are at fault
