@@ -77,13 +77,13 @@ ON_STACK = [(name, method) for name, each in comparison.QUESTIONS.items() if eac
 @pytest.mark.parametrize(("question", "method"), ON_STACK)
 def test_runs_of_the_comparison_on_the_stack(question, method, task):
     text, (n, prompts) = comparison.QUESTIONS[question].methods[method], comparison.QUESTIONS[question].sizes[-1]
-    source = FolderSource(task / "model", task / "data")
-    recipe, overrides = comparison_stack.overrides(text, Setting(2e-5, n, prompts), 3, 8000, source)
+    source, seed = FolderSource(task / "model", task / "data"), FRESH[question][-1]
+    recipe, overrides = comparison_stack.overrides(text, Setting(2e-5, n, prompts), seed, 8000, source)
     config = compose(recipe, *overrides)
     validate(config)
     policy = config.rollout_policy
     assert (policy.n if "n" in policy else policy.n_pilot + policy.n_commit) == n == 256 // config.data.train_batch_size
-    assert {config.data.seed, config.actor_rollout_ref.rollout.seed} == {3} and 3 in FRESH[question]
+    assert {config.data.seed, config.actor_rollout_ref.rollout.seed} == {seed}
     assert (config.actor_rollout_ref.actor.optim.lr, config.rollout_driver.rollout_budget) == (2e-5, 8000)
 
 
