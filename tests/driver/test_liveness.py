@@ -228,10 +228,11 @@ def test_engines_are_asked_again_after_a_question_that_ray_could_not_answer(clus
 
 def test_the_driver_loads_no_class_of_a_worker(cluster, monkeypatch):
     """For an actor's handle, Ray imports the actor's class: vLLM, for a rollout server."""
-    named_worker("vllm_server_0_0", Server)
+    server = named_worker("vllm_server_0_0", Server)
     note_workers()
     monkeypatch.delattr(ray, "get_actor")
     check_workers()
+    ray.kill(server)  # Ray ends an actor of which no handle is left
 
 
 def test_verl_and_vllm_still_say_that_an_engine_is_dead():
