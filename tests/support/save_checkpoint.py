@@ -1,7 +1,7 @@
 """Shards a model in Hugging Face format with FSDP2 over several ranks, and lets verl save a training checkpoint.
 
-The first argument is the model, the second the run's folder, the third the step, the fourth the number of ranks. The
-ranks are forks of one process that has imported verl.
+The first argument is the model, the second the run's folder, the third the step, the fourth the number of ranks. Each
+rank is a fork of this process, after verl has been imported.
 """
 
 from __future__ import annotations

@@ -118,8 +118,8 @@ def _noted(kind: str) -> list[str]:
 class EngineWatch:
     """Within this context, a thread records the rollout servers whose engine has died, for :func:`check_workers`.
 
-    vLLM's engine is another process, and its server outlives it. The runner asks, which has the servers' class: the
-    driver would import vLLM to get their handles.
+    vLLM's engine is another process than the server, and the server outlives the engine. The thread belongs to the task
+    runner, which has imported the servers' class. In the driver, the handle of a server would make Ray import vLLM.
     """
 
     def __init__(self):
