@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -81,14 +81,16 @@ def rows_of(batch: list[Group], engine: Engine, policy: RolloutPolicy) -> list[R
 def train(
     policy: RolloutPolicy,
     data: Iterable[Prompt],
-    rows_per_epoch: int,
+    texts: Sequence[str],
     generate: Generate,
     update: Callable[[list[Row]], None],
     steps: int,
 ) -> Iterator[dict[str, float]]:
-    """Train for some steps; yields the metrics of each. ``data`` yields epoch after epoch, without end."""
+    """Train for some steps; yields the metrics of each. ``data`` yields epoch after epoch, without end, and
+    ``texts[row]`` is the text of a prompt."""
+    policy.start_run(steps, texts)
     engine = Engine(generate)
-    controller = RolloutController(policy, data, rows_per_epoch, engine)
+    controller = RolloutController(policy, data, len(texts), engine)
     for step in range(1, steps + 1):
         controller.begin_step(step)
         batch = controller.fill_batch(engine.finish)
@@ -113,8 +115,9 @@ def main() -> None:
             logits[prompt.row] += 0.05 * advantage * (1 if answer.reward else -1)
 
     data = (prompts[row] for _ in itertools.count() for row in rng.permutation(len(prompts)))
+    texts = [prompt.id for prompt in prompts]
     policy = PilotCommit(train_batch_size=16, n_pilot=4, n_commit=12)
-    for step, metrics in enumerate(train(policy, data, len(prompts), generate, update, steps=20), 1):
+    for step, metrics in enumerate(train(policy, data, texts, generate, update, steps=20), 1):
         rate = np.mean(1 / (1 + np.exp(-logits)))
         print(f"step {step}: {metrics['rollouts/sampled_total']:.0f} rollouts, success rate {rate:.1%}")
 

@@ -43,7 +43,8 @@ class PolicyTrainer(GRPOTrainer):
         self._batch: list[Answer] = []  # while TRL prepares the rows of a step
         prompts = [Prompt(str(row), row) for row in range(len(self.train_dataset))]
         self.controller = RolloutController(policy, itertools.cycle(prompts), len(prompts), self.engine)
-        policy.start_run(self.args.max_steps, [str(row["prompt"]) for row in self.train_dataset])
+        steps = self.args.max_steps if self.args.max_steps > 0 else None  # else num_train_epochs decides
+        policy.start_run(steps, [str(row["prompt"]) for row in self.train_dataset])
 
     def _answer(self, requests: list[tuple[Prompt, int]]) -> list[list[Answer]]:
         inputs = [self.train_dataset[prompt.row] for prompt, count in requests for _ in range(count)]

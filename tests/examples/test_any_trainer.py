@@ -31,6 +31,7 @@ example = sys.modules["any_trainer"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(example)
 TASK = TASKS["words"]
 PROMPTS = [Prompt(f"p{row}", row) for row in range(48)]
+TEXTS = [f"word {row}" for row in range(48)]
 
 
 class Lab:
@@ -79,10 +80,11 @@ def test_a_real_model_learns_with_any_policy(policy):
     lab = Lab()
     before = lab.success_rate
     run = policy(train_batch_size=8, **options)
-    metrics = list(example.train(run, epochs(), len(PROMPTS), lab.generate, lab.update, steps=12))
+    metrics = list(example.train(run, epochs(), TEXTS, lab.generate, lab.update, steps=12))
     assert lab.success_rate > before + 0.1
     assert metrics[-1]["rollouts/sampled_total"] == lab.generated
     assert metrics[-1]["groups/in_batch"] == 8
+    assert run.total_steps == 12
 
 
 @pytest.mark.parametrize("baseline", ["all", "trained"])

@@ -38,4 +38,4 @@ def test_a_policy_in_trls_trainer(tmp_path):
         text=True,
         timeout=400,
     )
-    assert found.returncode == 0 and "4 passed" in found.stdout, found.stdout + found.stderr
+    assert found.returncode == 0 and "6 passed" in found.stdout, found.stdout + found.stderr

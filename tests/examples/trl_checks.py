@@ -28,9 +28,8 @@ POLICIES = {
 def make(policy, folder, **settings):
     """The example's trainer, and what its reward function was called with: counts of prompts, call by call."""
     sizes = {"per_device_train_batch_size": 32, "gradient_accumulation_steps": 2, "num_generations": 8}
-    run = example.trainer(
-        policy, str(folder), max_steps=STEPS, learning_rate=2e-2, disable_tqdm=True, **sizes | settings
-    )
+    options = {"max_steps": STEPS, "learning_rate": 2e-2, "disable_tqdm": True} | sizes | settings
+    run = example.trainer(policy, str(folder), **options)
     (judge,), calls = run.reward_funcs, []
 
     def counted(prompts, **given):
@@ -48,6 +47,13 @@ def success_rate(run):
         shares = run.model(tokens).logits[:, -1].softmax(dim=-1)
     first = int(tokens[0, 0])
     return sum(float(row[first : first + place + 1].sum()) for place, row in enumerate(shares)) / len(LETTERS)
+
+
+@pytest.mark.parametrize(("max_steps", "told"), [(STEPS, STEPS), (-1, None)])
+def test_the_policy_knows_the_last_step_if_trl_does(max_steps, told, tmp_path):
+    policy = POLICIES["knapsack"]()
+    make(policy, tmp_path, max_steps=max_steps)
+    assert policy.total_steps == told
 
 
 @pytest.mark.parametrize("name", POLICIES)

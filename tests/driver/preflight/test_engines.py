@@ -124,6 +124,10 @@ def test_verls_own_defaults_with_megatron(tmp_path):
             "hybrid_rollout.enable_switch=True is not valid",
         ),
         (
+            ["hardware=h200", *SEPARATE, "trainer.v1.separate_async.parameter_sync_step=7"],
+            "parameter_sync_step=7 is not valid: weights are sent once a step, leave verl's 4 or use 2, the updates of",
+        ),
+        (
             [
                 "hardware=h200",
                 *SEPARATE,

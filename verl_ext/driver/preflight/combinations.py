@@ -247,6 +247,10 @@ def check_placement(faults: Faults) -> None:
     own = faults[f"{ROLLOUT}.checkpoint_engine.custom_backend_module"] and not cpu
     unknown = backend == "naive" or not (own or backend in known)
     faults.refuse_if(unknown, key, f"weights go to other devices, use one of {', '.join(known)}")
+    size, mini = faults["data.train_batch_size"], faults[f"{ACTOR}.ppo_mini_batch_size"]
+    key, updates = "trainer.v1.separate_async.parameter_sync_step", size // mini
+    valid = f"weights are sent once a step, leave verl's 4 or use {updates}, the updates of a step"
+    faults.refuse_if(faults[key] not in (4, updates), key, valid)
     key = "trainer.v1.separate_async.hybrid_rollout.enable_switch"
     valid = "lending the actor's devices to generation needs verl's own sampler, use false"
     faults.refuse_if(bool(faults[key]), key, valid)
