@@ -48,7 +48,7 @@ def with_verl() -> Driver:
 
 
 class Driver:
-    """Starts the process; ``python`` is the executable of its server's forks. ``close`` ends the process.
+    """Starts a process with a fork server. ``python`` is the executable of the server's forks; ``close`` ends it all.
 
     Args:
         mode: "serve", "serve with Ray" and all that a run imports, "serve as Ray" starts its own programs, or "refuse".

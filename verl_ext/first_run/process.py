@@ -1,4 +1,4 @@
-"""Runs a training as a subprocess: reads its metrics and its log, waits for it, kills it."""
+"""A training in a process of its own: starting it, reading its metrics and its log, waiting for it, killing it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Training:
         return metrics_of(self.metrics_file)
 
     def stage(self) -> str | None:
-        """The part of the run that has started last, by its log; None before the first."""
+        """The part of the run that has started last, as the log says; None before the first part."""
         with open(self.log_file, "rb") as file:
             file.seek(self._log_start)
             return last_stage(file.read().decode(errors="replace"))
