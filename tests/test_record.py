@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from support.engine import BernoulliEngine
 
@@ -17,13 +19,14 @@ from verl_ext.record import RecordingController, batch_state, first_difference
     [
         (1.0, None, "a"),
         (1.0, (0, 2), ["a", [0, 2]]),
+        (1.0, np.array([0, 2]), ["a", [0, 2]]),
         (0.5, None, ["a", None, 0.5]),
         (0.0, (0, 2), ["a", [0, 2], 0.0]),
         (2.0, None, ["a", None, 2.0]),
     ],
 )
 def test_trained_rollouts_and_weights_of_a_batch_are_recorded(weight, trained, state):
-    assert batch_state([Group("a", Prompt("p", 0), trained=trained, weight=weight)]) == [state]
+    assert json.dumps(batch_state([Group("a", Prompt("p", 0), trained=trained, weight=weight)])) == json.dumps([state])
 
 
 @pytest.mark.parametrize(
@@ -37,6 +40,20 @@ def test_trained_rollouts_and_weights_of_a_batch_are_recorded(weight, trained, s
 )
 def test_the_first_difference_of_two_lists_may_be_the_end_of_one(one, other, difference):
     assert first_difference(one, other) == difference
+
+
+def test_a_number_of_rollouts_that_numpy_has_computed_is_recorded(tmp_path):
+    class Computed(Uniform):
+        def start_step(self, step, draw):
+            return [replace(request, rollouts=np.int64(2)) for request in super().start_step(step, draw)]
+
+    policy, engine = Computed(train_batch_size=1, n=2), BernoulliEngine({"a": 0.5})
+    run = RecordingController(policy, iter([Prompt("a", 0)]), 1, engine, path=tmp_path / "r.jsonl")
+    run.begin_step(1)
+    (group,) = run.live.values()
+    step = json.loads((tmp_path / "r.jsonl").read_text().splitlines()[-1])
+    assert step["submitted"] == [[group.id, 2, None]]
+    json.dumps(run.state_dict())
 
 
 def test_a_record_in_a_new_folder_has_rows_with_their_metadata_and_no_line_without_waves(tmp_path, monkeypatch):

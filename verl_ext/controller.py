@@ -234,6 +234,7 @@ class RolloutController:
                 case Request(target=target, rollouts=count, prefix=prefix, sampling=sampling):
                     group = self._new_group(target, prefix) if isinstance(target, Prompt) else self._known(target)
                     group.sampling = sampling
+                    count = int(count)  # of numpy, perhaps, which records could not hold
                     group.outstanding += count
                     self._outstanding += count
                     self._requested.append((group, count))

@@ -140,7 +140,7 @@ def batch_state(groups: list[Group]) -> list:
     """
 
     def state(group: Group) -> str | list:
-        trained = None if group.trained is None else list(group.trained)
+        trained = None if group.trained is None else [int(index) for index in group.trained]
         if group.weight != 1:
             return [group.id, trained, float(group.weight)]
         return group.id if trained is None else [group.id, trained]

@@ -69,6 +69,18 @@ class SilentLoop(SingleTurnAgentLoop):
         return output.model_copy(update={"extra_fields": {}})
 
 
+class TurnsLoop(SingleTurnAgentLoop):
+    """A user's own loop, which asks for two turns, and whose outputs are some of these turns."""
+
+    outputs: tuple[int, ...]
+
+    async def run(self, sampling_params, **kwargs):
+        turns = [await super(TurnsLoop, self).run(sampling_params, **kwargs) for _ in range(2)]
+        for turn in turns:
+            turn.reward_score, turn.extra_fields["reward_extra_info"] = 1.0, {}
+        return [turns[place] for place in self.outputs]
+
+
 class TestTool(SqliteTool):
     """SQL, and three commands: ``wait`` never answers, ``submit`` ends the trajectory, ``break`` fails the rollout."""
 
@@ -626,3 +638,46 @@ def test_a_rollout_without_a_version_has_that_of_its_request(queue, model, token
     asyncio.run(main())
     tag = queue[0][f"{UID}_0_0"]
     assert (tag["min_global_steps"], tag["max_global_steps"]) == (5, 5)
+
+
+def run_turns(model, tokenizer, monkeypatch, outputs: tuple[int, ...], worker_class=WaveWorker) -> None:
+    """One rollout of :class:`TurnsLoop` with these outputs; its turns have 80 and 5 bytes."""
+    monkeypatch.setattr(TurnsLoop, "outputs", outputs, raising=False)
+    monkeypatch.setitem(sys.modules, "users_loops", SimpleNamespace(TurnsLoop=TurnsLoop, __path__=[]))
+    monkeypatch.setitem(_agent_loop_registry, "users", {"_target_": "users_loops.TurnsLoop"})
+    lengths = ("data.max_prompt_length=64", "data.max_response_length=64")
+    config = compose("grpo", f"actor_rollout_ref.model.path={model}", *lengths)
+
+    async def main():
+        worker = worker_class(config, ScriptedEngine(tokenizer, ["x" * 80, "y" * 5]))
+        prompt = {"uid": UID, "agent_name": "users", "global_steps": 6, "index": 0, "__rollout_n__": 1}
+        prompt["raw_prompt"] = [{"role": "user", "content": "prompt"}]
+        await worker._run_prompt(prompt, {}, {"step": 6, "sample_index": 0, "rollout_n": 0, "validate": False})
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("outputs", [(0, 1), (1,), (0,)])
+def test_tokens_in_no_output_of_a_loop_are_counted(queue, model, tokenizer, monkeypatch, outputs):
+    run_turns(model, tokenizer, monkeypatch, outputs)
+    counts = [extra(row)["generated_tokens"] for row in queue[1].values()]
+    assert len(counts) == len(outputs) and sum(counts) == length_of(tokenizer, "x" * 80, "y" * 5)
+
+
+def test_a_loop_without_an_output_has_failed_and_its_tokens_count(queue, model, tokenizer, monkeypatch):
+    run_turns(model, tokenizer, monkeypatch, ())
+    tags, rows = queue
+    assert tags == {
+        UID: {"status": "failure"},
+        f"{UID}_0_0": without_row("failed", length_of(tokenizer, "x" * 80, "y" * 5)),
+    }
+    assert not rows
+
+
+def test_tokens_count_if_the_rollout_fails_after_its_reward(queue, model, tokenizer, monkeypatch):
+    class Worker(WaveWorker):
+        async def _compute_teacher_logprobs(self, *args, **kwargs):
+            raise RuntimeError("the teacher does not answer")
+
+    run_turns(model, tokenizer, monkeypatch, (0, 1), Worker)
+    assert queue[0][f"{UID}_0_0"] == without_row("failed", length_of(tokenizer, "x" * 80, "y" * 5))

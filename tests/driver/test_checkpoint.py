@@ -20,8 +20,10 @@ from verl_ext.driver.checkpoint import (
     TRACKER,
     WEIGHTS,
     BadCheckpoint,
+    begin_anew,
     folder_to_resume,
     load_state,
+    newest_whole,
     prune,
     save_state,
     unwritten,
@@ -41,6 +43,12 @@ def test_round_trip(tmp_path):
     state = {"numbers": [1, 2.5, 2**100], "nested": {"text": "é", "none": None}}
     assert load_state(save_state(tmp_path / "global_step_3", state).parent) == state
     assert [path.name for path in (tmp_path / "global_step_3").iterdir()] == [FILE_NAME]
+
+
+def test_dictionaries_keep_their_order(tmp_path):
+    """A policy may keep a queue in a dictionary, and the checks of verl_ext.testing keep its order, too."""
+    queue = {"second": 1, "first": {"b": 1, "a": 2}}
+    assert json.dumps(load_state(save_state(tmp_path, queue).parent)) == json.dumps(queue)
 
 
 def test_the_file_is_of_version_1_in_a_folder_that_is_made(tmp_path):
@@ -89,6 +97,18 @@ def test_only_a_whole_checkpoint_is_recommended(tmp_path):
     (whole_checkpoint(tmp_path, 6) / f"{QUEUE}.tmp").mkdir()  # killed in the queue's part
     with pytest.raises(BadCheckpoint, match="does not exist.*no other whole checkpoint, so start anew in another"):
         load_state(tmp_path / "global_step_3")
+
+
+def test_a_checkpoint_that_is_written_anew_is_not_whole_until_then(tmp_path):
+    before, anew = whole_checkpoint(tmp_path, 2), whole_checkpoint(tmp_path, 4)
+    (tmp_path / TRACKER).write_text("4")
+    assert newest_whole(tmp_path) == anew
+    begin_anew(anew, 2)
+    save_state(anew, {"step": 4})
+    assert newest_whole(tmp_path) == before
+    assert folder_to_resume(tmp_path) == before
+    begin_anew(tmp_path / "global_step_6", 2)  # its first writing changes nothing
+    assert folder_to_resume(tmp_path) == before
 
 
 def test_what_verl_calls_the_latest(tmp_path):

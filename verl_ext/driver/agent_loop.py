@@ -66,7 +66,7 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
         self.llm_client = TranscriptClient(PrefixClient(client, self.rollout_config.response_length))
         if self.reward_loop_worker_handles is not None:
             self.reward_loop_worker_handles = [RewardWorker(worker) for worker in self.reward_loop_worker_handles]
-        self._rows = rows = Rows(self.config.transfer_queue.backend.storage_backend)
+        self._rows = rows = _RolloutRows(self.config.transfer_queue.backend.storage_backend)
         self._verls_run_prompt = rows.given_to(super()._run_prompt.__func__)
         self._verls_postprocess = rows.given_to(super()._agent_loop_postprocess.__func__)
         self._running: dict[str, RunningWave] = {}  # by group
@@ -121,7 +121,7 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
         except asyncio.CancelledError:
             raise
         except BaseException:  # the failures of sandboxes and databases are no Exception
-            if not (trajectory["validate"] or transcript.is_judged):
+            if not (trajectory["validate"] or transcript.is_stored):
                 key, tag = key_without_row(kwargs["uid"], kwargs["session_id"], FAILED, transcript.generated)
                 await self._rows.async_kv_put(key, "train", tag)
             raise
@@ -180,7 +180,10 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
     async def _agent_loop_postprocess(self, output, validate, **kwargs):
         playback, transcript = PLAYBACK.get(), TRANSCRIPT.get()
         transcript.loop_has_ended = True
-        for each in [] if validate else output if isinstance(output, list) else [output]:
+        outputs = [] if validate else output if isinstance(output, list) else [output]
+        if not (outputs or validate):
+            raise RuntimeError("the agent loop has returned no output")
+        for each in outputs:
             version = int(kwargs["global_steps"]) - 1
             if playback is not None:
                 mask_prefix(each, playback, version)
@@ -196,14 +199,14 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
                 truncated=not transcript.ended_by_tool and (cut_short or await self._is_truncated(each, transcript)),
                 compact_filtering=self._compact_filtering,
             )
-            if each is output:  # count the tokens that verl cuts off a response, too: they were generated
-                each.extra_fields[GENERATED] = max(each.extra_fields[GENERATED], transcript.generated)
+        if outputs:  # tokens in no output, and tokens that verl cuts off a response, were generated, too
+            missing = transcript.generated - sum(each.extra_fields[GENERATED] for each in outputs)
+            outputs[-1].extra_fields[GENERATED] += max(0, missing)
         return await self._verls_postprocess(self, output, validate, **kwargs)
 
     async def _compute_score(self, outputs: list[AgentLoopOutput], kwargs: Mapping) -> None:
         """Name the prompt of a validation sample in ``trainer.validation_data_dir``: verl's ``uid`` there is a UUID."""
         await super()._compute_score(outputs, kwargs)
-        TRANSCRIPT.get().is_judged = True
         if prompt_id_of_group(kwargs["uid"]) is None:
             extra = outputs[-1].extra_fields
             named = {"prompt_id": id_of(kwargs), "data_source": str(kwargs.get("data_source"))}
@@ -280,6 +283,21 @@ async def has_unanswered_call(output: AgentLoopOutput, parser: ToolParser) -> bo
     return bool((await parser.extract_tool_calls(output.response_ids[last_turn.start :], []))[1])
 
 
+class _RolloutRows(Rows):
+    """Notes that a rollout's rows are being stored: the key of a failed rollout would replace them."""
+
+    async def async_kv_batch_put(self, **rows: Any) -> None:
+        TRANSCRIPT.get().is_stored = True
+        await super().async_kv_batch_put(**rows)
+
+
+class _Shares(list):
+    """A share of the prompts for each worker. verl would cut a TensorDict into equal shares."""
+
+    def chunk(self, workers: int) -> list:
+        return self
+
+
 class WaveManager(AgentLoopManagerTQ):
     """Dispatches prompts to :class:`WaveWorker`, with about equal numbers of rollouts (Knapsack-RL, Appendix C).
 
@@ -304,12 +322,10 @@ class WaveManager(AgentLoopManagerTQ):
             owner = partition(prompts[ROLLOUTS].numpy(), len(workers))
         # Share 0 is the largest. Rotate the shares over the workers, or worker 0 would get all small submissions.
         owner = (owner + self._submissions) % len(workers)
+        rows = [np.flatnonzero(owner == number).tolist() for number in range(len(workers))]
         try:
-            for number, worker in enumerate(workers):
-                rows = np.flatnonzero(owner == number)
-                if rows.size:
-                    self.agent_loop_workers = [worker]
-                    super().generate_sequences(tu.index_select_tensor_dict(prompts, rows.tolist()))
+            self.agent_loop_workers = [worker for worker, own in zip(workers, rows, strict=True) if own]
+            super().generate_sequences(_Shares(tu.index_select_tensor_dict(prompts, own) for own in rows if own))
         finally:
             self.agent_loop_workers = workers
 

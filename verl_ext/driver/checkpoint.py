@@ -31,12 +31,14 @@ class BadCheckpoint(RunError):
     """A checkpoint cannot be read or written. The message names the path and a remedy."""
 
 
-def rewind_tracker(folder: Path, before: int | None) -> None:
-    """If verl's tracker names the checkpoint in ``folder``, which will be written anew, let it name step ``before``.
+def begin_anew(folder: Path, before: int | None) -> None:
+    """The checkpoint in ``folder``, if there is one, will be written anew, and is not whole until then.
 
-    A run that has resumed from an earlier checkpoint by name writes the later checkpoints anew. The tracker must not
-    name a checkpoint that is half written. With ``before=None`` the tracker is removed.
+    A run that has resumed from an earlier checkpoint by name writes the later checkpoints anew. If verl's tracker names
+    this checkpoint, it names step ``before`` from now on; with ``before=None`` the tracker is removed. Without verl's
+    last file the checkpoint counts as half written, although the others of its former files are there.
     """
+    (folder / LAST_OF_VERL).unlink(missing_ok=True)
     tracker = folder.parent / TRACKER
     if tracker.is_file() and f"{STEP_FOLDER}{tracker.read_text().strip()}" == folder.name:
         tracker.unlink() if before is None else tracker.write_text(str(before))
@@ -49,7 +51,7 @@ def save_state(folder: str | Path, state: dict) -> Path:
         BadCheckpoint: the disk is full, or the folder cannot be written to; the earlier file is untouched.
     """
     folder = Path(folder)
-    body = json.dumps(state, allow_nan=False, sort_keys=True)
+    body = json.dumps(state, allow_nan=False)
     document = json.dumps({"version": VERSION, "sha256": _checksum(body), "state": body})
     path = folder / FILE_NAME
     try:

@@ -141,7 +141,7 @@ def _constants() -> dict[Callable, tuple[str, ...]]:
     from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
     from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
-    from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
+    from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
     from verl.utils.reward_score import default_compute_score
     from verl.utils.tracking import Tracking, _TensorboardAdapter
@@ -179,6 +179,7 @@ def _constants() -> dict[Callable, tuple[str, ...]]:
             "tools=ToolListWrap(self.tools)",
             '_agent_loop_postprocess(output, trajectory["validate"], **kwargs)',
         ),
+        AgentLoopManagerTQ.generate_sequences: ("ray.get(", "prompts.chunk(len(self.agent_loop_workers))"),
         ToolAgentLoop._handle_generating_state: ("self.server_manager.generate(", "if not agent_data.extra_fields"),
         default_compute_score: ("raise NotImplementedError(",),
         compute_rollout_correction_and_rejection_mask: ("response_mask must contain at least one valid token",),

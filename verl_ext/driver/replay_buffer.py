@@ -161,7 +161,17 @@ class GroupReplayBuffer(ReplayBuffer):
         self._drop_unstored(PARTITION, unstored)
         keys = [key for by_session in sessions.values() for rows in by_session.values() for key in rows]
         rows = self._read_rows(keys)
-        return [(uid, self._rollouts(group, sessions[uid], rows)) for uid, group in ended.items()]
+        waves = [(uid, self._rollouts(group, sessions[uid], rows)) for uid, group in ended.items()]
+        failed = [
+            key
+            for uid, rollouts in waves
+            for session, rollout in enumerate(rollouts, len(ended[uid].rollouts))
+            if rollout.failed
+            for key in sessions[uid].get(session, [])
+        ]
+        if failed:  # their rows must not reach the update; the queue takes milliseconds for each call
+            self._drop(PARTITION, failed)
+        return waves
 
     def _read_rows(self, keys: list[str]) -> dict[str, _Row]:
         """The stored data of each trajectory. A cancelled or failed rollout has a tag alone."""
@@ -211,8 +221,6 @@ class GroupReplayBuffer(ReplayBuffer):
             version = self.controller.step - 1 if version is None else int(version)
             last = rows[keys[-1]] if keys else _Row()
             failed = not math.isfinite(last.reward) or (last.diverged and self.drop_diverged)
-            if failed and keys:  # failed rows must not reach the update
-                self._drop(PARTITION, keys)
             rollouts.append(
                 Rollout(
                     reward=math.nan if failed else last.reward,

@@ -24,9 +24,9 @@ from verl_ext.driver.agent_loop import PREFIX, ROLLOUTS, SAMPLING, SESSION_OFFSE
 from verl_ext.driver.allocation_table import AllocationTables
 from verl_ext.driver.checkpoint import (
     BadCheckpoint,
+    begin_anew,
     load_state,
     prune,
-    rewind_tracker,
     save_state,
     unwritten,
     weights_before_kept,
@@ -256,7 +256,7 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, GroupUpdates, WeightTurn
         named = Path(trainer.resume_from_path) if trainer.resume_from_path else None
         if self.global_steps == self._budget_step:
             self.budget_spent = self.config.rollout_driver.rollout_budget
-        rewind_tracker(folder, self._saved_step)
+        begin_anew(folder, self._saved_step)
         save_state(folder, self.controller.state_dict() | {"budget_spent": self.budget_spent, **self._kl_state()})
         reads_experts = self.config.actor_rollout_ref.rollout.get("moe_load_balance_metrics_interval", 0) > 0
         with set_aside(self._trained, unread=() if reads_experts else ("routed_experts",)):

@@ -117,6 +117,7 @@ REFUSED = [
     ("grpo", ["skip.rollout_tq.enable=true"], "skip.rollout_tq.enable=True", "use false"),
     ("grpo", ["trainer.v1.sampler.sync_refill_failed_groups=true"], "sync_refill_failed_groups=True", "use false"),
     ("grpo", ["trainer.v1.sampler.custom_sampler.path=x.py"], "custom_sampler.path=x.py", "use null"),
+    ("grpo", ["actor_rollout_ref.rollout.full_determinism=true"], "full_determinism=True", "use false"),
     (
         "grpo",
         ["+actor_rollout_ref.rollout.agent.agent_loop_manager_class=a.B"],

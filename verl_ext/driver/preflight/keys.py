@@ -136,6 +136,7 @@ OPTIONAL: dict[str, Kind] = {
     f"{ROLLOUT}.max_num_batched_tokens": COUNT,
     f"{ROLLOUT}.max_model_len": COUNT.or_null(),
     f"{ROLLOUT}.gpu_memory_utilization": SHARE,
+    f"{ROLLOUT}.full_determinism": unset("all rollouts of a prompt would have one seed, use false"),
     f"{ROLLOUT}.agent.num_workers": COUNT,
     f"{ROLLOUT}.val_kwargs.n": COUNT,
     f"{ROLLOUT}.val_kwargs.temperature": NOT_NEGATIVE,
