@@ -47,7 +47,8 @@ FRESH |= dict.fromkeys(("stack64", "stack256"), tuple(range(5))) | {"confirm_sta
 """Seeds that no tuning has seen."""
 BUDGETS = dict.fromkeys(TITLES, 20_000) | {"n64": 40_000, "step1024": 80_000}
 BUDGETS |= dict.fromkeys(("stack64", "stack256", "confirm_stack256"), 8_000)
-"""Rollouts of a run, pilots included. The step that passes this number is the last."""
+"""Rollouts of a run, pilots included. The step that passes this number is the last; on the stack, the step whose count
+is nearest to it."""
 
 
 class Setting(NamedTuple):
@@ -245,7 +246,10 @@ def results(kept: Kept, tuning: Sequence[int], fresh: Sequence[int], budget: flo
 def _shown(ratio: Ratio | None, is_reference: bool) -> str:
     if ratio is None:
         return NOTHING
-    return "1" if is_reference else f"{ratio.mean:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
+    if is_reference:
+        return "1"
+    text = f"{ratio.mean:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
+    return f"**{text}**" if _is_certain(ratio) else text
 
 
 def table(found: Sequence[Result]) -> list[str]:
@@ -270,16 +274,14 @@ def table(found: Sequence[Result]) -> list[str]:
 
 
 def in_every_world(found: Mapping[str, Sequence[Result]]) -> list[str]:
-    """Lines of a table in Markdown: each method's ratio in each world; in bold if its interval does not contain 1."""
+    """Lines of a table in Markdown: each method's ratio in each world."""
     ratios = {
         world: {result.method: result.rollouts[PLACE] for result in each if result.method != REFERENCE}
         for world, each in found.items()
     }
     lines = ["| method | " + " | ".join(f"`{world}`" for world in ratios) + " |", "|---" * (1 + len(ratios)) + "|"]
     for method in _in_order(found):
-        shown = [_shown(own.get(method), False) for own in ratios.values()]
-        certain = [method in own and _is_certain(own[method]) for own in ratios.values()]
-        cells = [f"**{text}**" if bold else text for text, bold in zip(shown, certain, strict=True)]
+        cells = [_shown(own.get(method), False) for own in ratios.values()]
         lines.append(f"| `{method}` | " + " | ".join(cells) + " |")
     return lines
 

@@ -84,6 +84,35 @@ def test_a_prefix_is_given_and_counts_toward_the_limit():
     assert any(response.truncated for response in responses)
 
 
+@pytest.mark.parametrize("given", [0, 1, 2])
+def test_the_environment_answers_a_whole_turn_whatever_part_of_it_is_a_prefix(given):
+    task, problem = (
+        TASKS["tool"],
+        max(draw("tool", 20), key=lambda problem: problem.reference.tokens.tolist().index(CALL)),
+    )
+    prefix = Trajectory(problem.reference.tokens[:given], np.ones(given, bool)) if given else None
+    responses = draw_responses("tool", [Start(problem, prefix)], [50], limit=24)
+    called = [response.tokens.tolist() for response in responses if CALL in response.tokens[:-1]]
+    assert called
+    for tokens in called:
+        end = tokens.index(CALL)
+        answer = list(task.observe(problem, tokens[:end]))
+        assert tokens[end + 1 : end + 1 + len(answer)] == answer
+
+
+@pytest.mark.parametrize("task", ["words", "tool"])
+def test_the_turn_of_a_start_begins_after_its_last_observation(task):
+    problem = draw(task, 1)[0]
+    assert Start(problem).begun_turn == []
+    reference = problem.reference
+    for length in range(1, len(reference.tokens)):
+        prefix = Trajectory(reference.tokens[:length], reference.generated[:length])
+        expected = []
+        for token, by_policy in zip(prefix.tokens.tolist(), prefix.generated, strict=True):
+            expected = [*expected, token] if by_policy else []
+        assert Start(problem, prefix).begun_turn == expected
+
+
 def test_a_start_has_its_own_temperature_and_limit():
     problems = draw("words", 6)
     hot = [Start(problem, sampling=Sampling(temperature=1.7, response_length=3)) for problem in problems]

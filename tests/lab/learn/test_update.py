@@ -248,6 +248,13 @@ def test_the_weight_of_a_group_multiplies_its_rows_and_no_others(loss_agg_mode):
     assert rows_of(batch, own, "equal").advantages == pytest.approx(plain * ([1.0] * 4 + [0.25] * 3 + [1.0] * 5))
 
 
+def test_every_optimizer_step_has_about_equally_many_rows():
+    rows = rows_of(make_batch([2, 3, 2, 2]), training(mini_batches=4), "equal")  # and three of padding
+    assert sorted(np.bincount(rows.mini_batch[:9], minlength=4)) == [2, 2, 2, 3]
+    assert np.bincount(rows.mini_batch).tolist() == [3, 3, 3, 3]
+    assert (np.diff(rows.mini_batch[:9]) >= 0).all()
+
+
 @pytest.mark.parametrize("baseline", ["trained", "all"])
 @pytest.mark.parametrize("text", ["grpo", "grpo algorithm.norm_adv_by_std_in_grpo=false", "vip"])
 def test_some_rows_of_a_group_with_a_baseline_over_all_or_over_these(baseline, text):

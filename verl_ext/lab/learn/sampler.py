@@ -67,6 +67,14 @@ class Start(NamedTuple):
     def given(self) -> list[int]:
         return [] if self.prefix is None else self.prefix.tokens.tolist()
 
+    @property
+    def begun_turn(self) -> list[int]:
+        """The policy's tokens at the end of the prefix, with which the first sampled turn has begun."""
+        if self.prefix is None:
+            return []
+        observed = np.flatnonzero(~self.prefix.generated)
+        return self.given[observed[-1] + 1 if observed.size else 0 :]
+
 
 def sample(
     model: Model,
@@ -171,8 +179,9 @@ class Batch:
 
     def _call(self, row: int, column: int) -> None:
         """Let the environment answer the turn that ends at ``column``."""
-        start = self.starts[self.which[row]]
-        answer = self.task.observe(start.problem, self.tokens[row, self.turn[row] : column].tolist())
+        start, begin = self.starts[self.which[row]], self.turn[row]
+        begun = [] if begin else start.begun_turn
+        answer = self.task.observe(start.problem, [*begun, *self.tokens[row, begin:column].tolist()])
         self.turn[row] = column + 1 + len(answer)
         fitting = answer[: self.tokens.shape[1] - column - 1]
         self.observed[row, column + 1 : column + 1 + len(fitting)] = fitting

@@ -19,7 +19,7 @@ from verl_ext import checks
 from verl_ext.lab.learn.sampler import Model, Response, log_probs, padded
 from verl_ext.lab.learn.tasks import Problem
 from verl_ext.policy import Group
-from verl_ext.weights import AGGREGATIONS, advantage_factors, mini_batch_of_rows
+from verl_ext.weights import AGGREGATIONS, advantage_factors, mini_batch_of_rows, spread_padding
 
 ROWS = 512  # of a forward and backward pass
 KEYS: dict[str, Any] = {
@@ -203,7 +203,9 @@ def rows_of(
     groups: list[str | None] = [group.id for group, _, members in batch for _ in members]
     groups += [None] * padding
     tokens = np.array([in_loss(response, training).sum() for response in responses] + [0] * padding)
-    mini_batch = mini_batch_of_rows(len(groups), 1, training.mini_batches)
+    mini_batch = np.empty(len(groups), dtype=np.int64)
+    order = spread_padding([group is None for group in groups], 1, training.mini_batches)
+    mini_batch[order] = mini_batch_of_rows(len(groups), 1, training.mini_batches)
     factors = advantage_factors(
         groups, tokens, mini_batch, prompt_weight=prompt_weight, loss_agg_mode=training.loss_agg_mode
     )
