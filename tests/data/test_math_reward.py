@@ -114,6 +114,11 @@ def test_numbers_in_scientific_notation_and_small_numbers(answer, truth, right):
         (r"\boxed{1}, \boxed{2}", "1,2", "2"),
         (r"$\boxed{1}$, $\boxed{2}$, and $\boxed{3}$", "1,2,3", "3"),
         (r"\[\boxed{x=1} \text{ or } \boxed{x=2}\]", "1,2", "2"),
+        (r"$\boxed{1}, \quad \boxed{2}$", "1,2", "2"),
+        (r"\boxed{1} \qquad \text{and} \qquad \boxed{2}", "1,2", "2"),
+        (r"\boxed{x=1}\text{, }\boxed{x=2}", "1,2", "2"),
+        (r"\boxed{1} \\ \boxed{2}", "1,2", "2"),
+        (r"\boxed{1}\text{ is not } \boxed{2}", "2", "1,2"),
         ("\\boxed{4}\n\n\\boxed{4}", "4", "3"),
         (r"\fbox{\boxed{4}, \boxed{5}}", "4,5", "5"),
     ],
@@ -178,6 +183,8 @@ def test_no_number_of_the_reasoning_replaces_an_answer_line(solution, truth, rig
         ("2024", "2024.", "2023."),
         (r"10~\text{cm}^2", "10", "100"),
         (r"\text{2 hours}", "2", "3"),
+        (r"\text{2 cm^2}", "2", "4"),
+        (r"\text{2 square meters}", "2", "4"),
         ("2√3", r"2\sqrt{3}", "3"),
         ("2√{35}", r"2\sqrt{35}", "35"),
         (r"50~\%", "50", "49"),
@@ -318,3 +325,14 @@ def test_an_answer_that_takes_too_long_is_wrong_and_does_not_stop_the_next(monke
         short.setattr(limited, "TIMEOUT", 0.5)
         assert math_reward.compute_score("math", rf"\boxed{{{SUM}}}", "18") == WRONG | {"timed_out": 1.0}
     assert math_reward.compute_score("math", r"\boxed{7}", "7")["acc"] == 1.0
+
+
+@pytest.mark.parametrize("text", ["2 or 3", "2 to 1", "2 or more", "2 less than x", "2 million", "2 and 3", "2 of 5"])
+def test_a_text_of_more_than_a_number_and_its_unit_is_not_that_number(text):
+    assert not math_reward.is_correct(rf"\boxed{{\text{{{text}}}}}", "2")
+    assert not math_reward.is_correct(r"\boxed{2}", rf"\text{{{text}}}")
+
+
+def test_many_blanks_are_read_in_one_pass():
+    text = "7 =" + " " * 1_000_000 + "7"
+    assert math_reward.TAIL.sub("", text) == text

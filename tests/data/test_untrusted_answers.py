@@ -146,6 +146,30 @@ def test_puzzle24_wants_its_own_whole_numbers(answer, right):
     assert is_correct("puzzle24", "{}", answer, json.dumps(entry)) == right
 
 
+@pytest.mark.parametrize(
+    ("task", "numbers", "target", "answer", "right"),
+    [
+        ("puzzle24", [9, 9, 3, 8], None, "((9*9)-8)/3", False),  # 24.33
+        ("puzzle24", [4, 1, 10, 10], None, "(10*10-1)/4", False),
+        ("puzzle24", [8, 3, 8, 3], None, "8/(3-8/3)", True),
+        ("countdown", [8, 65, 28, 24, 31], 192, "8*24+65/(28**31)", False),
+        ("countdown", [3, 35, 4, 69], 105, "3*35+4**-69", False),
+        ("countdown", [3, 35, 4, 69], 105, "3*35+4//69", False),
+        ("countdown", [3, 35, 1], 105, "3*35/1", True),
+    ],
+)
+def test_a_number_is_made_exactly(task, numbers, target, answer, right):
+    entry = {"answer": "", "metadata": {"numbers": numbers} | ({"target": target} if target else {})}
+    assert (
+        is_correct(task, json.dumps({"max_value": 10} if task == "puzzle24" else {}), answer, json.dumps(entry))
+        == right
+    )
+
+
+def test_a_long_word_is_read_in_one_pass():
+    assert is_harmless("a" * 1_000_000)
+
+
 def test_ln_is_a_logarithm():
     entries = distinct_entries(Level("intermediate_integration", 1), seed=0)
     entry = next(entry for entry in entries if "log" in entry["answer"])

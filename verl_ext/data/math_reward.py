@@ -25,14 +25,18 @@ OPTION = re.compile(r"(?:\\[a-z]+\{ ?)?\(? ?([A-J]) ?\}? ?[).:]")  # the letter 
 LETTER = re.compile(r"(?<![A-Za-z])[A-J](?= ?\}? ?[).:])")  # of an option, anywhere
 BRACE = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\\\(?!boxed|fbox)|\\[{}]|[{}]")  # escaped braces do not count
 # Between the boxes of one answer: commas, "and", "or", space, and the signs around a formula.
-JOINT = re.compile(r"(?:[\s,;$]|\\[()\[\] ,;]|\b(?:and|or)\b|\\text\{\s*(?:and|or)\s*\})*")
+JOINT = re.compile(
+    r"(?:[\s,;$]|\\[()\[\] ,;\\]|\\q?quad(?![A-Za-z])|\b(?:and|or)\b|\\text\{[\s,;]*(?:(?:and|or)[\s,;]*)?\})*"
+)
 SCIENTIFIC = re.compile(r"(?<![A-Za-z\d.])(-?\d+(?:\.\d+)?)[eE]([+-]?\d+)(?!\w|\.\d)")  # math-verify reads 2e3 as 2·e·3
 PERCENT = re.compile(r"\\?%\Z")
 SIGNS = str.maketrans({"°": r"^{\circ}", "−": "-", "~": " ", "×": r"\times ", "π": r"\pi "})
 ROOT = re.compile(r"√\s*(\d+|\{[^{}]*\})")
 GROUPED = re.compile(r"(?<![\d.])(\d{1,3})((?:(?:\\[,;: ]| )\d{3})+)(?!\d)")  # 1\,234; math-verify adds 1 and 234
-UNIT = re.compile(r"\\text\{\s*(-?\d[\d.,]*)\s+[A-Za-z][^{}]*\}\Z")  # \text{2 hours}
-TAIL = re.compile(r"(?:\\[,;: ]|[\s.,;])+\Z")
+# \text{2 hours}, but no second number, and no word that changes the number: \text{2 or 3}, \text{2 million}.
+OTHER = r"(?<![A-Za-z^\d])\d|\b(?:and|or|to|by|not|than|more|less|dozen|hundred|thousand|(?:m|b|tr)illion)\b"
+UNIT = re.compile(rf"\\text\{{\s*(-?\d[\d.,]*)\s+(?![^{{}}]*(?:{OTHER}))[A-Za-z][^{{}}]*\}}\Z")
+TAIL = re.compile(r"(?<![\s.,;])(?:\\[,;: ]|[\s.,;])+\Z")
 SMALL = 1e-3  # math-verify rounds numbers to 6 decimals: too few for a smaller truth
 # Digits after the leading zeros of a small truth: of a rounded number, and of the difference of two exact numbers.
 DIGITS = 6, 12
@@ -120,7 +124,7 @@ def _answer(solution: str, boxes: list[str], truth: str) -> str:
     phrase "the final answer is $3$. I hope" to any box. If math-verify cannot read the answer, it takes a number from
     the reasoning.
     """
-    text = ", ".join(boxes) or _answer_line(solution)
+    text = _text_of(boxes, solution)
     if truth in OPTIONS and _option(text) == truth:
         return _boxed(truth)
     if not text:
@@ -129,6 +133,15 @@ def _answer(solution: str, boxes: list[str], truth: str) -> str:
     if boxes or words:
         return _boxed(text)
     return _line_in_a_box(text) or f"{MARK} {solution.rpartition(MARK)[2].strip()}"
+
+
+def marked_answer(solution: str) -> str:
+    """The text in the solution's last boxes, else in its last line ``Answer: ...``; empty without either."""
+    return _text_of(_last_boxes(solution), solution)
+
+
+def _text_of(boxes: list[str], solution: str) -> str:
+    return ", ".join(boxes) or _answer_line(solution)
 
 
 def _option(text: str) -> str:

@@ -20,6 +20,7 @@ from random import Random
 from typing import TYPE_CHECKING, Annotated, Any
 
 import reasoning_gym
+import sympy
 import typer
 
 from verl_ext import checks
@@ -45,8 +46,8 @@ SYMPY_TASKS = frozenset(
 EVALUATED_TASKS = LIST_TASKS | SYMPY_TASKS
 NUMBER_TASKS = frozenset(("countdown", "puzzle24"))  # an expression of given numbers
 FUNCTIONS = frozenset("sqrt exp log ln sin cos tan asin acos atan sinh cosh tanh Abs".split())
-CALL = re.compile(r"([^\W\d]\w*|[\])}'\"])\s*\(")
-ARITHMETIC = re.compile(r"[\d\s()+*/-]*")
+CALL = re.compile(r"((?<!\w)[^\W\d]\w*|[\])}'\"])\s*\(")
+ARITHMETIC = re.compile(r"(?:[\d\s()+-]|\*(?!\*)|/(?!/))*")
 NUMBER = re.compile(r"(?:(?<![\w)])-)?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?")  # in 3-4, the second is 4
 OTHER_CODE = re.compile(r"__|[\\#`{}@:=]|\.\s*[^\W\d]|\b(for|lambda|await|yield|import)\b")
 
@@ -244,8 +245,10 @@ def is_correct(task: str, parameters: str, solution: str, entry: str, extract: s
         return not cmath.isnan(verifier.parse_string_to_complex(answer))  # the verifier computes min(1, nan): 1
     if task == "coin_flip":  # the verifier accepts the first digits alone: 0 for 0.25
         return abs(_fraction(answer) - _fraction(reference["answer"])) <= COIN_TOLERANCE
-    # The verifiers of these tasks overlook numbers with a letter, and puzzle24's is not told the given numbers.
-    return task not in NUMBER_TASKS or _uses(answer, reference["metadata"]["numbers"])
+    # The verifiers of these tasks overlook numbers with a letter, and puzzle24's is not told the given numbers. They
+    # round: puzzle24's takes 24.9 for 24, and countdown's lets a number vanish in 0.00001.
+    metadata = reference["metadata"]
+    return task not in NUMBER_TASKS or _makes(metadata.get("target", 24), answer, metadata["numbers"])
 
 
 def is_harmless(answer: str, with_texts: bool = False) -> bool:
@@ -263,9 +266,10 @@ def _fraction(number: str) -> Fraction:
     return Fraction(number.replace(",", ""))
 
 
-def _uses(answer: str, numbers: Sequence[int]) -> bool:
-    """Whether the answer is arithmetic of exactly these numbers."""
-    return bool(ARITHMETIC.fullmatch(answer)) and sorted(map(int, re.findall(r"\d+", answer))) == sorted(numbers)
+def _makes(target: int, answer: str, numbers: Sequence[int]) -> bool:
+    """Whether sums, products and quotients of exactly these numbers make exactly the target."""
+    used = sorted(map(int, re.findall(r"\d+", answer)))
+    return bool(ARITHMETIC.fullmatch(answer)) and used == sorted(numbers) and sympy.parse_expr(answer) == target
 
 
 @lru_cache(maxsize=256)

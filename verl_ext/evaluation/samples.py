@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 
 from verl_ext import checks
 from verl_ext.data.limited import tagged_answer
+from verl_ext.data.math_reward import marked_answer
 from verl_ext.data.schema import row_id
 from verl_ext.data.sources import rows
 from verl_ext.files import write_text
@@ -235,23 +236,13 @@ def count_rows(paths: Sequence[Path]) -> Counter[tuple[str, str]]:
 def answer_of(output: str, answers: str = "marked") -> str | None:
     """The vote of an output in maj@k; None: no vote.
 
-    ``marked``: the content of the last ``<answer>`` tags, else of the last ``\\boxed{}``. ``text``: the whole output.
+    ``marked``: the content of the last ``<answer>`` tags, else of the last boxes, else the last line ``Answer: ...``;
+    ``text``: the whole output.
     """
     if answers == "text":
         return output.strip() or None
     tagged = tagged_answer(output)
-    return (_boxed(output) if tagged is None else tagged) or None
-
-
-def _boxed(output: str) -> str:
-    """The content of the last ``\\boxed{}``, with matched braces; empty if the braces do not close."""
-    _, mark, rest = output.rpartition("\\boxed{")
-    depth = 1
-    for place, letter in enumerate(rest if mark else ""):
-        depth += {"{": 1, "}": -1}.get(letter, 0)
-        if depth == 0:
-            return rest[:place].strip()
-    return ""
+    return (marked_answer(output) if tagged is None else tagged) or None
 
 
 def _problem(line: Mapping[str, Any]) -> tuple[str, str]:

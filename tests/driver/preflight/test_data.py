@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import datetime
 
 import datasets
@@ -10,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from support.configs import changed, compose, good_overrides
 
+from verl_ext.driver.preflight import data
 from verl_ext.driver.preflight.validate import BadConfig, validate
 
 MESSAGES = [{"role": "user", "content": "1+1="}]
@@ -174,3 +176,31 @@ def test_a_directory_or_text_under_the_name_of_parquet_is_refused(config, tmp_pa
         validate(changed(config, f"data.train_files={tmp_path}/text.parquet"))
     with pytest.raises(BadConfig, match="is not valid: it is a folder, name files"):
         validate(changed(config, f"data.train_files={tmp_path}"))
+
+
+def test_prompts_with_images_may_have_the_same_text(config, tmp_path):
+    columns = rows(prompt=[[{"role": "user", "content": "<image>How many?"}]] * 40, reward_model=[TRUTH] * 40)
+    pq.write_table(pa.table(columns | {"images": [[f"{row}.png"] for row in range(40)]}), tmp_path / "train.parquet")
+    validate(changed(config, f"data.train_files={tmp_path}/train.parquet"))
+
+
+def lines(count=40) -> list[str]:
+    columns = rows(count)
+    return [json.dumps(dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
+
+
+@pytest.mark.parametrize("place", [0, 20])
+def test_a_long_row_of_json_is_read(place, config, tmp_path):
+    text = lines()
+    text[place] = text[place].replace("+1=", "+1=" + " " * 3_000_000)
+    (tmp_path / "train.jsonl").write_text("\n".join(text) + "\n")
+    validate(changed(config, *(f"data.{part}_files={tmp_path}/train.jsonl" for part in ("train", "val"))))
+
+
+@pytest.mark.parametrize("part", ["train", "val"])
+@pytest.mark.parametrize("count", [40, 40_000])
+def test_json_that_ends_within_a_row_is_refused(count, part, config, tmp_path, monkeypatch):
+    monkeypatch.setattr(data, "LONGEST", 1 << 20)  # the cut row of the longer file is not in the first block
+    (tmp_path / "cut.jsonl").write_text("\n".join(lines(count))[:-20])
+    with pytest.raises(BadConfig, match=f"^data.{part}_files={tmp_path}/cut.jsonl is not valid: it is no JSON file"):
+        validate(changed(config, f"data.{part}_files={tmp_path}/cut.jsonl"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import resource
 import sys
@@ -182,3 +183,16 @@ def test_a_row_without_a_judge_fails_before_the_tests_run(folder, arguments, mes
         assert VERDICT not in agent.data.extra_fields
 
     run(main())
+
+
+def test_the_first_of_two_submissions_in_one_turn_counts(folder):
+    """verl runs the calls of a turn side by side, if multi_turn.max_parallel_calls allows it."""
+
+    async def main() -> dict:
+        tests = {"submit": {"create_kwargs": {"test_command": "test -e done"}}}
+        agent = Agent(ShellTool(LOCAL), SubmitTool(LOCAL), rows=tests)
+        calls = [agent.call("submit"), agent.bash("touch done"), agent.call("submit")]
+        assert await asyncio.gather(*calls) == ["[submitted]", "[no output]", "[already submitted]"]
+        return agent.data.extra_fields
+
+    assert run(main())[VERDICT] is False

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow
 import pyarrow.dataset
+import pyarrow.json
 
 from verl_ext.data.schema import TEMPLATE, prompt_faults
 from verl_ext.driver.preflight.faults import Faults
@@ -24,6 +25,7 @@ BATCH = 256  # rows read at a time
 TRAINING, VALIDATION = "data.train_files", "data.val_files"
 FEATURES = "rollout_policy.estimator_options.features"
 FORMATS = {".parquet": "parquet", ".json": "json", ".jsonl": "json"}  # which verl reads
+LONGEST = 1 << 26  # bytes of a row of JSON; pyarrow's default is 1 << 20
 
 
 def check_training_data(faults: Faults) -> None:
@@ -49,7 +51,9 @@ def check_training_data(faults: Faults) -> None:
             except TypeError as error:
                 faults.refuse_if(True, TRAINING, f"row {number}: {error}")
                 return
-    if not faults.has_refused(TRAINING) and len(different) < size:
+    media = {faults[f"data.{kind}_key"] or f"{kind}s" for kind in ("image", "video", "audio")}
+    of_text = not any(media.intersection(file.schema.names) for file in files)  # else prompts differ by media, too
+    if of_text and not faults.has_refused(TRAINING) and len(different) < size:
         valid = f"it holds {rows} rows but only {len(different)} different prompts, {needs}"
         faults.refuse_if(True, TRAINING, valid)
     _check_features(faults, rows)
@@ -150,7 +154,9 @@ def _open(faults: Faults, key: str, name: str) -> pyarrow.dataset.Dataset | None
         return None
     try:
         file = _array(name) if form == "json" else None
-        file = file or pyarrow.dataset.dataset(name, format=form)
+        lines = pyarrow.dataset.JsonFileFormat(read_options=pyarrow.json.ReadOptions(block_size=LONGEST))
+        file = file or pyarrow.dataset.dataset(name, format=lines if form == "json" else form)
+        file.count_rows()  # reads JSON to its end
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         cause = str(error).splitlines()[0].rpartition("': ")[2]  # without the path, which the sentence names
         faults.refuse(key, name, f"it is no JSON file ({cause})" if form == "json" else f"it is no {form} file")

@@ -43,7 +43,9 @@ ENVIRONMENT = {
 }
 
 _SIGNALS = "Terminated|Killed|Hangup|Interrupt|Aborted|Segmentation fault|Floating point exception|Bus error|Done|Exit"
-_LISTED = r"[bcdlps-](?:[r-][w-][xsStT-]){3}[.+@]? +(?:\d+ \S+ +\S+|\S+/\S+) +(?:\d+, +)?[\d.]+[KMGTPE]? "  # ls, tar
+_LISTED = (
+    r"[bcdlps-](?:[r-][w-][xsStT-]){3}[.+@]? +(?:\d+ \S+ +\S+|[^\s/]+/[^\s/]+) +(?:\d+, +)?[\d.]+[KMGTPE]? "  # ls, tar
+)
 _DURATION = r"\d+\.\d+ ?s(?:ec(?:onds?)?)?(?: \(\d+:\d\d:\d\d\))?"
 REPLACEMENTS = (
     # pytest pads its last line to the width of the terminal, so the padding depends on the duration.

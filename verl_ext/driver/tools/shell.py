@@ -23,7 +23,7 @@ from base64 import b64encode
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 from uuid import uuid4
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from verl.tools.base_tool import BaseTool
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
@@ -72,6 +72,7 @@ class _SandboxTool(BaseTool):
         self._replacements = [*map(_pattern, (*REPLACEMENTS, *(config.get("replacements") or ())))]
         self._arguments: dict[str, Mapping[str, Any]] = {}
         self._names: WeakKeyDictionary[Any, RandomNames] = WeakKeyDictionary()
+        self._submitted: WeakSet[Any] = WeakSet()
         super().__init__(config, tool_schema or self._schema())
 
     def _schema(self) -> OpenAIFunctionToolSchema:
@@ -193,8 +194,10 @@ class SubmitTool(_SandboxTool):
         Raises:
             SandboxFailure: the sandbox cannot be started or no longer answers, or the row's arguments are not valid.
         """
-        if VERDICT in agent_data.extra_fields:
+        # Perhaps in the same turn: verl can run its calls side by side.
+        if VERDICT in agent_data.extra_fields or agent_data in self._submitted:
             return ToolResponse(text="[already submitted]"), 0.0, {}
+        self._submitted.add(agent_data)
         tests = tests_of(self._arguments[instance_id], self._limits["test_timeout"])
         try:
             outcome = await _execute(self._sandbox(instance_id, agent_data), tests.command, tests.timeout)
