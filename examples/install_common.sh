@@ -52,7 +52,7 @@ make_environment() {  # make_environment <stack>
 phase() {  # phase <description> <command>...: shows the command's last line and its seconds; all output goes to the log
   local what=$1
   shift
-  if ! "$@" 2>&1 | tee -a "$LOG" | "$VENV/bin/python" examples/quickstart/follow.py lines "$what"; then
+  if ! "$@" 2>&1 | tee -a "$LOG" | "$VENV/bin/python" examples/quickstart/follow.py "$what"; then
     tail -n 15 "$LOG" >&2
     echo "error: '$what' failed; all of its output is in $LOG." >&2
     exit 1

@@ -7,7 +7,8 @@
 #   MODEL=agent bash examples/quickstart.sh       an agent with an SQLite tool: Prefix Sampling and its baseline
 #
 # A second run skips finished parts. OUT=folder sets the output folder; BUDGET=rollouts sets the length of training.
-# SEEDS="1 2 3" trains every method with three seeds of the data's order, so that the result has an interval.
+# SEEDS="1 2 3" trains every method with three seeds of the data's order, so that the result has an interval. As many runs
+# train at the same time as there are cores, and 5 GB of memory for each. AT_ONCE=1 trains one after the other.
 set -euo pipefail
 refuse() { echo "error: $1" >&2; exit 2; }
 (($# == 0)) ||
@@ -53,6 +54,8 @@ esac
 SEEDS=${SEEDS:-1}
 [[ $SEEDS =~ ^[1-9][0-9]*( [1-9][0-9]*)*$ && -z $(tr ' ' '\n' <<<"$SEEDS" | sort | uniq -d) ]] ||
   refuse "SEEDS=$SEEDS is not valid: use different numbers from 1 on, such as '1 2 3'"
+AT_ONCE=${AT_ONCE:-}  # empty: train.py decides
+[[ $AT_ONCE =~ ^([1-9][0-9]*)?$ ]] || refuse "AT_ONCE=$AT_ONCE is not valid: use a number of runs"
 
 bash examples/install_cpu.sh
 source .venv/bin/activate
@@ -61,10 +64,10 @@ OUT=$(cd "$OUT" && pwd)  # in overrides it has quotes of its own, for characters
 [[ $MODEL != agent ]] || TASK+=(actor_rollout_ref.rollout.multi_turn.tool_config_path="\"$OUT/data/tools.yaml\"")
 
 export PYTHONWARNINGS=${PYTHONWARNINGS:-ignore::SyntaxWarning} # of packages that are compiled on first use
-followed() {  # followed {lines,run} <name> <command>...: see follow.py; all output is in $OUT/<name>.log
-  local kind=$1 name=$2
-  shift 2
-  if ! COLUMNS=200 "$@" 2>&1 | tee "$OUT/$name.log" | python examples/quickstart/follow.py "$kind" "$name"; then
+followed() {  # followed <name> <command>...: shows the command's last line and its seconds; all output is in $OUT/<name>.log
+  local name=$1
+  shift
+  if ! COLUMNS=200 "$@" 2>&1 | tee "$OUT/$name.log" | python examples/quickstart/follow.py "$name"; then
     echo "error: $name failed; the end of $OUT/$name.log:" >&2
     tail -n 20 "$OUT/$name.log" >&2
     exit 1
@@ -84,16 +87,16 @@ prepare() {
     smollm2) data=(reasoning_gym --level chain_sum:min_terms=2,max_terms=2,min_digits=1,max_digits=1
       --train 96 --validation 32) ;;
   esac
-  [[ -f $OUT/data/validation.parquet ]] || followed lines data python -m verl_ext data "${data[@]}" --out "$OUT/data"
+  [[ -f $OUT/data/validation.parquet ]] || followed data python -m verl_ext data "${data[@]}" --out "$OUT/data"
   [[ ! -f $OUT/model/config.json ]] || return 0
   case $MODEL in
-    agent) followed lines model python examples/quickstart/warm_start_agent.py --data "$OUT/data" --out "$OUT/model" ;;
+    agent) followed model python examples/quickstart/warm_start_agent.py --data "$OUT/data" --out "$OUT/model" ;;
     small) # knows short words, half of those of 9 letters, and hardly any of 10
       # Two threads need three quarters of the time, and make the same model. Passive, they stall each other less.
-      OMP_WAIT_POLICY=PASSIVE followed lines model python examples/quickstart/warm_start.py --data "$OUT/data" \
+      OMP_WAIT_POLICY=PASSIVE followed model python examples/quickstart/warm_start.py --data "$OUT/data" \
         --out "$OUT/model" --steps 500 --examples 20,20,20,6,2,0.5,0.04,0 --silent 1 --threads $(($(nproc) > 1 ? 2 : 1))
       ;;
-    smollm2) followed lines model python examples/quickstart/smollm2.py --out "$OUT/model" ;;
+    smollm2) followed model python examples/quickstart/smollm2.py --out "$OUT/model" ;;
   esac
 }
 
@@ -110,39 +113,28 @@ method_of() {  # method_of <method>: its recipe and overrides; all runs of a mod
   esac
 }
 
-name_of() { if (($2 == 1)); then echo "$1"; else echo "$1_$2"; fi; }  # name_of <method> <seed>: the name of a run
-
-train() {  # train <method> <seed>: its metrics in $OUT/<run>.jsonl, its log beside it, its step lines here
-  local run start=$SECONDS
-  run=$(name_of "$@")
-  local log=$OUT/$run.log metrics=$OUT/$run.jsonl
-  if [[ -f $OUT/$run.done && $(<"$OUT/$run.done") == "$BUDGET" ]]; then
-    echo "$run: trained before ($metrics)"
-    return
-  fi
-  echo
-  echo "$run (log: $log)"
+RUNS=() METRICS=()
+add_run() {  # add_run <method> <seed>: its name and command to RUNS, for train.py, and the file of its metrics to METRICS
+  local run=$1
+  (($2 == 1)) || run=$1_$2
+  METRICS+=("$OUT/$run.jsonl")
   method_of "$1"
-  VERL_FILE_LOGGER_PATH=$metrics followed run "$run" python -m "recipe.${METHOD[0]}" hardware=cpu \
-    data.train_files="\"$OUT/data/train.parquet\"" data.val_files="\"$OUT/data/validation.parquet\"" \
-    actor_rollout_ref.model.path="\"$OUT/model\"" \
-    actor_rollout_ref.rollout.val_kwargs.do_sample=true actor_rollout_ref.rollout.val_kwargs.temperature=1.0 \
-    "${TASK[@]}" "${METHOD[@]:1}" \
-    data.seed="$2" rollout_driver.rollout_budget="$BUDGET" trainer.total_training_steps=10000 \
-    trainer.logger=[file] trainer.resume_mode=disable trainer.save_freq=-1 \
-    trainer.default_local_dir="\"$OUT/checkpoints/$run\""
-  echo "$BUDGET" >"$OUT/$run.done"
-  echo "$run: done in $((SECONDS - start)) s"
+  RUNS+=("$run" env COLUMNS=200 VERL_FILE_LOGGER_PATH="$OUT/$run.jsonl" python -m "recipe.${METHOD[0]}" hardware=cpu
+    data.train_files="\"$OUT/data/train.parquet\"" data.val_files="\"$OUT/data/validation.parquet\""
+    actor_rollout_ref.model.path="\"$OUT/model\""
+    actor_rollout_ref.rollout.val_kwargs.do_sample=true actor_rollout_ref.rollout.val_kwargs.temperature=1.0
+    "${TASK[@]}" "${METHOD[@]:1}"
+    data.seed="$2" rollout_driver.rollout_budget="$BUDGET" trainer.total_training_steps=10000
+    trainer.logger=[file] trainer.resume_mode=disable trainer.save_freq=-1
+    trainer.default_local_dir="\"$OUT/checkpoints/$run\"" :::)
 }
 
 prepare
-files=()
 for seed in $SEEDS; do
-  for method in "${METHODS[@]}"; do
-    train "$method" "$seed"
-    files+=("$OUT/$(name_of "$method" "$seed").jsonl")
-  done
+  for method in "${METHODS[@]}"; do add_run "$method" "$seed"; done
 done
 echo
-python -m verl_ext report "${files[@]}" --out "$OUT"
+python examples/quickstart/train.py "$OUT" "$AT_ONCE" "${RUNS[@]}"
+echo
+python -m verl_ext report "${METRICS[@]}" --out "$OUT"
 [[ $SEEDS == *" "* ]] || echo "One seed cannot tell methods apart; docs/comparison.md has many, with every method tuned."

@@ -20,9 +20,12 @@ bash examples/install_cpu.sh
 .venv/bin/mypy
 # Written byte code: without it, each of some 200 processes compiles the project's modules anew, 1 to 6 s.
 export PYTHONDONTWRITEBYTECODE=
-# Two at a time: starting Ray, vLLM and FSDP is mostly waiting for one process after another.
+# As many tests at a time as there are cores, and 5 GB of memory for each: a training needs over 4.
+processes=$(nproc)
+room=$(awk '/MemAvailable/ { print int($2 / 5e6) }' /proc/meminfo)
+((processes <= room)) || processes=$((room > 0 ? room : 1))
 status=0
-.venv/bin/python -m pytest --numprocesses=2 --dist=worksteal --durations=10 "$@" || status=$?
+.venv/bin/python -m pytest --numprocesses="$processes" --dist=worksteal --durations=10 "$@" || status=$?
 ((status == 1)) || exit "$status"
 echo "Tests failed, see above. They run once more, each alone: a test that fails again is broken, and a test that passes now
 depends on the machine's load, which is worth an issue." >&2

@@ -317,6 +317,7 @@ def test_a_value_that_is_not_known_is_refused_with_the_valid_ones(script, name, 
         ),
         ([], {"MODEL": "large"}, "MODEL=large is not valid: use small, smollm2 or agent"),
         ([], {"BUDGET": "1e4"}, "BUDGET=1e4 is not valid: use a number of rollouts"),
+        ([], {"AT_ONCE": "0"}, "AT_ONCE=0 is not valid: use a number of runs"),
         *(
             ([], {"SEEDS": seeds}, f"SEEDS={seeds} is not valid: use different numbers from 1 on, such as '1 2 3'")
             for seeds in ("1,2", "08", "2 2")

@@ -1,4 +1,4 @@
-"""Finds stages and the last error in the log of a run. Needs the standard library only: the installation uses it."""
+"""Finds stages and the last error in the log of a run."""
 
 from __future__ import annotations
 
