@@ -2,13 +2,13 @@
 # From nothing to a comparison of GRPO and Pilot-Commit, on a machine without a GPU: installs, builds tasks, warm-starts
 # a small model, trains both on the same number of rollouts, and shows a table and a plot.
 #
-#   bash examples/quickstart.sh                   some six minutes on two cores
+#   bash examples/quickstart.sh                   6 to 11 minutes on two cores
 #   MODEL=smollm2 bash examples/quickstart.sh     a few steps of a real pretrained model, SmolLM2-135M-Instruct
 #   MODEL=agent bash examples/quickstart.sh       an agent with an SQLite tool: Prefix Sampling and its baseline
 #
 # A second run skips finished parts. OUT=folder sets the output folder; BUDGET=rollouts sets the length of training.
-# SEEDS="1 2 3" trains every method with three seeds of the data's order, so that the result has an interval. As many runs
-# train at the same time as there are cores, and 5 GB of memory for each. AT_ONCE=1 trains one after the other.
+# SEEDS="1 2 3" trains every method with three seeds of the data's order, so that the result has an interval. On a
+# machine with two cores and 5 GB of memory for each run, runs train at the same time; AT_ONCE=1 prevents this.
 set -euo pipefail
 refuse() { echo "error: $1" >&2; exit 2; }
 (($# == 0)) ||

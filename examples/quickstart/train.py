@@ -22,7 +22,7 @@ from follow import MovingLine
 
 from verl_ext.first_run.run_log import stage
 
-GB = 5  # memory of a run
+GB, CORES = 5, 2  # of a run; on two cores, two runs at the same time took as long as one after the other
 LIMIT = Path("/sys/fs/cgroup/memory.max")  # of a container's memory
 INTERVAL = 0.25  # seconds between two looks at the runs
 SHOWN = 20  # lines from the end of a failed run's log
@@ -68,11 +68,11 @@ class Run:
 
 
 def room() -> int:
-    """Runs that this machine can train at the same time: each needs a core and ``GB`` of memory."""
+    """Runs that this machine can train at the same time: each needs ``CORES``, and ``GB`` of memory."""
     memory = psutil.virtual_memory().available
     if LIMIT.exists() and (limit := LIMIT.read_text().strip()) != "max":
         memory = min(memory, int(limit))
-    return max(1, min(len(os.sched_getaffinity(0)), int(memory / 1e9 / GB)))
+    return max(1, min(len(os.sched_getaffinity(0)) // CORES, int(memory / 1e9 / GB)))
 
 
 def train(runs: list[Run], at_once: int) -> list[Run]:

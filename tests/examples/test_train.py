@@ -94,16 +94,18 @@ def test_a_failed_run_is_named_with_the_end_of_its_log_and_the_others_finish(tmp
 @pytest.mark.parametrize(
     ("cores", "available", "limit", "runs"),
     [
-        (2, 23e9, "max", 2),
-        (8, 23e9, "max", 4),
-        (8, 9.9e9, "max", 1),
-        (8, 4e9, "max", 1),
-        (8, 23e9, "16000000000", 3),
-        (8, 12e9, "16000000000", 2),
-        (8, 23e9, None, 4),
+        (1, 23e9, "max", 1),
+        (3, 23e9, "max", 1),
+        (4, 23e9, "max", 2),
+        (16, 23e9, "max", 4),
+        (16, 9.9e9, "max", 1),
+        (16, 4e9, "max", 1),
+        (16, 23e9, "16000000000", 3),
+        (16, 12e9, "16000000000", 2),
+        (16, 23e9, None, 4),
     ],
 )
-def test_each_run_has_a_core_and_its_memory(train, monkeypatch, tmp_path, cores, available, limit, runs):
+def test_each_run_has_its_cores_and_its_memory(train, monkeypatch, tmp_path, cores, available, limit, runs):
     monkeypatch.setattr(train, "LIMIT", tmp_path / "memory.max")
     if limit:
         train.LIMIT.write_text(limit + "\n")
