@@ -37,6 +37,7 @@ case $MODEL in
       actor_rollout_ref.rollout.val_kwargs.n=1 actor_rollout_ref.rollout.temperature=0.7
       +reward.custom_reward_function.reward_kwargs.extract=number)   # the model answers in sentences
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2} # the matrices of this model are large enough for two threads
+    AT_ONCE=${AT_ONCE:-1}  # the memory of its runs has not been measured
     ;;
   agent)
     BUDGET=${BUDGET:-5120}
