@@ -188,6 +188,14 @@ def test_samples_of_another_evaluation_are_not_added_to(folder):
     assert len(runs(folder)) == 1
 
 
+def test_the_last_value_of_a_key_decides_whether_evaluations_are_equal(folder):
+    def settings(*overrides):
+        return Evaluation((folder / "bench.parquet",), None, overrides).settings
+
+    low, high = (f"actor_rollout_ref.rollout.val_kwargs.temperature={value}" for value in ("0.6", "1"))
+    assert settings(low, high, "hardware=cpu") == settings("hardware=cpu", high) != settings(high, low, "hardware=cpu")
+
+
 def test_a_checkpoint_that_was_saved_again_is_another_one(folder):
     assert evaluate("--checkpoint", "run/global_step_3").exit_code == 0
     assert evaluate("--checkpoint", "run/global_step_3/").exit_code == 0

@@ -118,7 +118,13 @@ def test_an_interrupt_waits_until_the_runs_have_ended(tmp_path):
     script = "trap 'sleep 1; touch ended; exit' INT; touch ready; while :; do sleep 0.1; done"
     command = [sys.executable, FOLDER / "train.py", tmp_path, "", "grpo", "bash", "-c", script]
     process = subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, process_group=0
+        command,
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        process_group=0,
+        # A shell's job in the background ignores the signal, and so would all processes that it starts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     while not (tmp_path / "ready").exists():
         assert process.poll() is None

@@ -104,7 +104,8 @@ class Evaluation:
             saved = max(file.stat().st_mtime_ns for file in self.checkpoint.rglob("*"))
             checkpoint = [str(self.checkpoint.resolve()), saved]
         data = sorted(f"{path.name} {sha256(path)}" for path in self.data)
-        return {"checkpoint": checkpoint, "data": data, "overrides": sorted(self.overrides), "seed": self.seed}
+        overrides = {override.partition("=")[0]: override for override in self.overrides}  # Hydra takes the last
+        return {"checkpoint": checkpoint, "data": data, "overrides": sorted(overrides.values()), "seed": self.seed}
 
     def command(self, n: int, run: int, folder: Path) -> list[str]:
         """Sample ``n`` responses to each row of the data into ``folder``; ``run`` counts from 0."""
