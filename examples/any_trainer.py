@@ -29,7 +29,7 @@ Row = tuple[Prompt, Answer, float]  # the last is the advantage
 
 
 class Engine:
-    """Generates everything that the policy has requested, in one batch."""
+    """Generates all rollouts that the policy has requested, in one batch."""
 
     def __init__(self, generate: Generate):
         self.generate = generate

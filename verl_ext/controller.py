@@ -47,7 +47,7 @@ class Engine(Protocol):
         """End the outstanding rollouts of these groups. An engine that cannot interrupt a rollout may finish it first.
 
         Their waves are handed in as always, with the finished rollouts, and with ``cancelled`` rollouts in place of the
-        others. After a restart the engine may not know a wave; it then counts all rollouts that have not finished as
+        others. After a restart the engine may not know a wave. Then it counts all of the wave's unfinished rollouts as
         cancelled.
         """
 

@@ -32,7 +32,7 @@ KEPT = re.compile(r"step [0-9/]+ (\||trains on|is the last).*|^error: .*|[A-Za-z
 
 
 class Run:
-    """A training: its command, its process, and the part that is starting."""
+    """A training run. ``part`` names the part of the run that is starting."""
 
     def __init__(self, out: Path, name: str, command: list[str]):
         self.name, self.command, self.part = name, command, ""
@@ -43,6 +43,7 @@ class Run:
 
     def start(self) -> None:
         self.started, self._rest = time.monotonic(), b""
+        self.done.unlink(missing_ok=True)  # of another command, whose metrics this run replaces
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(self.command, stdout=log, stderr=subprocess.STDOUT)
         self._read = open(self.log, "rb")
@@ -108,9 +109,11 @@ def train(runs: list[Run], at_once: int) -> list[Run]:
 def main(out: str, at_once: str, *arguments: str) -> None:
     commands = [list(words) for is_end, words in groupby(arguments, key=":::".__eq__) if not is_end]
     runs = [Run(Path(out), name, command) for name, *command in commands]
-    for run in (done for done in runs if done.is_done()):
-        print(f"{run.name}: trained before")
-    if not (left := [run for run in runs if not run.is_done()]):
+    left = [run for run in runs if not run.is_done()]
+    for run in runs:
+        if run not in left:
+            print(f"{run.name}: trained before")
+    if not left:
         return
     together = min(len(left), int(at_once or room()))
     if together > 1:

@@ -100,7 +100,7 @@ def test_finished_rollouts_of_a_cancelled_wave_are_trained_and_the_others_leave_
     buffer.controller._execute([Cancel(first.prompt)])
     assert writer.cancelled == [first]
     writer.write_cancelled(first.id, finished=[1, 3], cancelled=[0, 2])
-    writer.write(second.id, [0, 1, 2])  # a rollout that fails is no cancelled one
+    writer.write(second.id, [0, 1, 2])  # a failed rollout is not a cancelled rollout
     batch, _ = buffer.sample(1, "train", 2)
     trained = {key.rsplit("_", 1)[0] for key in batch.keys}
     assert trained == {f"{first.id}_1", f"{first.id}_3", *(f"{second.id}_{session}" for session in range(3))}

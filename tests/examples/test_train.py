@@ -83,6 +83,13 @@ def test_a_finished_run_is_not_trained_again_unless_its_command_has_changed(tmp_
     assert [(tmp_path / name).read_text().count("trained") for name in "ab"] == [1, 2]
 
 
+def test_a_run_whose_metrics_were_replaced_is_trained_again(tmp_path):
+    assert trained(tmp_path, "", grpo="echo trained >> a").returncode == 0
+    assert trained(tmp_path, "", grpo="false").returncode == 1
+    assert "trained before" not in trained(tmp_path, "", grpo="echo trained >> a").stdout
+    assert (tmp_path / "a").read_text().count("trained") == 2
+
+
 def test_a_failed_run_is_named_with_the_end_of_its_log_and_the_others_finish(tmp_path):
     result = trained(tmp_path, "2", grpo="seq 30; false", vip="sleep 1; touch a")
     assert (result.returncode, result.stderr) == (1, "error: grpo failed\n")

@@ -14,7 +14,7 @@ from recipe.grpo.policy import Uniform
 from recipe.knapsack.policy import Knapsack
 from recipe.pilot_commit.policy import PilotCommit
 
-sys.modules["vllm"] = None  # TRL would import it, which takes seconds, and generates without it here
+sys.modules["vllm"] = None  # an import of vLLM would take seconds; here, TRL generates by itself
 sys.path.append(str(Path(__file__).parents[2] / "examples"))
 example = importlib.import_module("trl_trainer")
 LETTERS = "abcdefghijklmnop"

@@ -1,4 +1,4 @@
-"""A training in a process of its own: starting it, reading its metrics and its log, waiting for it, killing it."""
+"""Starts a training in a process of its own, reads its metrics and its log, and waits for or kills the process."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Training:
         return status
 
     def kill(self) -> None:
-        """SIGKILL for the process and everything that Ray started for it."""
+        """Send SIGKILL to the process and to all processes that Ray started for it."""
         parent = psutil.Process(self.process.pid)
         for process in [parent, *parent.children(recursive=True)]:
             with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 ERROR = re.compile(r"[\w.]*(?:Error|Exception|Exit)\b.*: .+")
-TAIL = 1 << 16  # bytes of a log that are searched for its error
+TAIL = 1 << 16  # bytes at the end of a log, where the last error is searched
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # Ray prints them before each line of a worker
 STAGES = (  # text in the log of a run, and the part that starts there
     ("Platform override", "checks of the configuration"),

@@ -72,7 +72,6 @@ class _SandboxTool(BaseTool):
         self._replacements = [*map(_pattern, (*REPLACEMENTS, *(config.get("replacements") or ())))]
         self._arguments: dict[str, Mapping[str, Any]] = {}
         self._names: WeakKeyDictionary[Any, RandomNames] = WeakKeyDictionary()
-        self._submitted: WeakSet[Any] = WeakSet()
         super().__init__(config, tool_schema or self._schema())
 
     def _schema(self) -> OpenAIFunctionToolSchema:
@@ -178,6 +177,10 @@ class SubmitTool(_SandboxTool):
     model's shell. The first submission counts, and ends the trajectory: no prefix of the trajectory contains it. The
     model is not told the verdict.
     """
+
+    def __init__(self, config: dict[str, Any], tool_schema: OpenAIFunctionToolSchema | None = None):
+        super().__init__(config, tool_schema)
+        self._submitted: WeakSet[Any] = WeakSet()
 
     def _schema(self) -> OpenAIFunctionToolSchema:
         description = "Hands in the work as it is now, and ends the task. Call it once, when the task is done."

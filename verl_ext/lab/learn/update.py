@@ -190,7 +190,7 @@ def rows_of(
     prompt_weight: str,
     baseline: str = "trained",
 ) -> Rows:
-    """The trained rows of a batch: per group its problem, and the responses of all its rollouts."""
+    """The trained rows of a batch: of each group with its problem and the responses of all its rollouts."""
     advantages = np.concatenate([trained_advantages(group, training, baseline) for group, _, _ in batch])
     batch = [
         (group, problem, responses if group.trained is None else [responses[row] for row in group.trained])
