@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -115,7 +116,12 @@ def test_status_transitions_are_counted():
 @pytest.mark.parametrize("estimator", [*BY_ID, *BY_TEXT])
 def test_any_estimator_goes_with_any_rule(estimator, allocator, features):
     options = {"features": features} if estimator in BY_TEXT else {}
-    policy = Vip(train_batch_size=12, n=6, U=20, estimator=estimator, estimator_options=options, allocator=allocator)
+    make = partial(Vip, train_batch_size=12, n=6, U=20, estimator=estimator, estimator_options=options)
+    if allocator == "hard_first" and estimator != "history":  # every step would be uniform
+        with pytest.raises(ValueError, match="allocator=hard_first is not valid: .* only estimator=history predicts 0"):
+            make(allocator=allocator)
+        return
+    policy = make(allocator=allocator)
     run = controller(policy, RATES)
     for step in range(1, 4):
         sizes = [len(group.rollouts) for group in run_step(run, step)]
@@ -184,6 +190,11 @@ def test_state_is_restored(make, features):
     assert other.state_dict() == run.policy.state_dict()
     prompts = [group.prompt for group in run.batch]
     assert other.estimator.predict(prompts).tolist() == run.policy.estimator.predict(prompts).tolist()
+
+
+def test_a_bound_that_the_allocator_refuses_has_its_configured_name():
+    with pytest.raises(ValueError, match="^N_low=1 is not valid: use an integer of at least 2"):
+        Knapsack(train_batch_size=4, n=8, N_low=1, allocator="gradient_variance")
 
 
 def test_a_state_of_another_estimator_is_refused(features):

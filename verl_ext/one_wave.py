@@ -87,7 +87,10 @@ class OneWave(RolloutPolicy):
         checks.choice("rewards", rewards, ("binary", "continuous"))
         PROMPT_WEIGHT.check("prompt_weight", prompt_weight)
         self.train_batch_size, self.n, self.lower, self.upper = train_batch_size, n, lower, upper
+        self.names = names
         checks.choice("allocator", allocator, tuple(rules.RULES))
+        valid = "it gives rollouts to prompts of predicted rate 0, and only estimator=history predicts 0"
+        checks.require(allocator != "hard_first" or estimator == "history", "allocator", allocator, valid)
         self.allocator = allocator
         self.allocator_options = checks.options("allocator_options", allocator_options)
         estimator_options = checks.options("estimator_options", estimator_options)
@@ -161,6 +164,7 @@ class OneWave(RolloutPolicy):
             lower=self.lower,
             upper=self.upper,
             options=self.allocator_options,
+            names=self.names,
         )
 
     def on_group(self, group: Group) -> list[Action]:

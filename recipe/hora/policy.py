@@ -206,6 +206,7 @@ class Hora(RolloutPolicy):
             upper=self.G0 + upper,
             done=self.G0,
             options=self.allocator_options,
+            names=("G0", "upper"),
         )
         return total - self.G0
 

@@ -48,6 +48,8 @@ class PilotFilter:
         checks.require(p_lower <= p_upper, "p_lower", p_lower, f"it must not be above p_upper={p_upper}")
         solve = p_solve is None or checks.SHARE.accepts(p_solve)
         checks.require(solve, "p_solve", p_solve, "it must be a success rate in (0, 1], or null to evict nothing")
+        valid = f"it must not be below p_lower={p_lower}: hard prompts return, and solved prompts do not"
+        checks.require(p_solve is None or p_solve >= p_lower, "p_solve", p_solve, valid)
         variance = checks.NOT_NEGATIVE.accepts(var_lower)
         checks.require(variance, "var_lower", var_lower, "it must be a reward variance of at least 0")
         self.p_lower, self.p_upper = _exact(p_lower), _exact(p_upper)

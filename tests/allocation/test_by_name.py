@@ -22,6 +22,12 @@ def test_uniform_spreads_evenly_within_the_bounds():
         allocate("uniform", Beliefs(RATES), 15, lower=1, upper=8, done=4)
 
 
+@pytest.mark.parametrize("rule", ["hit_utility", "knapsack", "gradient_variance"])
+def test_costs_are_refused_since_the_budget_counts_rollouts(rule):
+    with pytest.raises(InvalidValue, match="rollout_policy.allocator_options.costs=2 is not valid: leave it out"):
+        allocate(rule, Beliefs(RATES), 40, lower=3, upper=20, options={"costs": 2})
+
+
 def test_hit_utility_adds_to_the_finished_rollouts():
     rates, strength = np.array([0.1, 0.5, 0.999, 0.3]), np.array([2.0, 4.0, 1.0, 3.0])
     found = allocate("hit_utility", Beliefs(rates, strength), 40, lower=5, upper=12, done=4)

@@ -93,7 +93,7 @@ def test_the_strength_of_a_posterior_is_its_prior_and_its_trials():
 
 def test_features_need_a_row_for_each_row_of_the_data(write):
     estimator = PromptEstimator("ridge_regression", {"features": write("f.npy", FEATURES)})
-    with pytest.raises(ValueError, match="has 6 rows, the data 7"):
+    with pytest.raises(ValueError, match="it has 6 rows, and the run 7 prompts"):
         estimator.start_run([""] * 7)
 
 

@@ -217,6 +217,12 @@ def test_state_survives_json_and_other_embeddings_are_refused():
         GaussianProcess(points, link="softplus").load_state_dict(one.state_dict())
 
 
+def test_clip_is_the_least_reward_variance_on_any_scale():
+    process = GaussianProcess(np.eye(3), bandwidth=1e-3, link="softplus", clip=50.0)  # for instance of grades up to 100
+    process.observe([0, 1], [1.0, 400.0])
+    assert process.predict([0, 1]).tolist() == pytest.approx([50, 400])
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [

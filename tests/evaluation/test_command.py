@@ -41,6 +41,8 @@ lines = [
     for place, (row, (name, source)) in enumerate(rows) for sample in range(n)
     if "lost" not in row["prompt"][0]["content"]
 ]
+if pathlib.Path("changed").exists():
+    lines[-1]["prompt_id"] = "another"
 failing = pathlib.Path("fail").exists()
 (folder / "3.jsonl").write_text("\\n".join(json.dumps(line) for line in lines[: 1 if failing else None]) + "\\n")
 sys.exit(7 if failing else 0)
@@ -124,6 +126,13 @@ def test_rows_without_any_response_count_as_not_correct(folder):
     assert note in result.said and "data.filter_overlong_prompts" in result.said
 
 
+def test_samples_of_prompts_that_are_not_in_the_data_are_refused(folder):
+    (folder / "changed").touch()
+    refused = evaluate("--per-run", 3)
+    assert refused.exit_code == 2 and "prompt_id=another is not valid: no row of the data has it" in refused.said
+    assert sizes(folder) == [3] and not list((folder / "out").glob("*.jsonl"))
+
+
 def test_evaluations_of_different_data_are_scored_together(folder):
     assert evaluate(out="a").exit_code == 0
     write_rows(folder / "bench.parquet", [row("three", source="other")])
@@ -196,15 +205,19 @@ def test_the_last_value_of_a_key_decides_whether_evaluations_are_equal(folder):
     assert settings(low, high, "hardware=cpu") == settings("hardware=cpu", high) != settings(high, low, "hardware=cpu")
 
 
-def test_a_checkpoint_that_was_saved_again_is_another_one(folder):
-    assert evaluate("--checkpoint", "run/global_step_3").exit_code == 0
-    assert evaluate("--checkpoint", "run/global_step_3/").exit_code == 0
-    checkpoint = folder / "run/global_step_3"
-    newest = max(file.stat().st_mtime_ns for file in checkpoint.rglob("*"))
-    (checkpoint / "actor/model_world_size_1_rank_0.pt").write_text("")
-    os.utime(checkpoint / "actor/model_world_size_1_rank_0.pt", ns=(newest + 1, newest + 1))
-    refused = evaluate("--checkpoint", "run/global_step_3", n=8)
-    assert refused.exit_code == 2 and "were made with" in refused.said
+@pytest.mark.parametrize(
+    ("key", "named"),
+    [("checkpoint", ("--checkpoint", "run/global_step_3")), ("model", ("actor_rollout_ref.model.path='run'",))],
+)
+def test_weights_that_were_saved_again_are_others(folder, key, named):
+    assert evaluate(*named).exit_code == 0
+    assert evaluate(*named[:-1], named[-1].replace("global_step_3", "global_step_3/")).exit_code == 0
+    newest = max(file.stat().st_mtime_ns for file in (folder / "run").rglob("*"))
+    weights = folder / "run/global_step_3/actor/model_world_size_1_rank_0.pt"
+    weights.write_text("")
+    os.utime(weights, ns=(newest + 1, newest + 1))
+    refused = evaluate(*named, n=8)
+    assert refused.exit_code == 2 and f" {key}=[" in refused.said and "were made with" in refused.said
 
 
 def test_two_evaluations_do_not_write_one_folder(folder):

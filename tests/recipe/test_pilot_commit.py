@@ -83,6 +83,10 @@ def test_sampling_batch_is_s_times_the_training_batch_rounded_up(s, size):
 )
 def test_filter_agrees_with_integer_arithmetic(counts, bounds, solve):
     (k, n), (low, high) = counts, bounds
+    if solve is not None and solve < low:
+        with pytest.raises(ValueError, match="^p_solve=.* it must not be below p_lower"):
+            PilotFilter(n, low / 20, high / 20, solve / 20, 0.0)
+        return
     if not any(low * n <= 20 * j <= high * n for j in range(n + 1)):
         return
     judged = PilotFilter(n, low / 20, high / 20, None if solve is None else solve / 20, 0.0).judge(group(k, n))

@@ -103,11 +103,12 @@ def test_the_state_keeps_both_kinds_of_waiting_groups():
 
 
 def test_settings_for_divide_n():
-    for n in range(2, 200):
+    assert SpeedRL.settings_for(8, 2, 0) is None  # two rollouts screen a prompt, and another one continues
+    for n in range(3, 200):
         policy = SpeedRL(train_batch_size=8, **SpeedRL.settings_for(8, n, 0))
-        assert policy.n_init + policy.n_cont == max(n, 3)
-    screening = [SpeedRL.settings_for(8, n, 0)["n_init"] for n in (2, 3, 4, 5, 24, 29, 30)]
-    assert screening == [2, 2, 3, 4, 4, 4, 5]
+        assert policy.n_init + policy.n_cont == n
+    screening = [SpeedRL.settings_for(8, n, 0)["n_init"] for n in (3, 4, 5, 24, 29, 30)]
+    assert screening == [2, 3, 4, 4, 4, 5]
 
 
 @pytest.mark.parametrize(

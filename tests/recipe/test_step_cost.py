@@ -36,3 +36,13 @@ def test_pilots_and_commits_of_a_full_step():
     cost = method.policy(0).step_cost()
     assert cost.usual == 3 * 8 * 16 + 8 * 48 and cost.n == 64 and cost.most == 11 * 3 * 8 * 16 + 8 * 48
     assert np.median(rollouts) == cost.usual
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 8, 64])
+@pytest.mark.parametrize("recipe", sorted({*RECIPES} - {"reinforce_ada"}))  # it trains on a part of its rollouts
+def test_settings_for_an_average_of_n_cost_n_rollouts_per_trained_prompt(recipe, n):
+    method = Method.parse(recipe, 8)
+    settings = method.policy_class.settings_for(8, n, 0)
+    if settings is not None:
+        cost = method.with_settings(settings).policy(0).step_cost()
+        assert cost is None or cost.n == n

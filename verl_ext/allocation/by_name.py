@@ -11,6 +11,8 @@ import numpy as np
 from verl_ext import checks
 from verl_ext.allocation import gradient_variance, heuristics, hit_utility, knapsack
 
+OPTIONS = "rollout_policy.allocator_options"
+
 
 @dataclass(frozen=True)
 class Beliefs:
@@ -38,6 +40,7 @@ def allocate(
     upper: int,
     done: int = 0,
     options: Mapping[str, Any] | None = None,
+    names: tuple[str, str] = ("lower", "upper"),
 ) -> np.ndarray:
     """(n,) int64 total rollouts of each prompt, ``done`` finished ones included; sums to ``budget``.
 
@@ -48,22 +51,26 @@ def allocate(
         lower: fewest rollouts of a prompt.
         upper: most rollouts of a prompt.
         done: finished rollouts of each prompt in this step, which count toward the total.
-        options: further keyword arguments of the allocator.
+        options: further keyword arguments of the allocator, except ``costs``: the budget counts rollouts.
+        names: the caller's names of ``lower`` and ``upper``, for error messages.
 
     Raises:
         ValueError: the name is unknown, or the allocator refuses an argument.
     """
     checks.choice("allocator", rule, tuple(RULES))
+    costs = (options or {}).get("costs")
+    checks.require(costs is None, f"{OPTIONS}.costs", costs, "leave it out: the budget of a step counts rollouts")
     try:
         return RULES[rule](beliefs, budget, max(lower, done), upper, done, **(options or {}))
     except TypeError as error:
         given = dict(options or {})
-        raise ValueError(
-            f"rollout_policy.allocator_options={given} does not suit allocator={rule!r}: {error}."
-        ) from error
+        raise ValueError(f"{OPTIONS}={given} does not suit allocator={rule!r}: {error}.") from error
     except ValueError as error:
         if str(error).startswith(tuple(options or ())):  # the error names an option
-            raise ValueError(f"rollout_policy.allocator_options.{error}") from error
+            raise ValueError(f"{OPTIONS}.{error}") from error
+        for bound, name in zip(("lower[", "upper["), names, strict=True):
+            if isinstance(error, checks.InvalidValue) and error.key.startswith(bound):
+                raise checks.InvalidValue(name, error.value, error.valid) from error
         raise
 
 

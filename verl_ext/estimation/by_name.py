@@ -127,8 +127,11 @@ class PromptEstimator:
         else:
             features = self._read_features()
             if len(features) != len(texts):
-                rows = f"has {len(features)} rows, the data {len(texts)}"
-                raise ValueError(f"{OPTIONS}.features={self._features} {rows}.")
+                valid = (
+                    f"it has {len(features)} rows, and the run {len(texts)} prompts; verl drops prompts longer than "
+                    "data.max_prompt_length, so leave these out of the data and of the features"
+                )
+                raise checks.InvalidValue(f"{OPTIONS}.features", str(self._features), valid)
         self._estimator = self._build(BY_TEXT[self.name], features)
         self._load()
 

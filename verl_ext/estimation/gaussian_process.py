@@ -38,7 +38,7 @@ class GaussianProcess:
         ids: Q distinct prompt ids; None: prompts are named by row.
         bandwidth: h, greater than 0; None: the median distance between prompts (of 2,048 of them where there are more).
         prior_mean: of g, so sigmoid(prior_mean) is predicted before any observation. HORA's ablation uses -1.
-        clip: rates are observed no closer than this to 0 and 1; in (0, 0.5).
+        clip: rates are observed no closer than this to 0 and 1; in (0, 0.5). With ``softplus``: the least variance.
         noise: variance of an observation of g, at least 0; 0 in the paper.
         link: "sigmoid" to predict success rates; "softplus" to predict reward variances (VIP Appendix E.2), which can
             exceed 1: ``PromptEstimator`` refuses "softplus" where success rates are needed.
@@ -63,10 +63,10 @@ class GaussianProcess:
         self._features = Features("embeddings", embeddings, ids)
         self._points = self._features.matrix - self._features.matrix.mean(axis=0)  # distances lose fewer digits
         self.clip = checks.positive_number("clip", clip)
-        if self.clip >= 0.5:
-            raise ValueError(f"clip={clip} must be less than 0.5.")
         self.noise = checks.number("noise", noise, 0, np.inf)
         self.link = checks.choice("link", link, ("sigmoid", "softplus"))
+        if self.link == "sigmoid" and self.clip >= 0.5:
+            raise ValueError(f"clip={clip} must be less than 0.5.")
         self.jitter = checks.positive_number("jitter", jitter)
         if bandwidth is None:
             bandwidth = self._median_distance()

@@ -20,7 +20,7 @@ from pathlib import Path
 from verl_ext import checks
 from verl_ext.data.schema import sha256
 from verl_ext.errors import RunError
-from verl_ext.evaluation.samples import OF_A_RUN, count_rows, note_rows
+from verl_ext.evaluation.samples import OF_A_RUN, check_problems, count_rows, note_rows
 from verl_ext.files import check_folder, quoted, write_text
 
 RECIPE = "grpo"  # verl's own allocation; a validation asks no policy anyway
@@ -99,13 +99,16 @@ class Evaluation:
     @property
     def settings(self) -> dict[str, object]:
         """As JSON; equal for equal evaluations of the same files."""
-        checkpoint = None
-        if self.checkpoint is not None:
-            saved = max(file.stat().st_mtime_ns for file in self.checkpoint.rglob("*"))
-            checkpoint = [str(self.checkpoint.resolve()), saved]
         data = sorted(f"{path.name} {sha256(path)}" for path in self.data)
-        overrides = {override.partition("=")[0]: override for override in self.overrides}  # Hydra takes the last
-        return {"checkpoint": checkpoint, "data": data, "overrides": sorted(overrides.values()), "seed": self.seed}
+        values = dict(override.split("=", 1) for override in self.overrides)  # Hydra takes the last
+        model = Path(values.get("actor_rollout_ref.model.path", "").strip("'\""))
+        return {
+            "checkpoint": _saved(self.checkpoint),
+            "model": _saved(model if model.name else None),
+            "data": data,
+            "overrides": sorted("=".join(override) for override in values.items()),
+            "seed": self.seed,
+        }
 
     def command(self, n: int, run: int, folder: Path) -> list[str]:
         """Sample ``n`` responses to each row of the data into ``folder``; ``run`` counts from 0."""
@@ -129,6 +132,12 @@ class Evaluation:
         ]
 
 
+def _saved(folder: Path | None) -> list | None:
+    """A local folder of weights, and when its newest file was written; None if there is no such folder."""
+    files = list(folder.rglob("*")) if folder is not None and folder.is_dir() else []
+    return [str(folder.resolve()), max(file.stat().st_mtime_ns for file in files)] if folder and files else None
+
+
 def generate(evaluation: Evaluation, out: Path, n: int, per_run: int) -> None:
     """Run verl until ``out`` holds ``n`` samples of each row of the data; existing files count.
 
@@ -140,7 +149,7 @@ def generate(evaluation: Evaluation, out: Path, n: int, per_run: int) -> None:
 
     Raises:
         ValueError: ``out`` is no writable folder, another process writes there, its files are of another evaluation, or
-            the data has no rows in verl's schema.
+            the data has no rows in verl's schema, or a run has other prompts than the data.
         VerlFailed: a run failed; the files of the earlier runs stay.
     """
     from filelock import FileLock, Timeout
@@ -158,6 +167,7 @@ def generate(evaluation: Evaluation, out: Path, n: int, per_run: int) -> None:
                 if status := _run(evaluation.command(size, len(sizes_of_runs(out)), unfinished)):
                     raise VerlFailed(status, done, out)
                 (written,) = unfinished.glob("*.jsonl")
+                check_problems(written, rows)
                 os.replace(written, out / f"{done:06}_{size}.jsonl")
                 shutil.rmtree(unfinished)
     except Timeout as error:

@@ -11,7 +11,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -231,6 +231,25 @@ def row_problems(path: Path) -> list[tuple[str, str]]:
 def count_rows(paths: Sequence[Path]) -> Counter[tuple[str, str]]:
     """Rows of each problem (id, data source) in files; raises ValueError as :func:`row_problems`."""
     return Counter(problem for path in paths for problem in row_problems(path))
+
+
+def check_problems(file: Path, rows: Container[tuple[str, str]]) -> None:
+    """Refuse samples of a problem (id, data source) that no row of the data is.
+
+    ``Prompt.id`` is a hash of the messages. A run has other messages than the data's file if verl puts images into
+    them, or if a data set of ``data.custom_cls`` changes them. Each row would then get failed samples instead.
+
+    Raises:
+        InvalidValue: the file holds such a sample.
+    """
+    steps: dict[int, Rollouts] = {}
+    _add(file, "text", steps)
+    for problem in {problem for rollouts in steps.values() for problem, _ in rollouts.values()}:
+        valid = (
+            "no row of the data has it; where images or data.custom_cls change prompts, score the samples of a "
+            "validation (trainer.validation_data_dir) with verl-ext evaluate score"
+        )
+        checks.require(problem in rows, "prompt_id", problem[0], valid)
 
 
 def answer_of(output: str, answers: str = "marked") -> str | None:
