@@ -1,7 +1,7 @@
 # Functions of install_cpu.sh and install_gpu.sh, which source this file from the project's root. They set NEEDED_GB, and
 # MINORS, the Python versions 3.x for which there are packages, the preferred one first.
 UV=0.13.8
-VENV=$PWD/.venv
+VENV=$(pwd -P)/.venv
 LOG=$VENV/install.log
 
 refuse() { echo "error: $1" >&2; exit 2; }
@@ -31,11 +31,13 @@ check_machine() {  # check_machine <stack>
 }
 
 make_environment() {  # make_environment <stack>
-  if [[ -e $VENV/bin/python ]]; then
+  if [[ -e $VENV/bin/activate ]]; then  # the last file that venv writes
+    [[ ! -f $VENV/.stack || $(<"$VENV/.stack") == "$1" ]] ||
+      refuse "$VENV holds $(<"$VENV/.stack"), and both would overwrite each other: install $1 in another copy of the project, or remove that folder."
     supported "$VENV/bin/python" ||
       refuse "$VENV holds $("$VENV/bin/python" --version 2>&1), and $1 needs Python $(pythons): remove that folder."
     [[ ! -L $VENV ]] || refuse "$VENV is a link to an environment of another place: remove the link."
-    [[ ! -f $VENV/bin/activate ]] || grep -qF "$VENV" "$VENV/bin/activate" ||
+    grep -qF "$VENV" "$VENV/bin/activate" ||
       refuse "$VENV was made in another folder, and an environment cannot be moved: remove it."
   else
     local python
@@ -44,6 +46,8 @@ make_environment() {  # make_environment <stack>
       refuse "$python cannot make virtual environments; install its venv module (on Debian: apt-get install python3-venv)."
     "$python" -m venv "$VENV"
   fi
+  rm -f "$VENV/.install"
+  echo "$1" >"$VENV/.stack"
   : >"$LOG"
   echo "Installing into $VENV"
   phase "installer (uv $UV)" "$VENV/bin/python" -m pip install "uv==$UV"

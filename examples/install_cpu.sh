@@ -25,7 +25,6 @@ if is_installed "$FINGERPRINT"; then
 fi
 
 check_machine "the CPU stack"
-rm -f "$VENV/.install"
 make_environment "the CPU stack"
 "$VENV/bin/python" -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null ||
   refuse "vLLM's CPU build needs libnuma.so.1: apt-get install libnuma1 (Debian), or dnf install numactl-libs (Fedora)."

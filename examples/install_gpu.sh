@@ -48,7 +48,6 @@ fi
 
 check_machine "the GPU stack"
 check_gpus
-rm -f "$VENV/.install"
 make_environment "the GPU stack"
 # verl's order: torch and the engine first, since the wheels below are linked against that torch.
 phase "verl, torch, $ENGINE and $(grep -c == "$lock") packages in all (about 5 GB)" uv_install -r "$lock"

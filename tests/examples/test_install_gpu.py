@@ -13,7 +13,9 @@ ROOT = Path(__file__).parents[2]
 PYTHON = """#!/usr/bin/env bash
 echo "$*" >>"$NOTES"
 case "$*" in
-  *"-m venv "*) mkdir -p "${@: -1}/bin" && cp "$0" "${@: -1}/bin/python" ;;
+  *"-m venv "*) mkdir -p "${@: -1}/bin" && cp "$0" "${@: -1}/bin/python"
+    [[ -n ${INTERRUPTED:-} ]] && exit 1
+    echo "VIRTUAL_ENV=${@: -1}" >"${@: -1}/bin/activate" ;;
   *follow.py*) cat >/dev/null ;;
   *"sys.version_info"*) [[ ${MINOR:-12} == 12 ]] ;;
 esac
@@ -41,10 +43,10 @@ def checkout(tmp_path) -> Path:
     return tmp_path
 
 
-def install(checkout: Path, **environment: str) -> subprocess.CompletedProcess:
+def install(checkout: Path, script: str = "install_gpu.sh", **environment: str) -> subprocess.CompletedProcess:
     own = {"PYTHON": str(checkout / "python"), "NOTES": str(checkout / "notes")}
     own["PATH"] = f"{checkout / 'tools'}{os.pathsep}{os.environ['PATH']}"
-    command = ["bash", str(checkout / "examples" / "install_gpu.sh")]
+    command = ["bash", str(checkout / "examples" / script)]
     return subprocess.run(command, env=os.environ | own | environment, capture_output=True, text=True, timeout=60)
 
 
@@ -74,8 +76,10 @@ def test_first_the_locked_set_then_verls_own_wheels(environment, lock, wheels, c
 
 def test_an_environment_of_another_folder_is_not_up_to_date(checkout, tmp_path_factory):
     assert install(checkout).returncode == 0
-    (checkout / ".venv/bin/activate").write_text(f'VIRTUAL_ENV="{checkout}/.venv"\n')
     assert "is up to date" in install(checkout).stdout
+    link = tmp_path_factory.mktemp("link") / "checkout"
+    link.symlink_to(checkout)
+    assert "is up to date" in install(link).stdout
     moved = tmp_path_factory.mktemp("moved") / "checkout"
     shutil.copytree(checkout, moved, symlinks=True)
     result = install(moved)
@@ -84,6 +88,21 @@ def test_an_environment_of_another_folder_is_not_up_to_date(checkout, tmp_path_f
     (moved / ".venv").symlink_to(checkout / ".venv")
     result = install(moved)
     assert result.returncode == 2 and "is a link to an environment of another place" in result.stderr
+
+
+def test_one_stack_does_not_overwrite_the_other(checkout):
+    assert install(checkout).returncode == 0
+    before = installed(checkout)
+    for _ in range(2):
+        result = install(checkout, "install_cpu.sh")
+        assert result.returncode == 2 and "holds the GPU stack, and both would overwrite each other" in result.stderr
+    assert installed(checkout) == before and "is up to date" in install(checkout).stdout
+
+
+def test_an_environment_that_was_interrupted_is_made_again(checkout):
+    assert install(checkout, INTERRUPTED="1").returncode == 1 and (checkout / ".venv/bin/python").exists()
+    assert "Done in" in install(checkout).stdout
+    assert (checkout / "notes").read_text().count("-m venv ") == 2
 
 
 @pytest.mark.parametrize(

@@ -179,15 +179,16 @@ ALONE = {
     "srun": 'while [[ $1 == --* ]]; do shift; done\nexec "$@"',
     "scancel": "",
     "scontrol": "exit 1",  # so that the job does not wait for its end
-    "python": 'case "$*" in *token_hex*) echo 127.0.0.1 1 2 0 ;; *scripts*) sleep 3 ;; esac',
+    "python": 'case "$*" in *token_hex*) echo 127.0.0.1 1 2 0 ;; *scripts*) sleep 0.5 ;; esac',
 }
 
 
-def run_alone(folder: Path, *command: str) -> tuple[int, str]:
+def run_alone(folder: Path, *command: str, tools: dict[str, str] | None = None, **given: str) -> tuple[int, str]:
     """Exit status and output of the sbatch script without Slurm and Ray, for which stand-ins answer."""
-    path = [stand_in(folder, name, script) for name, script in ALONE.items()][0]
+    path = [stand_in(folder, name, script) for name, script in (ALONE | (tools or {})).items()][0]
     environment = {"SLURM_JOB_ID": f"test{os.getpid()}", "SLURM_JOB_NUM_NODES": "1", "SLURM_CPUS_ON_NODE": "2"}
     environment |= {"SLURMD_NODENAME": "node1", "SLURM_SUBMIT_DIR": str(folder), "PATH": path, "STOP_TIMEOUT": "15"}
+    environment |= given
     with open(folder / "out", "w") as out:  # not a pipe, which a process of the stop holds until STOP_TIMEOUT
         command = ("bash", str(SBATCH), *command)
         result = subprocess.run(command, env=environment, cwd=folder, stdout=out, stderr=out, timeout=60)
@@ -212,6 +213,43 @@ def test_a_job_that_would_begin_anew_is_not_put_back_into_the_queue(arguments, r
     if not requeued:
         sentence = f"not put back into the queue, where {arguments[0]} would begin anew"
         assert f"error: {sentence}: submit again with trainer.resume_mode=auto" in log
+
+
+STOPPED_AT_ONCE = ("bash", "-c", "sleep 1; kill -USR1 $PPID; sleep 20; true")  # without exec, bash dies of the signal
+
+
+@pytest.mark.parametrize(
+    ("measured", "minutes", "said"),
+    [
+        ("", 60, "stopped before the run had begun; back into the queue"),
+        ("echo 9 >$STOP_SECONDS_FILE; ", 60, "stopped without saving: let the script start the run with exec; back into"),
+        ("echo 9 >$STOP_SECONDS_FILE; ", 2, "stopped without saving: let the script start the run with exec; back into"),
+        ("", 2, "error: no step ended within the time limit, and the next start would end in the same way: submit again"),
+    ],
+)
+def test_a_run_that_was_stopped_without_saving_says_why(measured, minutes, said, tmp_path):
+    tools = {"scontrol": f"[[ $1 == show ]] && echo \" EndTime=$(date -d '{minutes} minutes' +%FT%T)\""}
+    status, log = run_alone(tmp_path, "bash", "-c", measured + STOPPED_AT_ONCE[2], tools=tools)
+    assert status == 1 and said in log
+    assert ("requeue test" in (tmp_path / "scontrol.log").read_text()) == ("back into the queue" in said + " the queue")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "given", "address"),
+    [("1", {}, "127.0.0.1"), ("2", {"HEAD_ADDRESS": "10.0.0.7"}, "10.0.0.7"), ("2", {}, None)],
+)
+def test_rays_head_has_an_address_that_other_nodes_can_reach(nodes, given, address, tmp_path):
+    status, log = run_alone(tmp_path, "true", SLURM_JOB_NUM_NODES=nodes, **given)
+    calls = (tmp_path / "python.log").read_text()
+    assert (f"--node-ip-address={address} " in calls) == (status == 0) == (address is not None)
+    assert ("error: other nodes cannot reach node1 by 127.0.0.1: set HEAD_ADDRESS" in log) == (address is None)
+
+
+def test_no_start_overwrites_the_metrics_of_another(tmp_path):
+    for _ in range(3):
+        run_alone(tmp_path, "bash", "-c", 'touch "$VERL_FILE_LOGGER_PATH"', VERL_FILE_LOGGER_PATH=f"{tmp_path}/m.jsonl")
+    written = sorted(file.name for file in tmp_path.glob("*.jsonl"))
+    assert written == ["m-restart-1.jsonl", "m-restart-2.jsonl", "m.jsonl"]
 
 
 def test_a_script_that_is_not_there_ends_the_job_before_ray_starts(tmp_path):
