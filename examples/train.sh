@@ -79,12 +79,13 @@ case "$paper $* " in "hora"*" model_engine=megatron "*) settings+=(lr_schedule=l
 if [[ $experiment == *_swe ]]; then
   TOOLS=${TOOLS:-$here/swe_tools.yaml}
   [[ -f $TOOLS ]] || refuse TOOLS "name a file of tools, like examples/swe_tools.yaml"
-  settings+=(actor_rollout_ref.rollout.multi_turn.tool_config_path="\"$TOOLS\"")  # hydra's quotes
+  settings+=(actor_rollout_ref.rollout.multi_turn.tool_config_path="\"$TOOLS\"")
 fi
 
+# Hydra's quotes are for folders such as lr=1e-6. Data can also be a list, [a.parquet,b.parquet], and has none.
 exec "$PYTHON" -m "recipe.$recipe" experiment="$experiment" \
   ${HARDWARE:+hardware="$HARDWARE"} ${MODEL_SIZE:+model_size="$MODEL_SIZE"} \
-  ${MODEL_PATH:+actor_rollout_ref.model.path="$MODEL_PATH"} \
+  ${MODEL_PATH:+actor_rollout_ref.model.path="\"$MODEL_PATH\""} \
   ${NNODES:+trainer.nnodes="$NNODES"} ${GPUS_PER_NODE:+trainer.n_gpus_per_node="$GPUS_PER_NODE"} \
   ${TRAIN_FILES:+data.train_files="$TRAIN_FILES"} ${VAL_FILES:+data.val_files="$VAL_FILES"} \
   "${settings[@]}" "$@"

@@ -215,7 +215,7 @@ def test_the_environment_is_honoured_from_any_folder(tmp_path):
         "NNODES": "1",
         "GPUS_PER_NODE": "4",
         "HARDWARE": "a800",
-        "MODEL_PATH": "/models/own",
+        "MODEL_PATH": "/models/lr=1e-6, own (2)",
         "MODEL_SIZE": "14b",
         "TRAIN_FILES": "[/data/one.parquet,/data/two.parquet]",
         "VAL_FILES": "/data/val.parquet",
@@ -224,7 +224,7 @@ def test_the_environment_is_honoured_from_any_folder(tmp_path):
     config = resolved("grpo_qwen3_8b", folder=tmp_path, **environment)
     assert (config["trainer"]["nnodes"], config["trainer"]["n_gpus_per_node"]) == (1, 4)
     assert (config["hardware_name"], config["model_size"]) == ("a800", "14b")
-    assert config["actor_rollout_ref"]["model"]["path"] == "/models/own"
+    assert config["actor_rollout_ref"]["model"]["path"] == "/models/lr=1e-6, own (2)"
     assert config["data"]["train_files"] == ["/data/one.parquet", "/data/two.parquet"]
     assert config["data"]["val_files"] == "/data/val.parquet"
     assert config["trainer"]["default_local_dir"] == "/checkpoints/grpo_qwen3_8b"

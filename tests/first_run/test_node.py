@@ -85,6 +85,16 @@ def test_a_torch_without_cuda_is_named(question):
     assert re.fullmatch(r"torch \S+ is built without CUDA: bash examples/install_gpu.sh", sentence)
 
 
+@pytest.mark.parametrize(("visible", "seen"), [("4,5", "4,5"), ("", "all"), (None, "all")])
+def test_devices_talk_on_the_gpus_that_are_visible(question, visible, seen, tmp_path, monkeypatch):
+    command(tmp_path, "python", "echo ${CUDA_VISIBLE_DEVICES-all} >&2; exit 1", monkeypatch)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)  # empty in a task of Ray
+    assert refused(node.devices, replace(question, place=replace(question.place, hardware="h100"))) == seen
+
+
 def test_ranks_that_do_not_answer_in_time(question, monkeypatch):
     monkeypatch.setattr(node, "SECONDS", 0.01)
     assert refused(node.devices, question).startswith("the ranks had not exchanged a message after 0.01 s")

@@ -9,7 +9,7 @@ from support.commands import flat, invoke
 from support.configs import RECIPES, compose
 
 from verl_ext.driver.preflight.validate import validate
-from verl_ext.first_run.__main__ import main
+from verl_ext.first_run.__main__ import _place, main
 from verl_ext.first_run.made_up import write_data, write_model
 from verl_ext.first_run.place import NotTried, Place
 from verl_ext.first_run.trainings import Trial, command
@@ -88,6 +88,15 @@ def test_keys_of_a_separate_pool_and_of_lengths():
         lengths = [int(keys[f"data.max_{part}_length"]) for part in ("prompt", "response")]
         assert int(keys[f"{rollout}.max_model_len"]) == sum(lengths) == 128 + (256 if backend == "nccl" else 24)
         assert 2 * int(keys["actor_rollout_ref.actor.ppo_mini_batch_size"]) == int(keys["data.train_batch_size"])
+
+
+@pytest.mark.parametrize(("visible", "gpus"), [(None, 8), ("", 8), ("4,5", 2)])
+def test_the_first_run_uses_the_gpus_that_are_visible(visible, gpus, tmp_path, monkeypatch):
+    monkeypatch.setattr("verl_ext.first_run.node.gpus", lambda: [("580.95.05", "NVIDIA H200")] * 8)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert _place(None, 1, None, "Qwen/Qwen3-8B", tmp_path) == Place("h200", 1, gpus, "Qwen/Qwen3-8B")
 
 
 def test_memory_depends_on_the_number_of_gpus_whatever_their_nodes():

@@ -136,7 +136,7 @@ def _place(hardware: str | None, nodes: int, gpus_per_node: int | None, model: s
     Raises:
         ValueError, Fault: an option is not valid, or the GPUs cannot be asked.
     """
-    from verl_ext.first_run.node import gpus
+    from verl_ext.first_run.node import VISIBLE, gpus
 
     if hardware is not None:
         choice("hardware", hardware, (CPU, *GPU_MEMORY))
@@ -155,7 +155,9 @@ def _place(hardware: str | None, nodes: int, gpus_per_node: int | None, model: s
     )
     folder = Path(model).expanduser()
     path = str(out.resolve() / "model") if model == MADE_UP else str(folder.resolve()) if folder.is_dir() else model
-    return Place(str(hardware), nodes, gpus_per_node or len(seen) or 1, path, address)
+    visible = os.environ.get(VISIBLE)
+    found = len(visible.split(",")) if seen and visible else len(seen)
+    return Place(str(hardware), nodes, gpus_per_node or found or 1, path, address)
 
 
 def _chosen(option: str, text: str, known: Sequence[str]) -> list[str]:

@@ -112,6 +112,8 @@ def check_node(question: Question) -> dict[str, Found]:
 
 # ---- GPUs ----
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
 
 def gpus() -> list[tuple[str, str]]:
     """(driver's version, name) of each GPU of this machine, from nvidia-smi; Fault if it does not answer."""
@@ -140,9 +142,8 @@ def devices(question: Question) -> str:
     place = question.place
     on_gpus = place.hardware != CPU
     ask = [sys.executable, "-m", "verl_ext.first_run.devices", *([str(place.gpus)] if on_gpus else ["2", "--cpu"])]
-    environment = {
-        name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"
-    }  # Ray hides GPUs
+    # Ray hides all GPUs from a task that asked for none: the variable is empty there.
+    environment = {name: value for name, value in os.environ.items() if name != VISIBLE or value}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     try:
         answer = subprocess.run(ask, capture_output=True, text=True, timeout=SECONDS, env=environment)
