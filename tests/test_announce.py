@@ -49,6 +49,24 @@ def test_checkpoints_and_whether_the_run_continues_from_one():
     )
 
 
+@pytest.mark.parametrize(
+    ("gpus", "line"),
+    [
+        (8, "Memory: up to 80 of the 85 GB of each of 8 GPUs, as computed."),
+        (
+            4,
+            "Memory: up to 97 of the 85 GB of each of 4 GPUs, as computed. This is too much: use more GPUs, or see "
+            "verl-ext hardware Qwen/Qwen3-8B-Base --gpu a800 --gpus 4 --longest 6144.",
+        ),
+    ],
+)
+def test_memory_of_a_gpu_is_said_where_it_is_known(gpus, line):
+    chosen = ["experiment=qwen3_8b", "hardware=a800", f"trainer.n_gpus_per_node={gpus}", "trainer.nnodes=1"]
+    assert line in of("pilot_commit", *chosen)
+    for other in ("model.path=no/such", "model.lora_rank=8"):
+        assert "Memory: " not in "".join(of("pilot_commit", *chosen, f"actor_rollout_ref.{other}"))
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_under_verls_hardware_every_changed_default_is_listed_with_its_reason(recipe, default):
     """An independent comparison: verl's file and the composed configuration, key by key."""
@@ -84,7 +102,7 @@ def test_values_of_the_user_are_not_listed():
 def test_profiles_and_experiments_are_counted_and_named():
     lines = of("pilot_commit", "experiment=qwen3_8b")
     config = compose("pilot_commit", "experiment=qwen3_8b")
-    count = len(changes(config, ["experiment=qwen3_8b"])) - (len(lines) - 4)
+    count = len(changes(config, ["experiment=qwen3_8b"])) - (len(lines) - 5)
     assert (
         lines[-1]
         == f"{count} more keys of verl are set by hardware=h200 and experiment=qwen3_8b; --cfg job shows all values."

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
 from verl_ext.driver.compat import verl_defaults
+from verl_ext.hardware.memory import GPU_MEMORY, SHARED_KEYS, Settings, use
+from verl_ext.hardware.shapes import SHAPES, read
 from verl_ext.policy import RolloutPolicy
 from verl_ext.recipes import CONFIG, as_yaml, comments, recipes
 from verl_ext.resolvers import leaves
@@ -29,7 +32,7 @@ def announcement(recipe: str, config: DictConfig, policy: RolloutPolicy, overrid
     }
     changed = changes(config, overrides)
     own = {key: change for key, change in changed.items() if key in reasons}
-    lines = [cost_line(recipe, policy), checkpoint_line(config.trainer)]
+    lines = [cost_line(recipe, policy), checkpoint_line(config.trainer), *memory_lines(config)]
     if own:
         lines.append("This recipe changes these defaults of verl; a value of yours on the command line wins:")
         lines += [f"  {key}: {before} -> {after}. {reasons[key]}".rstrip() for key, (before, after) in own.items()]
@@ -58,6 +61,31 @@ def checkpoint_line(trainer: DictConfig) -> str:
     saved = f"every {every} steps" if every > 0 else f"only if SIGUSR1 stops the run (trainer.save_freq={every})"
     resumed = "; the run resumes from the last one there" if trainer.resume_mode == "auto" else ""
     return f"Checkpoints: {saved}, in {trainer.default_local_dir}{resumed}."
+
+
+def memory_lines(config: DictConfig) -> list[str]:
+    """The most memory in use on a GPU, by the arithmetic of ``verl-ext hardware``.
+
+    The arithmetic is for FSDP2 on a hardware profile, with fp32 weights, no adapter, and engines on the same GPUs. The
+    list is empty for other runs, and for models whose shape is not known here.
+    """
+    hardware, model = config.get("hardware_name"), config.actor_rollout_ref.model
+    applies = config.get("actor_engine") == "dp" and config.get("master_weights") == "fp32" and not model.lora_rank
+    if hardware not in GPU_MEMORY or not applies or config.trainer.v1.trainer_mode == "separate_async":
+        return []
+    try:
+        shape = SHAPES.get(model.path) or read(Path(model.path))
+    except (ValueError, OSError):
+        return []
+    sizes = {name: OmegaConf.select(config, key) for name, key in SHARED_KEYS.items()}
+    fsdp = config.actor_rollout_ref.actor.fsdp_config
+    chosen = Settings(sequence_parallel=fsdp.ulysses_sequence_parallel_size, offload=fsdp.optimizer_offload, **sizes)
+    gpus = config.trainer.nnodes * config.trainer.n_gpus_per_node
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    needed, there = use(shape, GPU_MEMORY[hardware], gpus, longest, chosen).fullest, GPU_MEMORY[hardware]
+    line = f"Memory: up to {needed / 1e9:.0f} of the {there / 1e9:.0f} GB of each of {gpus} GPUs, as computed."
+    more = f" This is too much: use more GPUs, or see verl-ext hardware {model.path} --gpu {hardware} --gpus {gpus} "
+    return [line if needed <= there else f"{line}{more}--longest {longest}."]
 
 
 def changes(config: DictConfig, overrides: Sequence[str]) -> dict[str, tuple[str, str]]:
