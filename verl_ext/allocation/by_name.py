@@ -59,7 +59,7 @@ def allocate(
     """
     checks.choice("allocator", rule, tuple(RULES))
     costs = (options or {}).get("costs")
-    checks.require(costs is None, f"{OPTIONS}.costs", costs, "leave it out: the budget of a step counts rollouts")
+    checks.require(costs is None, f"{OPTIONS}.costs", costs, "leave it out, the budget of a step counts rollouts")
     try:
         return RULES[rule](beliefs, budget, max(lower, done), upper, done, **(options or {}))
     except TypeError as error:
