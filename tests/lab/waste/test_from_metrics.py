@@ -297,7 +297,7 @@ def test_refusals(tmp_path, name, text, options, why):
 
 
 def test_steps_count_over_training_by_their_trained_rollouts(tmp_path):
-    """24 steps are 12 rows of two. In the first row, one step trains on three times as much; in the last, on nothing."""
+    """24 steps are 12 rows of two. One step of the first row is three times as large; those of the last are empty."""
     shares, trained = [0.0, 1.0] + [0.5] * 22, [300, 100] + [200] * 20 + [0, 0]
     steps = {
         step: {
