@@ -42,6 +42,21 @@ def test_a_recipe_has_its_colour_in_every_company_and_order():
     assert styles(["grpo-n=16"])["grpo-n=16"] == styles(["grpo"])["grpo"]
 
 
+@pytest.mark.parametrize("rest", ["_1", "_qwen3_8b", "-n=8", " (3 seeds)", "2"])
+def test_a_name_that_begins_with_a_recipes_has_its_colour(rest):
+    names = ["grpo", "pilot_commit", "prefix_sampling"]
+    found = styles([f"{name}{rest}" for name in names])
+    assert [found[f"{name}{rest}"] for name in names] == [styles(names)[name] for name in names]
+
+
+def test_the_longest_recipes_name_decides_and_a_word_must_end_with_it(monkeypatch):
+    monkeypatch.setattr("verl_ext.lab.plot.recipes", lambda: dict.fromkeys(["grpo", "grpo_long", "hora"]))
+    assert styles(["grpo_long_1"])["grpo_long_1"].color == COLORS[1]
+    assert styles(["grpos"])["grpos"].color == styles(["mine_grpo"])["mine_grpo"].color == COLORS[3]
+    two = styles(["grpo_1", "grpo_qwen3_8b"])
+    assert two["grpo_1"].color == COLORS[0] and two["grpo_qwen3_8b"].color == COLORS[1]
+
+
 def test_colours_do_not_depend_on_the_order():
     names = ["grpo", "grpo-n=16", "mine", "zz", "hora (3 seeds)", "one/two"]
     assert styles(names) == styles(names[::-1])

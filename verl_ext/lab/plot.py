@@ -112,14 +112,15 @@ class Style(NamedTuple):
 def styles(names: Iterable[str]) -> dict[str, Style]:
     """A style per method, which depends on the set of names only.
 
-    A recipe has the colour of its place among all recipes. A recipe with overrides prefers the same colour, any other
-    name the colours after those of the recipes. A taken colour gives way to the next free colour, and once all colours
-    are taken, to another dash.
+    A recipe has the colour of its place among all recipes. A recipe with overrides, a seed or a model behind its name
+    prefers the same colour, any other name the colours after those of the recipes. A taken colour gives way to the next
+    free colour, and once all colours are taken, to another dash.
     """
     fixed, size = {name: place for place, name in enumerate(recipes())}, len(COLORS)
     places: dict[str, int] = {}
     for name in sorted(set(names), key=lambda name: (name not in fixed, name)):
-        wanted = fixed.get(re.match(r"\w*", name)[0], len(fixed))  # type: ignore[index]  # the pattern always matches
+        begun = [each for each in fixed if re.match(rf"{re.escape(each)}(?![^\W\d_])", name)]  # no letter follows
+        wanted = fixed[max(begun, key=len)] if begun else len(fixed)
         free = set(range(size * (len(places) // size + 1))) - set(places.values())
         places[name] = min(free, key=lambda place: (place // size, (place - wanted) % size))  # noqa: B023
     return {
