@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from verl_ext.lab.method import recipes
-from verl_ext.lab.plot import COLORS, REASONS, lines, over_seeds, stack_colors, styles
+from verl_ext.lab.plot import COLORS, REASONS, families, lines, over_seeds, stack_colors, stacks, styles
 
 
 def series(x, y):
@@ -90,3 +90,38 @@ def test_a_scale_is_that_of_the_line_its_band_the_target_and_the_ring_at_the_fir
     assert {tuple(corner) for corner in band.get_paths()[0].vertices} >= {(2, 50), (2, 100)}
     assert (ring.get_xdata()[0], ring.get_ydata()[0]) == (2, 75)
     assert set(target.get_ydata()) == {75}
+
+
+@pytest.mark.parametrize(
+    ("names", "columns"),
+    [("abcdef", 3), ([f"{name}_qwen2_5_math_7b_deepscaler" for name in "abcdef"], 2), (["x" * 70, "y" * 70], 1)],
+)
+def test_a_legend_has_as_many_columns_as_fit_the_picture(names, columns):
+    figure = lines([over_seeds(name, [series([1, 2], [1, 2])]) for name in names], "x", "y")
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    assert len({text.get_window_extent().x0 for text in legend.get_texts()}) == columns
+    assert 0 <= legend.get_window_extent().x0 and legend.get_window_extent().x1 <= figure.bbox.width
+
+
+def test_a_long_legend_makes_the_picture_higher_and_leaves_the_data_their_room():
+    def height(count):
+        curves = [over_seeds(f"method {place}", [series([1, 2], [1, 2])]) for place in range(count)]
+        figure = lines(curves, "x", "y")
+        figure.draw_without_rendering()
+        return figure.get_figheight(), figure.axes[0].get_position().height * figure.get_figheight()
+
+    (figure, data), (higher, same) = height(9), height(54)  # 3 and 18 rows
+    assert figure == height(1)[0] == 4.4 and higher > 6 and same == pytest.approx(data, rel=0.02)
+
+
+@pytest.mark.parametrize("name", ["_hidden", "$x$", r"a$\bad$b"])
+def test_a_legend_shows_names_that_mean_something_to_matplotlib(name):
+    curve = over_seeds(name, [series([1, 2], [1, 2])])
+    figures = [lines([curve], "x", "y")] + [
+        draw({"a": {name: curve}}, "y", {name: "red"}) for draw in (stacks, families)
+    ]
+    for figure in figures:
+        (label,) = figure.legends[0].get_texts()
+        assert label.get_text().replace(r"\$", "$") == name.lstrip("_")
+        figure.draw_without_rendering()
