@@ -11,6 +11,7 @@ import time
 
 import pytest
 from filelock import FileLock
+from matplotlib.figure import Figure
 from support.configs import compose, write_model
 from support.validation import row, samples_of, write_lines, write_rows
 from typer.testing import CliRunner
@@ -400,3 +401,13 @@ def test_the_mean_of_scores_outside_0_to_1_is_the_share_of_correct_samples(tmp_p
     assert bench["pass@k"]["4"][0] == 1 and bench["pass@k"]["1"][0] == pytest.approx(bench["mean@k"][0])
     assert graded["mean@k"][0] == 0.25
     assert "Scores of bench lie outside 0 to 1; mean@k is the share of correct samples there." in result.said
+
+
+@pytest.mark.parametrize(("source", "shown"), [("_aime", "aime"), (r"a$\bad$b", r"a\$\bad\$b")])
+def test_the_legend_has_data_sources_that_mean_something_to_matplotlib(tmp_path, monkeypatch, source, shown):
+    drawn = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *path, **rest: drawn.append(figure) or save(figure, *path))
+    write_lines(tmp_path / "in/0.jsonl", samples_of(row("one", source=source), [RIGHT, WRONG]))
+    assert invoke("score", tmp_path / "in", "--out", tmp_path / "out").exit_code == 0
+    assert drawn[0].axes[0].get_legend().get_texts()[0].get_text() == f"{shown}, pass@k"

@@ -136,7 +136,10 @@ def test_below_the_tables_are_each_reason_for_an_early_end_once_and_the_sums_ove
     console = Console(width=160, record=True, file=io.StringIO())
     runs = {"slow": RUNS["slow"], "fast": [RUNS["fast"][1]] * 2}
     target, costs = compare(runs)
-    print_comparison(cost_table(target, costs), costs, tmp_path, console)
+    stuck = MethodCost("stuck", [LabRun("b", {}, ended="no prompt")])
+    print_comparison(cost_table(target, costs), [*costs, stuck], tmp_path, console)
     lines = console.export_text().splitlines()
-    assert lines[-2:] == ["fast ended early: no more data", f"600 rollouts in 72 s. Plots: verl-ext report {tmp_path}"]
-    assert sum("ended early" in line for line in lines) == 1
+    logs = " ".join(f"{tmp_path}/{name}_[0-9]*.jsonl" for name in ("slow", "fast"))
+    expected = ["fast ended early: no more data", "stuck ended early: no prompt"]
+    assert lines[-3:] == [*expected, f"600 rollouts in 72 s. Plots: verl-ext report {logs}"]
+    assert sum("ended early" in line for line in lines) == 2

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from verl_ext.lab.method import recipes
-from verl_ext.lab.plot import COLORS, REASONS, lines, over_seeds, stack_colors, styles
+from verl_ext.lab.plot import COLORS, REASONS, families, lines, over_seeds, stack_colors, stacks, styles
 
 
 def series(x, y):
@@ -42,6 +42,21 @@ def test_a_recipe_has_its_colour_in_every_company_and_order():
     assert styles(["grpo-n=16"])["grpo-n=16"] == styles(["grpo"])["grpo"]
 
 
+@pytest.mark.parametrize("rest", ["_1", "_qwen3_8b", "-n=8", " (3 seeds)", "2"])
+def test_a_name_that_begins_with_a_recipes_has_its_colour(rest):
+    names = ["grpo", "pilot_commit", "prefix_sampling"]
+    found = styles([f"{name}{rest}" for name in names])
+    assert [found[f"{name}{rest}"] for name in names] == [styles(names)[name] for name in names]
+
+
+def test_the_longest_recipes_name_decides_and_a_word_must_end_with_it(monkeypatch):
+    monkeypatch.setattr("verl_ext.lab.plot.recipes", lambda: dict.fromkeys(["grpo", "grpo_long", "hora"]))
+    assert styles(["grpo_long_1"])["grpo_long_1"].color == COLORS[1]
+    assert styles(["grpos"])["grpos"].color == styles(["mine_grpo"])["mine_grpo"].color == COLORS[3]
+    two = styles(["grpo_1", "grpo_qwen3_8b"])
+    assert two["grpo_1"].color == COLORS[0] and two["grpo_qwen3_8b"].color == COLORS[1]
+
+
 def test_colours_do_not_depend_on_the_order():
     names = ["grpo", "grpo-n=16", "mine", "zz", "hora (3 seeds)", "one/two"]
     assert styles(names) == styles(names[::-1])
@@ -75,3 +90,38 @@ def test_a_scale_is_that_of_the_line_its_band_the_target_and_the_ring_at_the_fir
     assert {tuple(corner) for corner in band.get_paths()[0].vertices} >= {(2, 50), (2, 100)}
     assert (ring.get_xdata()[0], ring.get_ydata()[0]) == (2, 75)
     assert set(target.get_ydata()) == {75}
+
+
+@pytest.mark.parametrize(
+    ("names", "columns"),
+    [("abcdef", 3), ([f"{name}_qwen2_5_math_7b_deepscaler" for name in "abcdef"], 2), (["x" * 70, "y" * 70], 1)],
+)
+def test_a_legend_has_as_many_columns_as_fit_the_picture(names, columns):
+    figure = lines([over_seeds(name, [series([1, 2], [1, 2])]) for name in names], "x", "y")
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    assert len({text.get_window_extent().x0 for text in legend.get_texts()}) == columns
+    assert 0 <= legend.get_window_extent().x0 and legend.get_window_extent().x1 <= figure.bbox.width
+
+
+def test_a_long_legend_makes_the_picture_higher_and_leaves_the_data_their_room():
+    def height(count):
+        curves = [over_seeds(f"method {place}", [series([1, 2], [1, 2])]) for place in range(count)]
+        figure = lines(curves, "x", "y")
+        figure.draw_without_rendering()
+        return figure.get_figheight(), figure.axes[0].get_position().height * figure.get_figheight()
+
+    (figure, data), (higher, same) = height(9), height(54)  # 3 and 18 rows
+    assert figure == height(1)[0] == 4.4 and higher > 6 and same == pytest.approx(data, rel=0.02)
+
+
+@pytest.mark.parametrize("name", ["_hidden", "$x$", r"a$\bad$b"])
+def test_a_legend_shows_names_that_mean_something_to_matplotlib(name):
+    curve = over_seeds(name, [series([1, 2], [1, 2])])
+    figures = [lines([curve], "x", "y")] + [
+        draw({"a": {name: curve}}, "y", {name: "red"}) for draw in (stacks, families)
+    ]
+    for figure in figures:
+        (label,) = figure.legends[0].get_texts()
+        assert label.get_text().replace(r"\$", "$") == name.lstrip("_")
+        figure.draw_without_rendering()

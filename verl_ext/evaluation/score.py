@@ -141,7 +141,7 @@ def plot(results: Mapping[str, Mapping[str, Any]], path: Path) -> None:
     """pass@k (solid) and maj@k (dashed) over k, with bands of one standard error; a color per data source."""
     from matplotlib.figure import Figure
 
-    from verl_ext.lab.plot import COLORS
+    from verl_ext.lab.plot import COLORS, text
 
     figure = Figure(figsize=(7.5, 4.5), layout="constrained")
     axes = figure.subplots()
@@ -151,7 +151,7 @@ def plot(results: Mapping[str, Mapping[str, Any]], path: Path) -> None:
             if values := result[measure]:
                 ks = [int(k) for k in values]
                 mean, error = 100 * np.array([(value, deviation or 0.0) for value, deviation in values.values()]).T
-                axes.plot(ks, mean, line, color=color, marker="o", markersize=4, label=f"{source}, {measure}")
+                axes.plot(ks, mean, line, color=color, marker="o", markersize=4, label=text(f"{source}, {measure}"))
                 axes.fill_between(ks, mean - error, mean + error, color=color, alpha=0.15, linewidth=0)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")

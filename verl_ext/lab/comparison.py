@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,7 +154,11 @@ def print_comparison(cost: Table, costs: Sequence[MethodCost], out: Path, consol
             console.print(Text(f"{each.name} ended early: {reason}"))
     everything = [run for each in costs for run in each.runs]
     rollouts, seconds = sum(run.rollouts for run in everything), sum(run.duration for run in everything)
-    console.print(Text(f"{rollouts:,} rollouts in {seconds:.0f} s. Plots: verl-ext report {out}"))
+    # In the order of the methods, since a report's first run is its reference. Runs without a step have no log.
+    logged = [out / each.name for each in costs if any(run.records for run in each.runs)]
+    logs = " ".join(f"{shlex.quote(str(log))}_[0-9]*.jsonl" for log in logged)
+    ending = f"{rollouts:,} rollouts in {seconds:.0f} s. Plots: verl-ext report {logs}"
+    console.print(Text(ending), soft_wrap=True)  # a line break would cut the command in two
 
 
 def mean(values: Values) -> float | None:

@@ -120,10 +120,8 @@ class Method:
 
     @property
     def reads_texts(self) -> bool:
-        """Whether the policy's estimator needs the prompts' texts, since no features are configured."""
-        policy = self.config.rollout_policy
-        given = OmegaConf.select(policy, "estimator_options.features")
-        return policy.get("estimator") in BY_TEXT and given is None
+        """As :func:`reads_texts` says of the method's policy."""
+        return reads_texts(self.config.rollout_policy)
 
     @property
     def train_batch_size(self) -> int:
@@ -164,6 +162,12 @@ def _class(target: object) -> type[RolloutPolicy]:
     if not issubclass(found, RolloutPolicy):
         raise InvalidValue(TARGET, target, base)
     return found
+
+
+def reads_texts(config: DictConfig | Mapping[str, Any]) -> bool:
+    """Whether the estimator of a ``rollout_policy`` needs the prompts' texts, since no features are configured."""
+    features = (config.get("estimator_options") or {}).get("features")
+    return config.get("estimator") in BY_TEXT and features is None
 
 
 def instantiate(config: DictConfig | dict[str, Any]) -> RolloutPolicy:

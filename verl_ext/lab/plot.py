@@ -35,6 +35,8 @@ LEVELS = ("extremely_hard", "hard", "medium", "easy", "extremely_easy")
 """Levels of difficulty (Knapsack-RL, section 5.3), in the order in which plots and tables show them."""
 FEW = 30
 """Lines of at most this many points have markers."""
+ROWS = 3
+"""Rows of a legend for which a figure has room; each further row makes it higher."""
 
 
 @dataclass(frozen=True)
@@ -112,14 +114,15 @@ class Style(NamedTuple):
 def styles(names: Iterable[str]) -> dict[str, Style]:
     """A style per method, which depends on the set of names only.
 
-    A recipe has the colour of its place among all recipes. A recipe with overrides prefers the same colour, any other
-    name the colours after those of the recipes. A taken colour gives way to the next free colour, and once all colours
-    are taken, to another dash.
+    A recipe has the colour of its place among all recipes. A recipe with overrides, a seed or a model behind its name
+    prefers the same colour, any other name the colours after those of the recipes. A taken colour gives way to the next
+    free colour, and once all colours are taken, to another dash.
     """
     fixed, size = {name: place for place, name in enumerate(recipes())}, len(COLORS)
     places: dict[str, int] = {}
     for name in sorted(set(names), key=lambda name: (name not in fixed, name)):
-        wanted = fixed.get(re.match(r"\w*", name)[0], len(fixed))  # type: ignore[index]  # the pattern always matches
+        begun = [each for each in fixed if re.match(rf"{re.escape(each)}(?![^\W\d_])", name)]  # no letter follows
+        wanted = fixed[max(begun, key=len)] if begun else len(fixed)
         free = set(range(size * (len(places) // size + 1))) - set(places.values())
         places[name] = min(free, key=lambda place: (place // size, (place - wanted) % size))  # noqa: B023
     return {
@@ -182,7 +185,7 @@ def lines(
         marked = curve.x.size == 1 or (mark and curve.x.size <= FEW)
         axes.plot(
             curve.x, scale * curve.mean, color=color, linestyle=dashes, linewidth=1.8, markersize=5,
-            marker=marker if marked else None, label=_with_seeds(curve),
+            marker=marker if marked else None, label=text(_with_seeds(curve)),
         )  # fmt: skip
         _band(axes, curve, color, scale)
         reached = np.flatnonzero(curve.mean >= target) if target is not None else ()
@@ -212,7 +215,9 @@ def stacks(parts: Mapping[str, Mapping[str, Curve]], y: str, colors: Mapping[str
         curves = parts[method]
         x = np.unique(np.concatenate([curve.x for curve in curves.values()]))
         heights = [np.interp(x, curve.x, curve.mean) for curve in curves.values()]
-        axes.stackplot(x, heights, colors=[colors[part] for part in curves], labels=list(curves), linewidth=0)
+        axes.stackplot(
+            x, heights, colors=[colors[part] for part in curves], labels=list(map(text, curves)), linewidth=0
+        )
         axes.margins(x=0)
 
     return _small_multiples(list(parts), y, draw)
@@ -223,7 +228,7 @@ def families(parts: Mapping[str, Mapping[str, Curve]], y: str, colors: Mapping[s
 
     def draw(axes: Axes, method: str) -> None:
         for part, curve in parts[method].items():
-            axes.plot(curve.x, curve.mean, color=colors[part], linewidth=1.6, label=part)
+            axes.plot(curve.x, curve.mean, color=colors[part], linewidth=1.6, label=text(part))
             _band(axes, curve, colors[part])
 
     return _small_multiples(list(parts), y, draw)
@@ -240,7 +245,7 @@ def _small_multiples(names: list[str], y: str, draw: Callable[[Axes, str], None]
             axes.set_xlabel("step")
         if place % columns == 0:
             axes.set_ylabel(y)
-        axes.set_title(_text(name), loc="left", fontsize=10)
+        axes.set_title(text(name), loc="left", fontsize=10)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         _clean(axes)
     grid.flat[0].set_ylim(bottom=0)  # the panels share the axis, so its end is known once all are drawn
@@ -272,21 +277,31 @@ def _tick(value: float) -> str:
 
 
 def _legend(figure: Figure, *panels: Axes) -> None:
-    """One legend for all panels, below them: inside a panel it would hide part of a line."""
+    """One legend for all panels, below them: inside a panel it would hide part of a line.
+
+    It has as many columns as fit beside each other, three at most. Rows beyond the third make the figure higher.
+    """
     entries: dict[str, Any] = {}
     for axes in panels:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            entries.setdefault(_text(label), handle)
-    if entries:
-        figure.legend(
-            list(entries.values()), list(entries), loc="outside lower center", ncols=3, frameon=False, fontsize=9
+            entries.setdefault(label, handle)
+    if not entries:
+        return
+    for columns in (3, 2, 1):
+        legend = figure.legend(
+            list(entries.values()), list(entries), loc="outside lower center", ncols=columns, frameon=False, fontsize=9
         )
+        extent, rows = legend.get_window_extent(), math.ceil(len(entries) / columns)
+        if extent.width <= figure.bbox.width or columns == 1:
+            break
+        legend.remove()
+    figure.set_figheight(figure.get_figheight() + max(0, rows - ROWS) / rows * extent.height / figure.dpi)
 
 
 def _with_seeds(curve: Curve) -> str:
     return f"{curve.name} ({curve.seeds} seeds)" if curve.seeds > 1 else curve.name
 
 
-def _text(name: str) -> str:
+def text(name: str) -> str:
     """A name as it is: ``$`` would begin a formula, and matplotlib hides labels that begin with ``_``."""
     return name.replace("$", r"\$").lstrip("_")

@@ -87,6 +87,14 @@ def test_a_run_that_was_resumed_in_its_folder(tmp_path, track):
     assert run.records[2][ACCURACY] == 0.25 and run.records[2]["timing_s/step"] == 2.0
 
 
+def test_a_step_that_is_trained_again_keeps_no_value_of_the_killed_process(tmp_path, track):
+    """Each value is an event of its own: those before and after timing_s/step stay together."""
+    step = {"before": 1.0, "timing_s/step": 2.0, "rollouts/sampled": 8.0, "after": 3.0}
+    track(tmp_path / "a", {1: step, 2: step | {"stale": 9.0}})
+    track(tmp_path / "a", {2: step, 3: step})
+    assert read_run([tmp_path / "a"]).records == {1: step, 2: step, 3: step}
+
+
 def test_files_go_by_when_they_were_begun_not_by_their_names(tmp_path, track):
     """Names end in seconds, host, process and a counter, none of them padded."""
     first = track(tmp_path / "a", {1: {"x": 1.0}, 2: {"x": 2.0}})

@@ -95,16 +95,35 @@ def test_an_interval_around_1_is_said_to_be_chance(tmp_path):
     runs = {"grpo_1": ([0.5, 0.7], 100), "grpo_2": ([0.5, 0.7], 200)}
     runs |= {"vip_1": ([0.5, 0.7], 200), "vip_2": ([0.5, 0.7], 110)}
     said = sentence(tmp_path, **runs)
-    assert "vip needed 1.05 times as many rollouts as grpo (2 seeds; 95 % interval 0.0" in said
-    assert said.endswith("times fewer); chance alone can explain this.")
+    ratio = paired([100, 200], [200, 110])
+    assert said.endswith(
+        "vip needed 1.05 times as many rollouts as grpo "
+        f"(2 seeds; 95 % interval {1 / ratio.high:.2f} to {1 / ratio.low:.2f} times as many); "
+        "chance alone can explain this."
+    )
 
 
 def test_a_method_that_surely_needs_more_is_not_said_to_be_chance(tmp_path):
     runs = {f"grpo_{seed}": ([0.5, 0.7], 100) for seed in (1, 2, 3)}
     runs |= {f"vip_{seed}": ([0.5, 0.7], 200 + seed) for seed in (1, 2, 3)}
     said = sentence(tmp_path, **runs)
-    assert "vip needed 2.02 times as many rollouts as grpo (3 seeds; 95 % interval 0.49 to 0.50" in said
-    assert said.endswith("times fewer).")
+    assert said.endswith(
+        "vip needed 2.02 times as many rollouts as grpo (3 seeds; 95 % interval 2.00 to 2.04 times as many)."
+    )
+
+
+@pytest.mark.parametrize(
+    ("rollouts", "said"), [(50, "2.00 times fewer rollouts than"), (300, "3.00 times as many rollouts as")]
+)
+def test_seeds_with_the_same_ratio_have_no_interval(tmp_path, rollouts, said):
+    """Each seed of a method may reach the target at the same validation, since a run has few."""
+    runs = {f"grpo_{seed}": ([0.5, 0.7], 100 * seed) for seed in (1, 2, 3)}
+    runs |= {f"hora_{seed}": ([0.5, 0.7], rollouts * seed) for seed in (1, 2, 3)}
+    runs |= {f"vip_{seed}": ([0.5, 0.7], 1000 * seed) for seed in (1, 2, 3)}
+    assert sentence(tmp_path, **runs) == (
+        f"To reach an accuracy of 70.0%, hora, the best of 2 methods, needed {said} grpo; "
+        "all 3 seeds have this ratio, so no interval can be computed."
+    )
 
 
 def test_a_method_that_misses_the_target_is_one_of_those_that_the_best_was_chosen_among(tmp_path):

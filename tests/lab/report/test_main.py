@@ -94,7 +94,7 @@ def test_what_is_no_run_is_refused_in_one_sentence(tmp_path, two, text, why):
 
 
 def test_runs_without_a_common_data_source_are_refused_in_one_sentence(tmp_path, two):
-    other = write_log(tmp_path / "other.jsonl", {0: {"val-core/math/acc/mean@4": 0.5}})
+    other = write_log(tmp_path / "other.jsonl", {1: {"val-core/math/acc/mean@4": 0.5}})
     result = invoke(main, *two, other, "--out", tmp_path / "out")
     assert result.exit_code == 2 and "Traceback" not in result.output
     assert "The runs have no data source of their validations in common" in flat(result)
@@ -112,6 +112,17 @@ def test_plots_show_the_accuracy_on_the_common_data_sources(tmp_path, two, monke
     assert "left out of the accuracy" in result.output and "math" in result.output
     (more,) = drawn[-1].runs
     assert "val-core/math/acc/mean@4" not in more.metrics()
+
+
+def test_plots_leave_out_a_seed_that_has_not_trained_a_step_yet(tmp_path, two, monkeypatch):
+    """Its one point would be the only one at which the mean over seeds is drawn."""
+    drawn = []
+    monkeypatch.setattr("verl_ext.lab.report.__main__.plots", lambda methods, target: drawn.extend(methods) or [])
+    seeds = [write_run(tmp_path / f"hora_{seed}.jsonl", [0.5, 0.8, 0.9][:seed], 100) for seed in (3, 2, 1)]
+    result = invoke(main, *two, *seeds, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "since they have not trained a step yet: hora_1." in flat(result)
+    assert [run.name for run in drawn[-1].runs] == ["hora_3", "hora_2"]
 
 
 def test_a_file_as_out_is_refused_before_work(tmp_path, two):

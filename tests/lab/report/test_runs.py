@@ -98,6 +98,16 @@ def test_what_a_resumed_run_has_not_reached_again_is_gone(tmp_path):
     assert read_run([first, again]).steps == (0, 1, 2, 3, 4)
 
 
+@pytest.mark.parametrize("of_training", ["timing_s/step", "rollouts/sampled"])
+def test_a_step_that_is_trained_again_keeps_no_metric_of_the_killed_process(tmp_path, of_training):
+    """The killed process discarded in step 2, and the resumed run never does. Late validations add to the record."""
+    step, late = {of_training: 1.0}, {"val-core/x/acc/mean@1": 0.5}
+    parts = [write_log(tmp_path / "a.jsonl", {1: step, 2: step | {"rollouts/discarded_stale_total": 30.0}})]
+    parts.append(write_log(tmp_path / "b.jsonl", {2: step, 3: step}))
+    parts.append(write_log(tmp_path / "c.jsonl", {3: late}))
+    assert read_run(parts).records == {1: step, 2: step, 3: step | late}
+
+
 def test_one_file_that_goes_back_is_read_like_two(tmp_path):
     first, again = (
         write_run(tmp_path / "a.jsonl", [0.1] * 5, 10),

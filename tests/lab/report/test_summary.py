@@ -84,6 +84,15 @@ def test_runs_of_a_single_validation(tmp_path):
     assert summary["notes"] == []
 
 
+def test_a_run_that_has_not_trained_a_step_yet_is_left_out(tmp_path):
+    runs = {"grpo_1": [0.3, 0.5, 0.7], "hora_1": [0.3, 0.7], "hora_2": [0.3, 0.8], "hora_3": [0.2], "vip": [0.1]}
+    summary = summary_of([write_run(tmp_path / f"{name}.jsonl", values, 10) for name, values in runs.items()])
+    assert summary["target_accuracy"] == 0.7
+    assert [run["name"] for run in summary["runs"]] == ["grpo_1", "hora_1", "hora_2"]
+    assert [method["rollouts_to_target"] for method in summary["methods"]] == [20, 10]
+    assert summary["notes"] == ["Runs left out, since they have not trained a step yet: hora_3; vip."]
+
+
 def test_data_sources_weigh_the_same():
     data = {"val-core/a/acc/mean@1": 0.2, "val-core/b/c/acc/mean@16": 0.6, "val-core/a/acc/best@4/mean": 1.0}
     assert accuracy_of(data) == pytest.approx(0.4)
@@ -162,7 +171,7 @@ def rewarded(path, rewards, source="x"):
 
 
 def test_mean_rewards_within_0_and_1_are_the_accuracy_where_there_is_no_acc(tmp_path):
-    paths = [rewarded(tmp_path / "a.jsonl", [0.0, 1.0]), validated(tmp_path / "b.jsonl", [{"x": 0.5}])]
+    paths = [rewarded(tmp_path / "a.jsonl", [0.0, 1.0]), validated(tmp_path / "b.jsonl", [{"x": 0.5}] * 2)]
     summary = summary_of(paths)
     assert [run["best_accuracy"] for run in summary["runs"]] == [1.0, 0.5] and summary["target_accuracy"] == 0.5
     assert "The accuracy is the mean reward, since the reward function returns no acc: a x." in summary["notes"]
@@ -205,6 +214,14 @@ def test_broken_lines_and_values_are_in_the_notes(tmp_path):
         "Lines skipped because they are not those of verl's file logger: a 2.",
         "Values skipped because they are not finite: a 1.",
     ]
+
+
+def test_the_steps_of_a_long_run_are_not_listed_at_each_of_its_steps(monkeypatch):
+    """To list them takes as long as to read them once more."""
+    lists = []
+    monkeypatch.setattr(Run, "steps", property(lambda run: lists.append(run) or tuple(run.records)))
+    found = points(Run("a", training_steps([0.5] * 50, 10)))
+    assert (len(found), found[-1].seconds) == (50, 98) and len(lists) < 10
 
 
 def test_the_time_of_a_log_that_begins_later_is_unknown(tmp_path):

@@ -8,11 +8,13 @@ import pytest
 from omegaconf import OmegaConf
 from support.commands import flat, invoke
 from support.engine import BernoulliEngine, epochs, prompts, run_step
+from support.validation import row, write_rows
 
 from recipe.grpo.policy import Uniform
+from verl_ext.data.schema import row_id
 from verl_ext.lab.method import Method
 from verl_ext.lab.simulate.verify_record import RecordDiffers, main, verify
-from verl_ext.policy import Group, RolloutPolicy
+from verl_ext.policy import Group, Prompt, RolloutPolicy
 from verl_ext.record import RecordingController
 
 SIZE, STEPS = 40, 5
@@ -221,6 +223,31 @@ def test_the_command_says_that_it_is_the_same_or_where_it_is_not(path):
     rewrite(path, events)
     differs = invoke(main, path)
     assert differs.exit_code == 1 and "step 1 (line 2): requests differ" in differs.output
+
+
+def test_an_estimator_over_texts_reads_them_from_the_runs_data(path, monkeypatch):
+    rows = [row(f"question {place}") for place in range(SIZE)]
+    monkeypatch.setitem(
+        globals(), "prompts", lambda _: [Prompt(row_id(each), place) for place, each in enumerate(rows)]
+    )
+    recorded = Recorded(path, "vip n=6")
+    recorded.steps(1, STEPS)
+    events = lines(path)
+    del events[0]["policy"]["estimator_options"]["features"]
+    rewrite(path, events)
+    refused = invoke(main, path)
+    assert refused.exit_code == 2 and "the estimator gaussian_process reads the prompts' texts" in flat(refused)
+
+    embeddings = dict(zip((each["prompt"][0]["content"] for each in rows), np.load(recorded.features), strict=True))
+    monkeypatch.setattr("verl_ext.estimation.by_name.find_model", lambda _: None)
+    monkeypatch.setattr(
+        "verl_ext.estimation.by_name.embed", lambda texts, **_: np.array([embeddings[text] for text in texts])
+    )
+    same = invoke(main, path, "--data", write_rows(path.with_name("train.parquet"), rows))
+    assert same.exit_code == 0 and f"{STEPS} batches in {STEPS} steps" in flat(same)
+    for name, others in (("fewer", rows[:-1]), ("reversed", rows[::-1])):
+        differs = invoke(main, path, "--data", write_rows(path.with_name(f"{name}.parquet"), others))
+        assert differs.exit_code == 2 and f"{name}.parquet: holds other prompts" in flat(differs).replace("- ", "-")
 
 
 @pytest.mark.parametrize("content", [b"\x8e\xff\x00", b"[1]\n", b"7\n", b'{"event": "run", "version": 1}\n'])

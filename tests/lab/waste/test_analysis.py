@@ -100,3 +100,12 @@ def test_tokens_are_counted_only_if_every_step_of_the_metrics_has_them(two_recip
     assert (whole["rollouts"], whole["tokens"], whole["from_metrics"]) == (20, 100, True)
     del records[2]["tokens/sampled"]
     assert analyse(groups, run=Run("a", records), repeats=1).summary["budget"]["tokens"] is None
+
+
+def test_the_logs_curve_is_against_the_rollouts_that_were_sampled(two_recipes):
+    groups = log_of([(1, 0, 1, 4), (1, 1, 4, 4), (3, 2, 2, 4)])
+    run = Run("a", {1: {"rollouts/sampled": 20.0}, 2: {"rollouts/sampled": 7.0}, 3: {"rollouts/sampled": 10.0}})
+    curves = [analyse(groups, run=given, repeats=1).spendings["the log"][0].curve for given in (run, None)]
+    assert curves == [[(20, 1), (30, 2)], [(8, 1), (12, 2)]]
+    run.records[1]["rollouts/sampled"] = run.records[3]["rollouts/sampled"] = 0.0
+    assert analyse(groups, run=run, repeats=1).spendings["the log"][0].curve == curves[1]

@@ -58,17 +58,18 @@ def test_uniform_has_the_gradients_spending_of_log():
     rng = np.random.default_rng(0)
     rates = rng.beta(0.4, 0.4, 2000)
     log = log_of([(1 + i // BATCH, i, count, N) for i, count in enumerate(rng.binomial(N, rates))])
-    outcome, own = run("grpo", log), spending_of_log(log, RecordedRates(log, (1.0, 1.0)), int(log.rollouts.sum()))
+    outcome = run("grpo", log)
+    own = spending_of_log(log, RecordedRates(log, (1.0, 1.0)), [BATCH * N] * len(log.batches))
     share = outcome.gradient_groups / outcome.trained_groups
     assert share == pytest.approx(own.gradient_groups / own.trained_groups, abs=0.03)
 
 
 def test_the_log_itself():
     log = log_of([(1, 0, 2, 4), (1, 1, 0, 4), (2, 0, 8, 8)])
-    own = spending_of_log(log, RecordedRates(log, (0.01, 0.01)), 100)
+    own = spending_of_log(log, RecordedRates(log, (0.01, 0.01)), [60, 40])
     assert (own.steps, own.sampled, own.trained_groups, own.trained_rollouts) == (2, 100, 3, 16)
     assert (own.gradient_groups, own.gradient_rollouts) == (1, 4)
-    assert own.curve == [(8, 1), (16, 1)]
+    assert own.curve == [(60, 1), (100, 1)]  # against the sampled rollouts, of which 16 were trained on
     assert own.rollouts_in_band.tolist() == [4, 0, 4, 0, 8] and own.prompts_in_band.tolist() == [1, 0, 1, 0, 1]
 
 

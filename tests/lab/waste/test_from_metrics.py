@@ -17,9 +17,10 @@ from support.runs import write_log
 
 from recipe.pilot_commit.policy import PilotCommit
 from recipe.pods.policy import Pods
+from verl_ext.lab.report.runs import read_run
 from verl_ext.lab.waste.__main__ import main
 from verl_ext.lab.waste.export import read_export
-from verl_ext.lab.waste.from_metrics import most_with_gradient
+from verl_ext.lab.waste.from_metrics import most_with_gradient, page_of
 from verl_ext.policy import has_spread
 
 
@@ -268,6 +269,7 @@ def test_tables_that_contradict_each_other_are_refused(tmp_path):
         ("a.csv", "_step,critic/score/mean\n1,0.5\n", ["--n", "1"], "greater than or equal to 2"),
         ("a.csv", "_step,critic/score/mean\n1,0.5\n", ["--repeats", "2"], "--repeats 2 has no meaning for exported"),
         ("a.csv", "_step,rollouts/effective_ratio\n1,0.5\n", [], "export all metrics under rollouts/"),
+        ("a.csv", "_step,rollouts/effective_ratio\n1,0.5\n", ["--n", "8"], "--n 8 has no meaning for a run of this"),
         (
             "a.csv",
             "_step,rollouts/effective_ratio,rollouts/trained,rollouts/sampled,rollouts/failed\n1,0,0,0,0\n",
@@ -292,6 +294,23 @@ def test_refusals(tmp_path, name, text, options, why):
     path.write_text(text)
     result = invoke(main, path, *options, "--out", tmp_path / "out")
     assert result.exit_code == 2 and why in flat(result) and not (tmp_path / "out").exists()
+
+
+def test_steps_count_over_training_by_their_trained_rollouts(tmp_path):
+    """24 steps are 12 rows of two. One step of the first row is three times as large; those of the last are empty."""
+    shares, trained = [0.0, 1.0] + [0.5] * 22, [300, 100] + [200] * 20 + [0, 0]
+    steps = {
+        step: {
+            "rollouts/effective_ratio": share,
+            "rollouts/trained": size,
+            "rollouts/sampled": 400,
+            "rollouts/failed": 0,
+        }
+        for step, (share, size) in enumerate(zip(shares, trained, strict=True), 1)
+    }
+    page = page_of(read_run([write_log(tmp_path / "a.jsonl", steps)]))
+    assert page.tables[1].rows[:2] == [("1 to 2", "25.0%"), ("3 to 4", "50.0%")]
+    assert page.tables[1].rows[-1] == ("23 to 24", "–")
 
 
 def test_an_option_of_exports_is_refused_for_rollouts(tmp_path):

@@ -18,7 +18,7 @@ from verl_ext.lab.page import Page
 from verl_ext.lab.report.finding import finding
 from verl_ext.lab.report.plots import plots
 from verl_ext.lab.report.runs import by_method, find_runs, names, read_run
-from verl_ext.lab.report.summary import NO_LOG, listed, on_common_sources, summarize
+from verl_ext.lab.report.summary import NO_LOG, listed, on_common_sources, summarize, trained
 from verl_ext.lab.report.tables import tables
 from verl_ext.lab.table import open_console
 
@@ -32,7 +32,8 @@ def main(
             ".jsonl file is a run, and so is each folder with event files, even if it was resumed. The files "
             "<name>-restart-<k>.jsonl of a run's restarts join <name>.jsonl. Write a run that was resumed into a file "
             "of another name as a.jsonl+b.jsonl, the older file first. Runs whose names differ only by "
-            "a trailing _<seed> are seeds of one method.",
+            "a trailing _<seed> are seeds of one method. The first run's method is the reference; runs of a folder are "
+            "in the order of their names.",
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder for report.html, report.json and the plots.")] = Path(
@@ -52,7 +53,7 @@ def main(
         found = [read_run(parts, name) for parts, name in zip(files, labels, strict=True)]
         summary = summarize(found, target)
         summary["notes"] += listed({NO_LOG: [path.name for path in skipped]})
-    drawn = list(plots(by_method(on_common_sources(found)), summary["target_accuracy"]))
+    drawn = list(plots(by_method(on_common_sources(trained(found))), summary["target_accuracy"]))
     page = Page(
         "Runs compared", f"{finding(summary)} {summary['rule']}", tables(summary), summary["notes"], drawn, summary
     )

@@ -1,4 +1,4 @@
-"""Reads the event files of verl's ``tensorboard`` logger. Each record holds a value of a metric at a step."""
+"""Reads the event files of verl's ``tensorboard`` logger. Each event holds a value of a metric at a step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FRAME = 16
 """Bytes around a record: the record's length, a checksum of the length, and a checksum of the record."""
 
 Records = list[tuple[int, dict[str, float]]]
-"""Steps with values by metric, in the order of writing."""
+"""Steps with values by metric, in the order of writing; a start of the run has one record for each time it logged."""
 
 
 def event_files(path: Path) -> list[Path]:
@@ -26,9 +26,10 @@ def event_files(path: Path) -> list[Path]:
 def read_events(files: Iterable[Path]) -> tuple[Records, int]:
     """The values of one run, and the number of unread bytes.
 
-    Each start of a run writes its own file; files are read in the order in which they were started. Text values, such
-    as verl's samples of validations (``trainer.log_val_generations``), are ignored. An unfinished or damaged record
-    ends its file, because the start of the next record is unknown.
+    Consecutive values of a step are one record, since verl logs the metrics of a step together. Each start of a run
+    writes its own file; files are read in the order in which they were started. Text values, such as verl's samples of
+    validations (``trainer.log_val_generations``), are ignored. An unfinished or damaged event ends its file, because
+    the start of the next event is unknown.
 
     TensorBoard keeps float32. A value is read as the shortest decimal with the same float32, so a logged 0.7 is 0.7
     again and reaches a target of 0.7. Counts are exact up to 2^24 (16,777,216); larger counts, such as tokens, have a
@@ -60,11 +61,11 @@ def _read(path: Path) -> tuple[float, Records, int]:
             event = Event.FromString(raw)
             begun = min(begun, event.wall_time)
             read += len(raw) + FRAME
-            records += [
-                (event.step, {value.tag: _shortest(value.simple_value)})
-                for value in event.summary.value
-                if value.WhichOneof("value") == "simple_value"
-            ]
+            for value in event.summary.value:
+                if value.WhichOneof("value") == "simple_value":
+                    if not records or records[-1][0] != event.step:
+                        records.append((event.step, {}))
+                    records[-1][1][value.tag] = _shortest(value.simple_value)
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror}).") from error
     except DecodeError:

@@ -22,6 +22,8 @@ class Ratio(NamedTuple):
 def paired(reference: Sequence[float], method: Sequence[float], chosen_among: int = 1) -> Ratio:
     """How many times less a method needs; Student's t over the logarithms of the ratios of seeds.
 
+    If all seeds have the same ratio, the interval has no width. It then says nothing of chance.
+
     Args:
         reference: (S,) costs above 0, one per seed; at least two.
         method: (S,) costs of the method with the same seeds.
@@ -39,8 +41,8 @@ def paired(reference: Sequence[float], method: Sequence[float], chosen_among: in
 def finding(summary: Mapping[str, Any]) -> str:
     """The best method against the first one, from :func:`~verl_ext.lab.report.summary.summarize`.
 
-    The sentence has an interval if both methods have two seeds or more in common. A method that misses the target with
-    a seed has no ratio.
+    The sentence has an interval if both methods have two seeds or more in common, and the ratios of these seeds differ.
+    A method that misses the target with a seed has no ratio.
     """
     reference, *others = summary["methods"]
     rated = [method for method in others if method["times_fewer_rollouts"] is not None]
@@ -60,14 +62,19 @@ def finding(summary: Mapping[str, Any]) -> str:
         return f"Nothing compares with {reference['name']}: {why}."
     best = max(rated, key=lambda method: method["times_fewer_rollouts"])
     times, choice = best["times_fewer_rollouts"], len(others)
-    compared = f"{times:.2f} times fewer rollouts than" if times >= 1 else f"{1 / times:.2f} times as many rollouts as"
+    fewer = times >= 1
+    compared = f"{times:.2f} times fewer rollouts than" if fewer else f"{1 / times:.2f} times as many rollouts as"
     named = best["name"] if choice == 1 else f"{best['name']}, the best of {choice} methods,"
     said = f"To reach an accuracy of {target:.1%}, {named} needed {compared} {reference['name']}"
     rows = {run["name"]: run for run in summary["runs"]}
     costs = paired_costs(rows, reference["runs"], best["runs"])
     if costs is None or len(costs[0]) < 2:
         return f"{said}; with fewer than two seeds in common, nobody can tell this from chance."
+    seeds = len(costs[0])
+    if len({ours / theirs for ours, theirs in zip(*costs, strict=True)}) == 1:
+        return f"{said}; all {seeds} seeds have this ratio, so no interval can be computed."
     ratio = paired(*costs, chosen_among=choice)
+    low, high, direction = (ratio.low, ratio.high, "fewer") if fewer else (1 / ratio.high, 1 / ratio.low, "as many")
     widened = "" if choice == 1 else f", widened for the choice among {choice}"
-    interval = f"{len(costs[0])} seeds; 95 % interval {ratio.low:.2f} to {ratio.high:.2f} times fewer{widened}"
-    return f"{said} ({interval}){'; chance alone can explain this' if ratio.low <= 1 <= ratio.high else ''}."
+    interval = f"{seeds} seeds; 95 % interval {low:.2f} to {high:.2f} times {direction}{widened}"
+    return f"{said} ({interval}){'; chance alone can explain this' if low <= 1 <= high else ''}."

@@ -18,6 +18,7 @@ from verl_ext.lab.report.events import PATTERN, event_files, read_events
 
 SEED = re.compile(r"(?P<method>.+)_(?P<seed>\d+)")
 RESTART = re.compile(r"(?P<run>.+)-restart-\d+")  # name of the file of a run's restart, without .jsonl
+OF_TRAINING = ("timing_s/step", "rollouts/sampled")  # verl's metric and this project's, in the record of a trained step
 
 
 @dataclass(frozen=True)
@@ -209,9 +210,10 @@ def names(paths: Sequence[Path]) -> list[str]:
 def read_run(parts: Sequence[Path], name: str | None = None) -> Run:
     """Read the parts of one run in the order in which they were written.
 
-    A resumed run goes back to its checkpoint, so a record of a step drops all earlier records of later steps. Two
-    records of one step are merged, and the later value of a metric wins: a validation at the start of a resumed run
-    adds to the record of the step.
+    A resumed run goes back to its checkpoint, so a record of a step drops all earlier records of later steps. A step
+    that is trained again replaces its earlier record, which may hold metrics that the new one lacks. Other records of
+    one step are merged, and the later value of a metric wins: a validation at the start of a resumed run adds to the
+    record of the step.
 
     Args:
         parts: as :func:`find_runs` gives them.
@@ -241,6 +243,8 @@ def read_run(parts: Sequence[Path], name: str | None = None) -> Run:
             numbers = {key: value for key, value in map(_number, data.items()) if value is not None}
             finite = {key: value for key, value in numbers.items() if math.isfinite(value)}
             skipped_values += len(numbers) - len(finite)
+            if any(name in merged.get(step, ()) and name in finite for name in OF_TRAINING):
+                del merged[step]
             merged.setdefault(step, {}).update(finite)
     if not merged:
         raise ValueError(f"{' and '.join(map(str, empty))}: holds no step of verl's {logger} logger.")

@@ -24,6 +24,7 @@ DISCARDED = re.compile(r"rollouts/discarded_(.+)_total")
 RULE = "Costs to the target are those up to the first validation at or above it."
 EMPTY = "Files without a step, left out, such as those of a start that died before its first step"
 NO_LOG = "Files of a folder left out, since they hold no step of verl's file logger"
+UNTRAINED = "Runs left out, since they have not trained a step yet"
 COMMON = "The target is the best accuracy that every run reached."
 
 
@@ -112,6 +113,15 @@ def on_common_sources(runs: Sequence[Run]) -> list[Run]:
     return [replace(run, records={step: kept(data) for step, data in run.records.items()}) for run in runs]
 
 
+def trained(runs: Sequence[Run]) -> list[Run]:
+    """The runs that have trained a step; all runs if none has.
+
+    A run with only the validation before its first step would lower the common target to the accuracy of the start, and
+    would cut the mean of its seeds to one point.
+    """
+    return [run for run in runs if run.steps[-1] > 0] or list(runs)
+
+
 def is_partial(data: Mapping[str, float], sources: set[str]) -> bool:
     """Whether a step is a validation that lacks one of the run's data sources."""
     found = sources_of(data)
@@ -128,7 +138,7 @@ def points(run: Run) -> list[Point]:
 
     The mean over other data sources would be another accuracy.
     """
-    sources = sources_of(run.metrics())
+    sources, late = sources_of(run.metrics()), begins_late(run)
     # Costs are 0 at step 0. A file from a later step on lacks the start of its run, so the costs are unknown.
     only_start = run.steps[-1] == 0
     rollouts, tokens, seconds = (
@@ -138,7 +148,7 @@ def points(run: Run) -> list[Point]:
     found = []
     for step, data in run.records.items():
         rollouts, tokens = data.get(ROLLOUTS, rollouts), data.get(TOKENS, tokens)
-        if SECONDS in data and not begins_late(run):
+        if SECONDS in data and not late:
             seconds = (seconds or 0.0) + data[SECONDS]
         accuracy = accuracy_of(data)
         if accuracy is not None and not is_partial(data, sources):
@@ -206,12 +216,14 @@ def summarize(runs: Sequence[Run], target: float | None = None) -> dict[str, Any
     """The numbers of all tables as plain JSON values; None where a run lacks a number.
 
     Args:
-        runs: at least one; the first run, and its method, is the reference of all ratios.
+        runs: at least one; the first run that has trained a step, and its method, is the reference of all ratios. Runs
+            that have not are left out, unless no run has.
         target: accuracy in [0, 1]; None: the best accuracy that every run reached.
 
     Raises:
         ValueError: the runs were validated, and on no common data source.
     """
+    everything, runs = [run.name for run in runs], trained(runs)
     rewarded = {run.name: sources_by_reward(run) for run in runs}
     left_out = sources_of(name for run in map(with_accuracies, runs) for name in run.metrics())
     runs = on_common_sources(runs)
@@ -219,6 +231,7 @@ def summarize(runs: Sequence[Run], target: float | None = None) -> dict[str, Any
     rule = RULE if target is not None else f"{COMMON} {RULE}"
     target = common_target(runs) if target is None else target
     rows = {run.name: _of_run(run, target) for run in runs}
+    untrained = {UNTRAINED: [name for name in everything if name not in rows]}
     first = rows[runs[0].name]
     for row in rows.values():
         row["times_fewer_rollouts"] = times_fewer(first["rollouts_to_target"], row["rollouts_to_target"])
@@ -234,7 +247,7 @@ def summarize(runs: Sequence[Run], target: float | None = None) -> dict[str, Any
         "rule": rule,
         "runs": list(rows.values()),
         "methods": methods,
-        "notes": _notes(runs, left_out, rewarded),
+        "notes": listed(untrained) + _notes(runs, left_out, rewarded),
     }
 
 

@@ -1,6 +1,7 @@
 """Verifies a record: gives a fresh policy the recorded results in the recorded order and compares its requests.
 
 verl-ext verify outputs/record.jsonl
+verl-ext verify outputs/record.jsonl --data train.parquet   # for a policy that estimates from the prompts' texts
 """
 
 from __future__ import annotations
@@ -16,9 +17,12 @@ from rich.console import Console
 from rich.text import Text
 
 from verl_ext.controller import RolloutController
+from verl_ext.data import sources
+from verl_ext.data.schema import row_id
 from verl_ext.errors import RunError, option_errors
-from verl_ext.lab.method import instantiate
+from verl_ext.lab.method import instantiate, reads_texts
 from verl_ext.policy import Group, Prompt, Rollout, RolloutPolicy
+from verl_ext.prompts import prompt_text
 from verl_ext.record import VERSION, batch_state, first_difference, request_state
 from verl_ext.trajectory import Trajectory
 
@@ -39,11 +43,11 @@ def verify(
     Args:
         path: a file written by :class:`~verl_ext.record.RecordingController`.
         policy: makes the policy; None: the policy described in the record.
-        texts: the prompts' texts by row, for estimators over texts; None: empty texts.
+        texts: the prompts' texts by row, for estimators over texts; None: there is no such estimator.
 
     Raises:
         RecordDiffers: at the first difference in requests, discarded groups, rows read or batches.
-        ValueError: there is no such file, or it is not a record of this version.
+        ValueError: there is no such file, it is not a record of this version, or the recorded policy needs texts.
     """
     verification = Verification(policy, texts)
     for number, event in _events(Path(path)):
@@ -111,6 +115,11 @@ class Verification:
             raise ValueError(f"the record has version {event['version']!r}, this code reads version {VERSION}.")
         if self.make is None and event["policy"] is None:
             raise ValueError("the record does not describe its policy; pass one to verify().")
+        if self.make is None and self.texts is None and reads_texts(event["policy"]):
+            raise ValueError(
+                f"the estimator {event['policy']['estimator']} reads the prompts' texts, which no record holds; give "
+                "the parquet file of the run's data.train_files with --data."
+            )
         policy = instantiate(dict(event["policy"])) if self.make is None else self.make()
         self.rows, self.submitted, self.released, self.cancelled = [], [], [], []  # a killed process may have left some
         texts = [""] * event["rows_per_epoch"] if self.texts is None else self.texts
@@ -175,14 +184,39 @@ def _events(path: Path) -> Iterator[tuple[int, dict]]:
         raise ValueError(f"{path}: is not a record; it has no run event.")
 
 
+def texts_of(data: Path, record: Path) -> list[str]:
+    """The texts of a recorded run's prompts by row, from the run's training data.
+
+    Raises:
+        ValueError: a file cannot be read, or a row of the data is not the prompt of the record.
+    """
+    rows = list(sources.rows(data, ["data_source", "prompt", "reward_model"]))
+    ids = list(map(row_id, rows))
+    for _, event in _events(record):
+        sized = event.get("rows_per_epoch", len(ids)) == len(ids)
+        if not sized or any(ids[row] != identity for identity, row, *_ in event.get("rows", ())):
+            raise ValueError(
+                f"--data {data}: holds other prompts than the recorded run read; give the run's data.train_files, "
+                "without the prompts longer than data.max_prompt_length, which verl drops."
+            )
+    return [prompt_text(row["prompt"]) for row in rows]
+
+
 def main(
     path: Annotated[Path, typer.Argument(metavar="FILE", help="A record: the file named by rollout_driver.record.")],
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="TRAIN.parquet",
+            help="The parquet file of the run's data.train_files, for an estimator over texts that has no features.",
+        ),
+    ] = None,
 ) -> None:
     """Check that a fresh policy makes the same requests as in a recorded run; exits with 1 if they differ."""
     console = Console()
     try:
         with option_errors():
-            found = verify(path)
+            found = verify(path, texts=texts_of(data, path) if data else None)
     except RecordDiffers as error:
         console.print(Text(f"differs: {error}"))
         raise typer.Exit(1) from error

@@ -75,7 +75,7 @@ def analyse(
     prior = fit_prior(log.correct, log.rollouts)
     recorded = RecordedRates(log, prior)
 
-    spendings = {LOG: [spending_of_log(log, recorded, budget["rollouts"])]}
+    spendings = {LOG: [spending_of_log(log, recorded, _sampled(log, run if budget["from_metrics"] else None))]}
     settings: dict[str, dict[str, Any]] = {}
     left_out: dict[str, str] = {}
     done = progress("Spending the budget with each method", budget["rollouts"] * repeats * len(recipes()))
@@ -223,6 +223,13 @@ def _budget(log: RolloutLog, run: Run | None) -> dict[str, Any]:
         "from_metrics": bool(sampled),
         "discarded": {reason: count for reason in reasons if (count := spent(f"{DISCARDED}{reason}"))},
     }
+
+
+def _sampled(log: RolloutLog, run: Run | None) -> np.ndarray:
+    """(T,) rollouts sampled in each of the log's steps, from the metrics; else the logged rollouts."""
+    if run is None:
+        return np.bincount(log.batch, weights=log.rollouts)
+    return np.array([run.records[step][SAMPLED] for step in np.unique(log.step).tolist()])
 
 
 def _selection(log: RolloutLog, discarded: Mapping[str, int]) -> str | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from verl_ext.controller import RolloutController
 from verl_ext.errors import CannotFillBatch, EveryRolloutFailed
@@ -195,14 +196,18 @@ def spend(
     return spending
 
 
-def spending_of_log(log: RolloutLog, recorded: RecordedRates, sampled: int) -> Spending:
-    """The same numbers for the log itself; ``sampled`` may exceed the logged rollouts by those never trained on."""
-    spending, spent = Spending(len(log.batches), sampled), 0
+def spending_of_log(log: RolloutLog, recorded: RecordedRates, sampled: ArrayLike) -> Spending:
+    """The same numbers for the log itself.
+
+    Args:
+        sampled: (T,) rollouts sampled in each logged step; may exceed the logged rollouts by those never trained on.
+    """
+    spent = np.cumsum(sampled).round().astype(int).tolist()
+    spending = Spending(len(log.batches), spent[-1])
     spending.count_drawn(recorded.band, log.rollouts, np.full(len(log.prompt), True))
-    for rows in log.batches:
+    for rows, so_far in zip(log.batches, spent, strict=True):
         spending.count_trained(log.correct[rows], log.rollouts[rows])
-        spent += int(log.rollouts[rows].sum())
-        spending.curve.append((spent, spending.gradient_groups))
+        spending.curve.append((so_far, spending.gradient_groups))
     return spending
 
 

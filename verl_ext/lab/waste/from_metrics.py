@@ -43,12 +43,14 @@ def page_of(run: Run, n: int | None = None) -> Page:
         n: rollouts per prompt, at least 2, for a run that is not of this project; no metric of verl holds it.
 
     Raises:
-        ValueError: the metrics are not there, or ``n`` is missing.
+        ValueError: the metrics are not there, or ``n`` is missing or has no meaning.
     """
     exact = any(SIGNAL in record for record in run.records.values())
     if not exact and n is None:
         raise ValueError("--n is missing: use actor_rollout_ref.rollout.n of the run, which no metric of verl holds.")
-    page = _exact(run) if exact or n is None else _bounded(run, n)
+    if exact and n is not None:
+        raise ValueError(f"--n {n} has no meaning for a run of this project, which logs {SIGNAL}: leave it out.")
+    page = _exact(run) if n is None else _bounded(run, n)
     return replace(page, notes=[*page.notes, *listed({EMPTY: run.empty_parts})])
 
 
@@ -114,7 +116,8 @@ def _exact(run: Run) -> Page:
         )
     numbers = {"run": run.name, "steps": len(steps), "exact": True, "rollouts": parts, "sampled": sampled}
     tables = [Table("Where the rollouts went", ("rollouts", "number", "% of all"), rows)]
-    tables.append(_over_training(list(steps), shares, "trained rollouts with a gradient"))
+    trained_of_step = np.array([record[TRAINED] for record in records])
+    tables.append(_over_training(list(steps), shares, "trained rollouts with a gradient", trained_of_step))
     return Page(TITLE, lead, tables, notes, [_plot(list(steps), shares, "share of trained rollouts")], numbers)
 
 
@@ -174,7 +177,8 @@ def _bounded(run: Run, n: int) -> Page:
         "most_with_gradient": mean, "steps_without_gradient": len(flat),
     }  # fmt: skip
     place = [int(step) for step in steps]
-    table = _over_training(place, most, "rollouts with a gradient, at most", means)
+    alike = np.ones_like(most)  # no metric of verl counts the rollouts of a step
+    table = _over_training(place, most, "rollouts with a gradient, at most", alike, means)
     return Page(TITLE, lead, [table], notes, [_plot(place, most, "largest share of rollouts")], numbers)
 
 
@@ -191,13 +195,16 @@ def _values(run: Run, metric: str, means: np.ndarray) -> tuple[float, float, str
     return 0.0, 1.0, f"taken to be 0 and 1, since the export lacks {' and '.join(ends)} or they are equal"
 
 
-def _over_training(steps: list[int], shares: np.ndarray, name: str, means: np.ndarray | None = None) -> Table:
+def _over_training(
+    steps: list[int], shares: np.ndarray, name: str, weights: np.ndarray, means: np.ndarray | None = None
+) -> Table:
+    """Means over stretches of the steps, of the (steps,) ``shares`` by ``weights``, and of the ``means`` by steps."""
     places = np.array_split(np.arange(len(steps)), min(len(steps), RANGES))
     rows = [
         (
             f"{steps[part[0]]} to {steps[part[-1]]}" if len(part) > 1 else str(steps[part[0]]),
             *([] if means is None else [number(float(means[part].mean()), ".3f")]),
-            percent(float(shares[part].mean())),
+            percent(float(np.average(shares[part], weights=weights[part])) if weights[part].any() else None),
         )
         for part in places
     ]
