@@ -80,10 +80,8 @@ class PilotCommit(RolloutPolicy):
     )
 
     @classmethod
-    def settings_for(cls, train_batch_size: int, n: int, seed: int) -> dict[str, Any] | None:
-        """A quarter of the rollouts in the pilots, but at least 4 where n allows it; at least 2 and a commit, n > 2."""
-        if n < 3:
-            return None
+    def settings_for(cls, train_batch_size: int, n: int, seed: int) -> dict[str, Any]:
+        """A quarter of the rollouts in the pilots, but at least 4 where n allows it."""
         pilots = max(min(4, n - 1), n // 4)
         return {"n_pilot": pilots, "n_commit": n - pilots, "seed": seed}
 

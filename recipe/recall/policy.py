@@ -76,8 +76,8 @@ class Recall(RolloutPolicy):
     )
 
     @classmethod
-    def settings_for(cls, train_batch_size: int, n: int, seed: int) -> dict[str, Any] | None:
-        return {"n": n, "n_pilot": max(2, n // 8)} if n > 2 else None
+    def settings_for(cls, train_batch_size: int, n: int, seed: int) -> dict[str, Any]:
+        return {"n": n, "n_pilot": max(2, n // 8)}
 
     def __init__(
         self,

@@ -61,10 +61,10 @@ class SpeedRL(RolloutPolicy):
     )
 
     @classmethod
-    def settings_for(cls, train_batch_size: int, n: int, seed: int) -> dict[str, Any] | None:
-        """A sixth of the rollouts in the screening, as in the release, but at least 4 where n allows it; n > 2."""
+    def settings_for(cls, train_batch_size: int, n: int, seed: int) -> dict[str, Any]:
+        """A sixth of the rollouts in the screening, as in the release, but at least 4 where n allows it."""
         screening = max(2, min(4, n - 1), n // 6)
-        return {"n_init": screening, "n_cont": n - screening} if n > 2 else None
+        return {"n_init": screening, "n_cont": n - screening}
 
     def __init__(
         self,

@@ -38,8 +38,8 @@ class Vip(OneWave):
     name = "vip"
 
     @classmethod
-    def settings_for(cls, train_batch_size: int, n: int, seed: int) -> dict[str, Any] | None:
-        return {"n": n, "L": 3, "U": max(32, 2 * n)} if n >= 3 else None
+    def settings_for(cls, train_batch_size: int, n: int, seed: int) -> dict[str, Any]:
+        return {"n": n, "L": 3, "U": max(32, 2 * n)}
 
     def __init__(
         self,

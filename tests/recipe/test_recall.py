@@ -194,8 +194,7 @@ def test_pilots_of_another_number_of_rollouts_are_no_part_of_the_fit():
 
 
 def test_settings_for_give_an_eighth_of_large_groups_to_the_pilot():
-    assert [Recall.settings_for(8, n, 0) for n in (2, 3, 8, 32)] == [
-        None,
+    assert [Recall.settings_for(8, n, 0) for n in (3, 8, 32)] == [
         {"n": 3, "n_pilot": 2},
         {"n": 8, "n_pilot": 2},
         {"n": 32, "n_pilot": 4},

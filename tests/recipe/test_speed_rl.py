@@ -103,7 +103,6 @@ def test_the_state_keeps_both_kinds_of_waiting_groups():
 
 
 def test_settings_for_divide_n():
-    assert SpeedRL.settings_for(8, 2, 0) is None  # two rollouts screen a prompt, and another one continues
     for n in range(3, 200):
         policy = SpeedRL(train_batch_size=8, **SpeedRL.settings_for(8, n, 0))
         assert policy.n_init + policy.n_cont == n
