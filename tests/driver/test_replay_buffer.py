@@ -290,11 +290,18 @@ def test_validation_goes_on_with_what_a_full_queue_has_taken(make, room):
     room(2)
     assert validate(["a", "b"], "finished", ["a_0_0", "b_0_0", "b_1_0"]) == [True, True, False]
     batch, _ = buffer.sample(3, "val", 2)
-    assert sorted(batch.keys) == ["a_0_0", "b_0_0"]
+    assert sorted(batch.keys) == ["a_0_0", "b_0_0"] and buffer.validated == 2
     assert batch.partition_id == "val" and [tag["status"] for tag in batch.tags] == ["success"] * 2
     assert set(stored("val")) == {"a_0_0", "b_0_0"}  # the row that did not fit leaves no key behind
     fields = tq.kv_batch_get(keys=batch.keys, partition_id="val", select_fields=["rm_scores"])  # as verl does
     assert [scores.sum() for scores in fields["rm_scores"].unbind()] == [2, 2]
+
+
+def test_outputs_of_one_validation_rollout_count_once(make, room):
+    buffer = make(Uniform(train_batch_size=2, n=2), QueueWriter())
+    validate(["a", "b"], "finished", ["a_0_0", "a_0_1", "a_1_0", "b_1_0"])
+    buffer.sample(3, "val", 2)
+    assert buffer.validated == 3
 
 
 def test_a_validation_without_any_answer_is_one_sentence(make, room):

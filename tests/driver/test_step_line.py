@@ -1,6 +1,6 @@
 """The line a person reads."""
 
-from verl_ext.driver.step_line import step_line
+from verl_ext.driver.step_line import VALIDATION_FAILED, step_line
 
 METRICS = {
     "rollouts/reward_mean": 0.4123,
@@ -31,3 +31,5 @@ def test_what_only_some_steps_have():
     line = step_line(2, 9, more | {"timing_s/step": 7.25, "timing_s/gen": 4.0}, rollout_budget=15360)
     assert line.startswith("step 2 | ") and "(9,216 of 15,360)" in line
     assert line.endswith("| 3 FAILED | validation 0.600 | 7.2 s (generation 4.0 s)")
+    assert step_line(2, 9, more | {VALIDATION_FAILED: 2.0}).endswith("| validation 0.600 (2 FAILED)")
+    assert step_line(2, 9, more | {VALIDATION_FAILED: 0.0}).endswith("| validation 0.600")

@@ -114,6 +114,7 @@ def _signatures() -> dict[Callable, tuple[str, ...]]:
         PPOTrainer._reissue_inflight_prompts: ("self", "partition_id"),
         PPOTrainer.step: ("self", "metrics", "timing_raw"),
         PPOTrainer._save_checkpoint: ("self",),
+        PPOTrainer._validate: ("self",),
         PPOTrainer._load_checkpoint: ("self",),
         PPOTrainer._get_required_batch_multiple: ("self", "dp_size"),
         PPOTrainer._balance_batch: ("self", "batch", "metrics", "logging_prefix", "keep_minibatch"),

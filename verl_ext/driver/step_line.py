@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+VALIDATION_FAILED = "val-aux/rollouts_failed"
+
 
 def step_line(step: int, total_steps: int, metrics: Mapping[str, float], rollout_budget: int | None = None) -> str:
     """For instance ``step 12/60 | reward 0.41 | 8 prompts, 87% with signal | 768 rollouts (9,216 so far) | ...``.
@@ -24,7 +26,8 @@ def step_line(step: int, total_steps: int, metrics: Mapping[str, float], rollout
         parts.append(f"{metrics['rollouts/failed']:,.0f} FAILED")
     accuracy = [value for name, value in metrics.items() if name.startswith("val-core/") and "/mean@" in name]
     if accuracy:
-        parts.append(f"validation {sum(accuracy) / len(accuracy):.3f}")
+        failed = metrics.get(VALIDATION_FAILED)
+        parts.append(f"validation {sum(accuracy) / len(accuracy):.3f}" + (f" ({failed:,.0f} FAILED)" if failed else ""))
     if "timing_s/step" in metrics:
         parts.append(f"{metrics['timing_s/step']:.1f} s (generation {metrics.get('timing_s/gen', 0.0):.1f} s)")
     return " | ".join(parts)

@@ -36,7 +36,7 @@ from verl_ext.driver.cluster import check_queue_full
 from verl_ext.driver.liveness import EngineWatch, check_workers, forget_workers, note_nodes, note_workers
 from verl_ext.driver.prompt_data import PromptDataset, PromptTexts, endless_rows, fetch, prompt_loader
 from verl_ext.driver.replay_buffer import PARTITION, GroupReplayBuffer, set_aside
-from verl_ext.driver.step_line import step_line
+from verl_ext.driver.step_line import VALIDATION_FAILED, step_line
 from verl_ext.driver.stop import stop_requested
 from verl_ext.driver.stoppable import StoppableTrainer
 from verl_ext.driver.update import GroupUpdates
@@ -212,6 +212,13 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, GroupUpdates, WeightTurn
         self.replay_buffer._sync_metadata_from_transfer_queue()
         self.controller.begin_step(self.global_steps)
         return {}
+
+    def _validate(self) -> dict[str, float]:
+        """verl's metrics, and the number of failed rollouts: verl's means are over the others."""
+        before, n = self.replay_buffer.validated, self.config.actor_rollout_ref.rollout.val_kwargs.n
+        metrics = super()._validate()
+        failed = len(self.val_dataset) * n - (self.replay_buffer.validated - before)
+        return metrics | {VALIDATION_FAILED: float(failed)}
 
     def on_sample_end(self) -> None:
         """Read the step's metrics and groups now: the next step may begin before this step's batch is trained."""
