@@ -57,13 +57,23 @@ def test_it_ends_when_nobody_calls(folder):
     run(main())
 
 
-def test_it_ends_with_the_process(folder):
-    program = """
+@pytest.mark.parametrize("call", ["run", "execute"])
+@pytest.mark.parametrize("then", [":", "sleep 600"])
+def test_it_ends_with_the_process(folder, call, then):
+    """Also while a command runs and another waits."""
+    program = f"""
 import asyncio
+from pathlib import Path
 from verl_ext.sandbox.places import Local
 from verl_ext.sandbox.shell import Plan, Sandbox
 sandbox = Sandbox(Plan(Local))
-print("shell", asyncio.run(sandbox.run("echo $$", 10)).output.strip())
+async def main():
+    commands = [f"echo $$ > new{{n}}; mv new{{n}} {{n}}; {then}" for n in (1, 2)]
+    calls = [asyncio.ensure_future(sandbox.{call}(command, 600)) for command in commands]
+    while not Path("1").exists():
+        await asyncio.sleep(0.02)
+asyncio.run(main())
+print("shell", Path("1").read_text(), Path("2").exists())
 """
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     result = subprocess.run(
@@ -71,6 +81,8 @@ print("shell", asyncio.run(sandbox.run("echo $$", 10)).output.strip())
     )
     shell = int(result.stdout.split()[1])
     assert not alive(shell), result.stderr
+    assert then == ":" or not Path("2").exists()
+    assert not result.stderr
 
 
 def test_a_cancelled_call_leaves_nothing_behind(folder):

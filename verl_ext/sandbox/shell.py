@@ -91,6 +91,8 @@ class Sandbox:
         self._killed = ""
         self._jobs: SimpleQueue[tuple[Future, Callable, tuple] | None] = SimpleQueue()
         self._ended = False
+        self._loop = asyncio.new_event_loop()  # of the thread
+        self._task: asyncio.Task[Outcome] | None = None  # the running command
         self._thread = Thread(target=self._serve, name="sandbox", daemon=True)
         _RUNNING.add(self)
         self._thread.start()
@@ -119,6 +121,13 @@ class Sandbox:
         """Stop the sandbox once the running command has ended; returns at once. A finalizer may call this method."""
         self._jobs.put(None)
 
+    def abort(self) -> None:
+        """Refuse the waiting commands, interrupt the running command, and stop the sandbox; returns at once."""
+        self._refuse_the_rest()
+        self.close()
+        with suppress(RuntimeError):  # the loop is closed: the sandbox has stopped
+            self._loop.call_soon_threadsafe(lambda: self._task and self._task.cancel())
+
     def join(self, timeout: float) -> None:
         """Wait until the sandbox has stopped, for ``timeout`` seconds at most."""
         self._thread.join(timeout)
@@ -136,18 +145,17 @@ class Sandbox:
             del future  # or a failure refers to itself through this frame, and keeps the owner until garbage collection
 
     def _serve(self) -> None:
-        loop = asyncio.new_event_loop()
         try:
-            while self._do_next_job(loop):
+            while self._do_next_job():
                 pass
         finally:
             self._ended = True
-            loop.run_until_complete(self._stop())
-            loop.close()
+            self._loop.run_until_complete(self._stop())
+            self._loop.close()
             self._refuse_the_rest()
             _RUNNING.discard(self)
 
-    def _do_next_job(self, loop: asyncio.AbstractEventLoop) -> bool:
+    def _do_next_job(self) -> bool:
         try:
             job = self._jobs.get(timeout=self._plan.idle_timeout)
         except Empty:
@@ -157,11 +165,13 @@ class Sandbox:
         future, operation, arguments = job
         if future.set_running_or_notify_cancel():
             try:
-                future.set_result(loop.run_until_complete(operation(*arguments)))
+                self._task = self._loop.create_task(operation(*arguments))
+                future.set_result(self._loop.run_until_complete(self._task))
             except BaseException as error:
                 # A new error: the owner's frames get into its traceback, and this thread must not keep them alive.
                 ours = isinstance(error, SandboxFailure | SandboxKilled)
                 future.set_exception(type(error)(*error.args) if ours else SandboxFailure(repr(error)))
+        self._task = None
         del job, future
         return True
 
@@ -303,6 +313,6 @@ def _close_all() -> None:
     deadline = time.monotonic() + EXIT_TIMEOUT
     sandboxes = list(_RUNNING)
     for sandbox in sandboxes:
-        sandbox.close()
+        sandbox.abort()
     for sandbox in sandboxes:
         sandbox.join(max(0.0, deadline - time.monotonic()))
