@@ -14,7 +14,7 @@ from support.shells import LOCAL, Agent, alive, run, wait_for
 from verl_ext.driver.tools.shell import ShellTool, SubmitTool
 from verl_ext.sandbox import shell as sandbox
 from verl_ext.sandbox.places import Local, PlaceFailure
-from verl_ext.sandbox.shell import NEW_SHELL, Plan, Sandbox, SandboxFailure, SandboxKilled
+from verl_ext.sandbox.shell import LONGEST_ARGUMENT, NEW_SHELL, Plan, Sandbox, SandboxFailure, SandboxKilled
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
@@ -237,6 +237,26 @@ def test_a_command_that_bash_cannot_hold_is_an_observation(folder):
     async def act(own, place):
         assert await own.run("echo a\0b", 60) == ("bash: a command cannot contain NUL bytes", 2, "", 0)
         assert (await own.run("echo a\ud800b", 60)).output == "a?b\n"
+
+    in_a_fragile_place(act)
+
+
+def test_execute_ends_the_shell_and_its_jobs(folder):
+    async def act(own, place):
+        programs = (await own.run("x=1; sleep 600 & echo $! $$", 60)).output.split()
+        assert await own.execute("echo tests", 60) == ("tests\n", 0, "", 0)
+        assert not any(alive(int(program)) for program in programs)
+        assert await own.run("echo $x.", 60) == (".\n", 0, "", 0)  # a new shell
+
+    in_a_fragile_place(act)
+
+
+def test_a_long_command_is_the_same_in_pieces(folder):
+    padding = "# \u00e4\\ ! \t '\n" * 10_000
+
+    async def act(own, place):
+        assert len(padding) > 4 * LONGEST_ARGUMENT
+        assert await own.execute(f"{padding}echo $# $0 $'a\\tb'; exit 3", 60) == ("0 bash a\tb\n", 3, "", 0)
 
     in_a_fragile_place(act)
 

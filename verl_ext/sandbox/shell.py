@@ -27,6 +27,9 @@ from verl_ext.sandbox.places import Place, PlaceFailure
 STARTS = 3  # a place may fail to start for a passing reason, such as a busy container runtime
 SHELL_TIMEOUT, SETUP_TIMEOUT, EXIT_TIMEOUT = 30.0, 240.0, 30.0  # seconds
 NEW_SHELL = "the shell has ended, and a new one was started"
+LONGEST_ARGUMENT = 24 << 10  # characters, at most 4 bytes each; Linux allows 128 KiB for one argument of a program
+# Runs a command that comes in several arguments: a file with the command could be changed by the model's programs.
+JOINED = 'printf -v command %s "$@"; set --; eval "$command"'
 
 log = logging.getLogger(__name__)
 
@@ -111,6 +114,8 @@ class Sandbox:
     async def execute(self, command: str, timeout: float) -> Outcome:
         """Run the command in a new bash without the shell's definitions; kill it after ``timeout`` seconds.
 
+        The shell and its jobs are ended first, because they could change files while the command reads them.
+
         Raises:
             SandboxFailure: there is no sandbox, or it does not answer.
             SandboxKilled: the sandbox has worked before, and is gone.
@@ -193,6 +198,8 @@ class Sandbox:
         if b"\0" in code:
             return Outcome("bash: a command cannot contain NUL bytes", 2)
         await self._start()
+        if self._bash is None:
+            await self._new_shell()
         stopped = f"stopped after {timeout:g} s"
         try:
             answer = await self._bash.run(code, timeout)
@@ -212,13 +219,16 @@ class Sandbox:
     async def _execute(self, command: str, timeout: float) -> Outcome:
         await self._start()
         try:
+            await self._end_shell()
             return await self._run_once(command, timeout)
         except PlaceFailure as error:
             raise await self._loss(error) from error
 
     async def _run_once(self, command: str, timeout: float) -> Outcome:
         most = self._plan.max_bytes
-        done = await self._place.run(["bash", "-c", command], timeout, most)
+        pieces = [command[start : start + LONGEST_ARGUMENT] for start in range(0, len(command), LONGEST_ARGUMENT)]
+        program = ["-c", JOINED, "bash", *pieces] if len(pieces) > 1 else ["-c", command]
+        done = await self._place.run(["bash", *program], timeout, most)
         if done.exit_code is None:
             return Outcome("", None, f"stopped after {timeout:g} s")
         left_out = done.length - len(done.output)
@@ -227,7 +237,7 @@ class Sandbox:
 
     async def _new_shell(self) -> str:
         with suppress(PlaceFailure):
-            await self._bash.close()
+            await self._end_shell()
         try:
             await self._open_shell()
         except (ShellEnded, PlaceFailure) as error:
@@ -275,6 +285,12 @@ class Sandbox:
         if answer.state != "done" or answer.exit_code != 0:
             said = text_of(answer.head, answer.tail, answer.left_out)[-500:]
             raise ShellEnded(f"the setup of a new shell ended with {answer.state} {answer.exit_code}: {said}")
+
+    async def _end_shell(self) -> None:
+        """End the shell, if there is one, and its jobs."""
+        if self._bash is not None:
+            await self._bash.close()
+            self._bash = None
 
     async def _stop(self) -> None:
         if self._place is None:

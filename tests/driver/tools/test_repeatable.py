@@ -9,6 +9,7 @@ import time
 import pytest
 from support.shells import LOCAL, Agent, run
 
+from verl_ext.driver.tools import repeatable
 from verl_ext.driver.tools.repeatable import RandomNames
 from verl_ext.driver.tools.shell import ShellTool
 
@@ -125,6 +126,16 @@ def test_names_keep_their_numbers_and_process_ids_get_one():
     )
     for text in ("tmp.capitalize()", "/tmp/tmp.py", "lib/tmp.capitalized()", "/tmp/tmpdirectory", "[12] 4711 a"):
         assert names.shown(text, "./a &") == names.real(text) == text
+
+
+def test_the_number_of_remembered_names_is_bounded(monkeypatch):
+    monkeypatch.setattr(repeatable, "MOST_NAMES", 2)
+    names = RandomNames()
+    text = "/tmp/tmp.Ab12Cd34Ef /tmp/tmp.Bb12Cd34Ef /tmp/tmp.Cb12Cd34Ef /tmp/tmp.Ab12Cd34Ef"
+    numbered = "/tmp/tmp.0000000001 /tmp/tmp.0000000002 /tmp/tmp.Cb12Cd34Ef /tmp/tmp.0000000001"
+    assert names.shown(text, "make") == numbered
+    assert names.real("cat /tmp/tmp.0000000002 /tmp/tmp.0000000003") == "cat /tmp/tmp.Bb12Cd34Ef /tmp/tmp.0000000003"
+    assert len(names._names) == 2
 
 
 def test_replaced_texts():
