@@ -63,6 +63,7 @@ REPLACEMENTS = (
     (rf"(?m)({_LISTED})(?:[A-Z][a-z]{{2}} [ \d]\d|(?:\d{{4}}-)?\d\d-\d\d) \d\d:\d\d(?= )", r"\1Jan  1 00:00"),
     (rf"(?m)^ *\d+ +(\d+ +)?(?={_LISTED})", r"0 \1"),  # inodes: ls -i, find -ls
     (r"(?m)^(Device: )\S+(\s+Inode: )\d+ ", r"\g<1>0\g<2>0 "),  # stat
+    (r"\bverl-ext-[0-9a-f]{32}\b", "verl-ext-0"),  # a program's folder on a server (sandbox/servers.py)
     (rf"(?m)^(.*: line \d+: +)\d+ (?=(?:{_SIGNALS})\b)", r"\g<1>0 "),  # bash, of a process that was killed
 )
 
