@@ -59,7 +59,9 @@ class Limits:
         pids: processes and threads at a time.
         largest_file: bytes of a file.
         open_files: files that a process may have open.
-        disk: bytes that the container may write; None: no bound.
+        disk: bytes of the container's files at which it is ended, measured every ``WATCH_PERIOD`` seconds; None: no
+            bound. Deleted files that are still open, inodes, and files that the runtime mounts, such as /etc/hosts, do
+            not count. Only the runtime's own ``--storage-opt size=`` is a hard bound.
         pull: ``missing``, ``always`` or ``never``.
         pull_timeout: seconds to fetch an image.
         startup_timeout: seconds until the container runs, without the pull.
@@ -96,7 +98,8 @@ class Container:
     """A container as a :class:`~verl_ext.sandbox.places.Place`.
 
     Args:
-        image: name of the image, which must hold ``bash`` and ``sleep``.
+        image: name of the image, which must hold ``bash``, ``sleep`` and ``true``, and for the shell also ``base64``,
+            ``cat``, ``dd`` and ``head``.
         limits: see :class:`Limits`.
         lifetime: seconds until the container ends by itself.
     """
@@ -246,7 +249,7 @@ class _Inside:
 
 
 class _Watch:
-    """Ends the containers that have written more than ``disk`` bytes, whatever the runtime's storage driver.
+    """Ends the containers whose size is above ``disk`` bytes, whatever the runtime's storage driver.
 
     A thread asks for the size of all watched containers every WATCH_PERIOD seconds.
     """
