@@ -97,6 +97,16 @@ def test_the_right_value_elsewhere_does_not_count(frames):
     assert score(row, dialogue([truth], truth)) == 1.0  # in one statement: only the value counts
 
 
+def test_an_answer_without_a_call_is_a_guess_even_if_it_imitates_the_answer_of_a_tool(frames):
+    row = next(frames["train"].itertuples())
+    truth = row.reward_model["ground_truth"]
+    for forged in (f"{data.END_OF_OBSERVATION}{truth}", dialogue([truth], truth)):
+        assert score(row, forged, num_turns=2) == 0.0
+        assert score(row, forged, num_turns=3) == 0.0  # a call whose answer left no room for a turn
+    for num_turns in (4, 5, 8, 100, None):  # more turns than answers in the text, or less, if a turn makes two calls
+        assert score(row, dialogue([1, truth], truth), num_turns=num_turns) == 1.0
+
+
 def test_other_keywords_and_missing_information_do_not_matter_for_a_fixed_value(frames):
     row = frames["train"].iloc[0]
     truth = row["reward_model"]["ground_truth"]

@@ -7,12 +7,14 @@ import time
 from unittest.mock import AsyncMock
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.containers import IMAGE, Docker, container_runtime, real
 from support.shells import alive, run, wait_for
 
 from verl_ext.sandbox import containers
-from verl_ext.sandbox.containers import END_ALL, KEEPER, MERGED, Container, Limits
-from verl_ext.sandbox.places import EndOfProgram, Finished, PlaceFailure
+from verl_ext.sandbox.containers import END_ALL, KEEPER, MARKED, Container, Limits
+from verl_ext.sandbox.places import EndOfProgram, Ends, Finished, PlaceFailure
 from verl_ext.sandbox.shell import Plan, Sandbox, SandboxFailure
 
 needs_a_container = pytest.mark.container
@@ -82,8 +84,9 @@ def test_the_command_line_that_starts_a_container(docker):
         *("--user", "64321:64321", "--workdir", "/", "--entrypoint", "bash"),
         *("own/image:1", "-c", KEEPER, "99", place.name),
     ]
-    inside = ["exec", "--user", "0", "--workdir", str(docker.home), place.name, "bash", "-c", MERGED, "bash"]
-    assert first == [*inside, "true"] and ran == [*inside, "echo", "a b"]
+    inside = ["exec", "--user", "0", "--workdir", str(docker.home), place.name, "bash", "-c", MARKED, "bash"]
+    assert first == [*inside, first[-2], "true"] and ran == [*inside, ran[-3], "echo", "a b"]
+    assert first[-2] != ran[-3] and len(first[-2]) == len(ran[-3]) == 32  # nonces
     assert ended == ["kill", place.name]
 
 
@@ -141,10 +144,60 @@ def test_a_container_that_does_not_start(docker):
     with pytest.raises(PlaceFailure, match="docker run of own/image:1 ended with 125: .*no space left"):
         on(made(), nothing)
     (docker.state / "broken").unlink()
-    docker.does("warns")
-    with pytest.raises(PlaceFailure, match="docker cannot set every limit on this machine: .*Limitation discarded"):
+    wait_for(lambda: not any(map(alive, docker.containers())))
+
+
+@pytest.mark.parametrize(
+    "warning",
+    [
+        "Your kernel does not support memory limit capabilities or the cgroup is not mounted. Limitation discarded.",
+        "Your kernel does not support swap limit capabilities. Memory limited without swap.",
+        "Your kernel does not support PIDs limit capabilities or the cgroup is not mounted. PIDs limit discarded.",
+        "Your kernel does not support CPU cfs quota or the cgroup is not mounted. Quota discarded.",
+        "Your kernel does not support CPU cfs period or the cgroup is not mounted. Period discarded.",
+        "Resource limits are not supported and ignored on cgroups V1 rootless systems",
+        f"PIDs limit discarded. {'Another warning. ' * 100}",
+    ],
+)
+def test_a_container_without_one_of_its_limits_is_refused(docker, warning):
+    async def nothing(place):
+        pass
+
+    docker.does("warns", "of something else")
+    on(made(), nothing)
+    docker.does("warns", warning)
+    with pytest.raises(PlaceFailure, match=f"docker cannot set every limit on this machine: .*{warning.strip()[-20:]}"):
         on(made(), nothing)
     wait_for(lambda: not any(map(alive, docker.containers())))
+
+
+@pytest.mark.parametrize("status", [0, 1, 125])
+def test_a_program_that_the_runtime_does_not_start_is_nobodys_fault(docker, status):
+    async def main():
+        place = made()
+        own = Sandbox(Plan(lambda: place))
+        try:
+            assert (await own.execute("echo 'Error response from daemon'; exit 125", 30)).exit_code == 125
+            docker.does("refuses", f"{status} Error response from daemon: timed out")
+            with pytest.raises(
+                SandboxFailure, match=f"docker exec ended with {status}: Error response from daemon: ti"
+            ):
+                await own.execute("exit 1", 30)
+            assert await place.alive()
+        finally:
+            own.close()
+            own.join(30)
+
+    run(main())
+
+
+@given(st.binary(max_size=30), st.integers(0, 20))
+def test_the_runtimes_own_words_are_no_output(said, most):
+    nonce, ends, kept = b"0123456789abcdef", Ends(most), Ends(most + 2 * 30)
+    ends.add(said)
+    kept.add(b"a warning" + nonce + said)
+    finished = Finished(kept.kept(), kept.length, 3)
+    assert containers._after(nonce, finished, most) == (ends.kept(), len(said), 3)
 
 
 def test_a_runtime_that_hangs_or_is_missing(docker, monkeypatch):
@@ -181,8 +234,21 @@ def test_a_program_that_takes_too_long_is_ended_inside_of_the_container(docker):
 
     program = on(made(), work)
     ((_, name),) = docker.calls("kill")
-    assert docker.calls("exec")[-1][-4:] == ["bash", "-c", END_ALL, name]
+    *call, nonce, seen = docker.calls("exec")[-1]
+    assert (call[-3:], len(nonce), seen) == (["bash", "-c", END_ALL], 32, name)
     assert not alive(program)
+
+
+def test_a_container_whose_programs_may_go_on_is_ended(docker, monkeypatch):
+    """The bash of the container may be another program, which ends with 0."""
+    monkeypatch.setattr(containers, "END_PAUSE", 0.0)
+
+    async def work(place):
+        docker.does("deaf")
+        assert (await place.run(["sleep", "600"], 1.0, 100)).exit_code is None
+        assert not await place.alive()
+
+    on(made(), work)
 
 
 def test_a_container_that_is_gone(docker, monkeypatch):

@@ -307,9 +307,10 @@ def test_a_long_output_is_cut_in_the_middle_and_its_length_is_said(place):
     on(place, work)
 
 
-def test_a_program_is_stopped_after_its_time_with_what_it_has_started(place, tmp_path):
+@pytest.mark.parametrize("start", ["sleep 1000", "setsid sleep 1000"])
+def test_a_program_is_stopped_after_its_time_with_what_it_has_started(place, tmp_path, start):
     async def work():
-        script = f"sleep 1000 & echo $! > {tmp_path}/child; echo begun; wait"
+        script = f"{start} & echo $! > {tmp_path}/child; echo begun; wait"
         done = await place.run(["bash", "-c", script], 1.0, 1000)
         assert done == (b"begun\n", 6, None)
         child = int((tmp_path / "child").read_text())

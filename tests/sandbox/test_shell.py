@@ -14,7 +14,7 @@ from support.shells import LOCAL, Agent, alive, run, wait_for
 from verl_ext.driver.tools.shell import ShellTool, SubmitTool
 from verl_ext.sandbox import shell as sandbox
 from verl_ext.sandbox.places import Local, PlaceFailure
-from verl_ext.sandbox.shell import NEW_SHELL, Plan, Sandbox, SandboxFailure, SandboxKilled
+from verl_ext.sandbox.shell import LONGEST_ARGUMENT, NEW_SHELL, Plan, Sandbox, SandboxFailure, SandboxKilled
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
@@ -57,13 +57,23 @@ def test_it_ends_when_nobody_calls(folder):
     run(main())
 
 
-def test_it_ends_with_the_process(folder):
-    program = """
+@pytest.mark.parametrize("call", ["run", "execute"])
+@pytest.mark.parametrize("then", [":", "sleep 600"])
+def test_it_ends_with_the_process(folder, call, then):
+    """Also while a command runs and another waits."""
+    program = f"""
 import asyncio
+from pathlib import Path
 from verl_ext.sandbox.places import Local
 from verl_ext.sandbox.shell import Plan, Sandbox
 sandbox = Sandbox(Plan(Local))
-print("shell", asyncio.run(sandbox.run("echo $$", 10)).output.strip())
+async def main():
+    commands = [f"echo $$ > new{{n}}; mv new{{n}} {{n}}; {then}" for n in (1, 2)]
+    calls = [asyncio.ensure_future(sandbox.{call}(command, 600)) for command in commands]
+    while not Path("1").exists():
+        await asyncio.sleep(0.02)
+asyncio.run(main())
+print("shell", Path("1").read_text(), Path("2").exists())
 """
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     result = subprocess.run(
@@ -71,6 +81,8 @@ print("shell", asyncio.run(sandbox.run("echo $$", 10)).output.strip())
     )
     shell = int(result.stdout.split()[1])
     assert not alive(shell), result.stderr
+    assert then == ":" or not Path("2").exists()
+    assert not result.stderr
 
 
 def test_a_cancelled_call_leaves_nothing_behind(folder):
@@ -225,6 +237,26 @@ def test_a_command_that_bash_cannot_hold_is_an_observation(folder):
     async def act(own, place):
         assert await own.run("echo a\0b", 60) == ("bash: a command cannot contain NUL bytes", 2, "", 0)
         assert (await own.run("echo a\ud800b", 60)).output == "a?b\n"
+
+    in_a_fragile_place(act)
+
+
+def test_execute_ends_the_shell_and_its_jobs(folder):
+    async def act(own, place):
+        programs = (await own.run("x=1; sleep 600 & echo $! $$", 60)).output.split()
+        assert await own.execute("echo tests", 60) == ("tests\n", 0, "", 0)
+        assert not any(alive(int(program)) for program in programs)
+        assert await own.run("echo $x.", 60) == (".\n", 0, "", 0)  # a new shell
+
+    in_a_fragile_place(act)
+
+
+def test_a_long_command_is_the_same_in_pieces(folder):
+    padding = "# \u00e4\\ ! \t '\n" * 10_000
+
+    async def act(own, place):
+        assert len(padding) > 4 * LONGEST_ARGUMENT
+        assert await own.execute(f"{padding}echo $# $0 $'a\\tb'; exit 3", 60) == ("0 bash a\tb\n", 3, "", 0)
 
     in_a_fragile_place(act)
 

@@ -35,7 +35,7 @@ case $1 in
     touch "$state/pulled" ;;
   run)
     [[ ! -e $state/broken ]] || {{ echo "docker: Error response from daemon: no space left" >&2; exit 125; }}
-    [[ ! -e $state/warns ]] || echo "WARNING: Your kernel does not support memory limit. Limitation discarded." >&2
+    [[ ! -e $state/warns ]] || echo "WARNING: $(< "$state/warns")" >&2
     while [[ $1 != --name ]]; do shift; done
     setsid sleep 600 > /dev/null 2>&1 < /dev/null &
     echo $! > "$state/containers/$2"
@@ -48,8 +48,10 @@ case $1 in
     lives "$name" || {{ echo "Error response from daemon: No such container: $name" >&2; exit 1; }}
     if [[ $last == "$name" ]]; then  # every process of the container
       for pid in $(cat "$state/programs.$name" 2> /dev/null); do kill -s KILL -- "-$pid" 2> /dev/null; done
+      [[ -e $state/deaf ]] || echo "${{@: -2:1}}"
       exit 0
     fi
+    if [[ -e $state/refuses ]]; then read -r status words < "$state/refuses"; echo "$words" >&2; exit "$status"; fi
     cd "$folder" || exit 126
     exec setsid --wait bash -c 'echo $$ >> "$0"; exec "$@"' "$state/programs.$name" "$@" ;;
   inspect)
@@ -87,9 +89,12 @@ class Docker:
         self.path = f"{programs}:{os.environ['PATH']}"
 
     def does(self, what: str, content: str = "") -> None:
-        """From now on, the stand-in is ``broken``, ``hangs``, ``lost``, ``warns``, says a ``size``, or is ``slow``.
+        """From now on, the stand-in is ``broken``, ``hangs``, ``lost``, ``warns``, ``refuses``, says a ``size``, or is
+        ``deaf`` or ``slow``.
 
-        A slow stand-in gives no sizes of several containers, and none of the container whose name is the content.
+        The content is the warning, or the exit code and the words of a refusal to start a program. A deaf stand-in does
+        not answer that all processes have been ended. A slow stand-in gives no sizes of several containers, and none of
+        the container whose name is the content.
         """
         (self.state / what).write_text(content)
 

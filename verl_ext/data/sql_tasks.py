@@ -211,8 +211,9 @@ def compute_score(
 ) -> dict[str, float]:
     """verl's reward function: 1.0 if the final answer is the right value, 0.0 for anything else.
 
-    An answer without any call is a guess and scores 0.0. Where SQLite draws a number, the right value is the tool's
-    :func:`last_observation`. Other keywords are ignored.
+    An answer without any call is a guess and scores 0.0. Text that imitates the answer of a tool is no call: verl
+    counts 2 turns of a response without a call, and at least 4 of an answer after a call. Where SQLite draws a number,
+    the right value is the tool's :func:`last_observation`. Other keywords are ignored.
 
     Raises:
         ValueError: the data source is not ``sql/chain``, the ground truth is no text, or a row with a random value
@@ -221,11 +222,13 @@ def compute_score(
     if data_source != DATA_SOURCE:
         raise ValueError(f"data_source={data_source!r} must be {DATA_SOURCE!r}.")
     checks.TEXT.check("ground_truth", ground_truth)
-    answer, right = final_answer(solution_str), ground_truth
+    num_turns = (extra_info or {}).get("num_turns")
+    called = num_turns is None or num_turns >= 4
+    answer, right = final_answer(solution_str) if called else None, ground_truth
     if ground_truth == OBSERVED:
         if not extra_info or "length" not in extra_info:
             raise ValueError("extra_info: the row has no 'length'; write it with verl-ext data sql_tasks.")
-        right = last_observation(solution_str, extra_info["length"], extra_info.get("num_turns"))
+        right = last_observation(solution_str, extra_info["length"], num_turns)
     is_number = answer is not None and answer.removeprefix("-").isdecimal()  # an error message is no number
     correct = float(is_number and answer == right)
     return {"score": correct, "acc": correct}

@@ -1,7 +1,8 @@
 """A bash that runs in a place and answers commands. Each answer belongs to its command, byte for byte.
 
 ``shell_loop.sh`` runs in the place, starts the bash, and describes the frames of requests and answers. Each command has
-a fresh nonce that the bash never sees, so that neither an output nor a late answer can pass for the answer.
+a fresh nonce that is in no variable or argument of the bash, so that neither an output nor a late answer passes for the
+answer. A program of the same user can read the nonce in the supervisor's open files, and so forge an answer.
 """
 
 from __future__ import annotations

@@ -26,12 +26,18 @@ from verl_ext.sandbox.places import Finished, Pipes, PlaceFailure, Stream, finis
 KEEPER_USER = "64321:64321"  # no user of an image; processes without capabilities cannot signal another user's process
 KEEPER = 'sleep "$0" & wait'  # bash as the main process also collects the container's ended processes
 MERGED = 'exec "$@" 2>&1'  # merged inside of the container, so that both streams keep their order
+# The nonce says that bash has started in the container: without it, an exit code and words are the runtime's own.
+MARKED = 'printf %s "$1"; shift; ' + MERGED
 # Kills every process of the container but the main process, in one step, and only if the main process is our keeper.
 # It starts no process, because the container may be at its limit of processes.
 END_ALL = """while IFS= read -r -d '' word; do last=$word; done < /proc/1/cmdline
-[[ $last == "$0" ]] || exit 3
+[[ $last == "$1" ]] || exit 3
 kill -s KILL -- -1
+printf %s "$0"  # a nonce: the container's bash may be another program
 exit 0"""
+# Of the warnings "Limitation discarded", "PIDs limit discarded", "Quota discarded", "Period discarded", "Memory limited
+# without swap", and "Resource limits are not supported and ignored on cgroups V1 rootless systems".
+LIMIT_NOT_SET = re.compile(rb"discarded|limited without swap|ignored on cgroups", re.IGNORECASE)
 ANSWER = 1 << 14  # bytes kept of the runtime's own output
 ASK_TIMEOUT, KILL_TIMEOUT = 60.0, 30.0  # seconds for the runtime's own commands
 END_TRIES, END_PAUSE = 5, 0.3  # pause in seconds
@@ -53,7 +59,9 @@ class Limits:
         pids: processes and threads at a time.
         largest_file: bytes of a file.
         open_files: files that a process may have open.
-        disk: bytes that the container may write; None: no bound.
+        disk: bytes of the container's files at which it is ended, measured every ``WATCH_PERIOD`` seconds; None: no
+            bound. Deleted files that are still open, inodes, and files that the runtime mounts, such as /etc/hosts, do
+            not count. Only the runtime's own ``--storage-opt size=`` is a hard bound.
         pull: ``missing``, ``always`` or ``never``.
         pull_timeout: seconds to fetch an image.
         startup_timeout: seconds until the container runs, without the pull.
@@ -90,7 +98,8 @@ class Container:
     """A container as a :class:`~verl_ext.sandbox.places.Place`.
 
     Args:
-        image: name of the image, which must hold ``bash`` and ``sleep``.
+        image: name of the image, which must hold ``bash``, ``sleep`` and ``true``, and for the shell also ``base64``,
+            ``cat``, ``dd`` and ``head``.
         limits: see :class:`Limits`.
         lifetime: seconds until the container ends by itself.
     """
@@ -117,7 +126,7 @@ class Container:
         try:
             if started.exit_code != 0:
                 raise PlaceFailure(f"{self.limits.runtime} run of {self._image} {_ending(started)}: {words}")
-            if "limitation discarded" in words.lower():
+            if LIMIT_NOT_SET.search(started.output):
                 raise PlaceFailure(f"{self.limits.runtime} cannot set every limit on this machine: {words}")
             first = await self.run(["true"], self.limits.startup_timeout, ANSWER)
             if first.exit_code != 0:
@@ -141,14 +150,18 @@ class Container:
         """Run a program to its end; after ``timeout`` seconds, end every process of the container.
 
         Raises:
-            PlaceFailure: the container is gone.
+            PlaceFailure: the container is gone, or the runtime did not start the program.
         """
-        finished = await _call(self._exec(program), timeout, most)
+        nonce = uuid4().hex.encode()
+        finished = await _call(self._exec(program, marked=nonce.decode()), timeout, most + 2 * ANSWER)
+        started = nonce in finished.output
         if finished.exit_code is None:
             await self.end_programs()
-        elif finished.exit_code != 0 and not await self.alive():
+        if (finished.exit_code or not started) and not await self.alive():
             raise PlaceFailure(self.gone())
-        return finished
+        if not started:
+            raise PlaceFailure(f"{self.limits.runtime} exec {_ending(finished)}: {_words(finished)}")
+        return _after(nonce, finished, most)
 
     async def alive(self) -> bool:
         """Whether the container still runs.
@@ -183,8 +196,9 @@ class Container:
     async def end_programs(self) -> None:
         """End every process of the container but its keeper; if that fails, end the container."""
         for _ in range(END_TRIES):  # a container at its limit of processes may have no room for another
-            ended = await _call(self._exec(["bash", "-c", END_ALL, self.name]), KILL_TIMEOUT, ANSWER)
-            if ended.exit_code == 0:
+            nonce = uuid4().hex
+            ended = await _call(self._exec(["bash", "-c", END_ALL, nonce, self.name]), KILL_TIMEOUT, ANSWER)
+            if ended.exit_code == 0 and nonce.encode() in ended.output:
                 return
             await asyncio.sleep(END_PAUSE)
         log.warning("the programs of a container could not be ended, so the container is: %s", _words(ended))
@@ -212,9 +226,10 @@ class Container:
         limits = [*self.limits.run_arguments(), *self.limits.arguments]
         return [*known, *limits, *keeper, self._image, "-c", KEEPER, f"{self._lifetime:g}", self.name]
 
-    def _exec(self, program: Sequence[str], *options: str) -> list[str]:
+    def _exec(self, program: Sequence[str], *options: str, marked: str = "") -> list[str]:
         place = ["--user", self._user, "--workdir", self._folder, self.name]
-        return [self.limits.runtime, "exec", *options, *place, "bash", "-c", MERGED, "bash", *program]
+        script = [MARKED, "bash", marked] if marked else [MERGED, "bash"]
+        return [self.limits.runtime, "exec", *options, *place, "bash", "-c", *script, *program]
 
     async def _runtime(self, *arguments: str, timeout: float | None = None) -> Finished:
         return await _call([self.limits.runtime, *arguments], timeout or ASK_TIMEOUT, ANSWER)
@@ -234,7 +249,7 @@ class _Inside:
 
 
 class _Watch:
-    """Ends the containers that have written more than ``disk`` bytes, whatever the runtime's storage driver.
+    """Ends the containers whose size is above ``disk`` bytes, whatever the runtime's storage driver.
 
     A thread asks for the size of all watched containers every WATCH_PERIOD seconds.
     """
@@ -307,6 +322,15 @@ async def _call(program: Sequence[str], timeout: float, most: int) -> Finished:
         return await finish(client, timeout, most)
     finally:
         client.close()
+
+
+def _after(nonce: bytes, finished: Finished, most: int) -> Finished:
+    """The result with at most ``most`` bytes of output, without the runtime's own words and the nonce before it."""
+    output = finished.output.partition(nonce)[2]
+    length = finished.length - len(finished.output) + len(output)
+    if length > most:
+        output = output[: most // 2] + output[len(output) - (most - most // 2) :]
+    return Finished(output, length, finished.exit_code)
 
 
 def _ending(finished: Finished) -> str:

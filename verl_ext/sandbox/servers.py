@@ -53,8 +53,9 @@ OPEN = (
     + r"""
 umask 077
 mkdir "$folder" && : > "$folder/input" || exit 1
-# The session's number is the number of its first process, and so of every process that it starts.
-setsid bash -c '
+# The session's number is the number of its first process, and so of every process that it starts and that stays in it.
+# All inherit the variable, also those that leave the session.
+VERL_EXT_PROGRAM=$folder setsid bash -c '
   folder=$1; shift; echo $$ > "$folder/session"
   exec < <(exec tail -f -s 0.05 -c +1 "$folder/input") > "$folder/output" 2>&1
   "$@"; echo $? > "$folder/ending"; mv "$folder/ending" "$folder/end"
@@ -75,13 +76,15 @@ tail -c "+$(($1 + 1))" "$folder/output" | head -c "$2" | base64 -w 0
 KILL = (
     BEGIN
     + r"""
-session=$(< "$folder/session") || exit 1
+session=$(< "$folder/session")
 for round in 1 2 3 4 5; do
   found=()
   for each in /proc/[0-9]*/stat; do
     { read -r line < "$each"; } 2> /dev/null || continue
     fields=(${line##*) })
-    [[ ${fields[3]} == "$session" && ${fields[0]} != Z ]] && each=${each#/proc/} && found+=("${each%/stat}")
+    { mapfile -d '' -t variables < "${each%stat}environ"; } 2> /dev/null || variables=()
+    [[ ${fields[3]} == "${session:-none}" || " ${variables[*]} " == *" VERL_EXT_PROGRAM=$folder "* ]] || continue
+    [[ ${fields[0]} != Z ]] && each=${each#/proc/} && found+=("${each%/stat}")
   done
   ((${#found[@]})) || break
   kill -KILL "${found[@]}" 2> /dev/null
@@ -270,7 +273,10 @@ class _Behind:
         return b""
 
     async def kill(self) -> None:
-        """End the program's session, and remove its files."""
+        """End the program, and what it has started; remove its files.
+
+        A process is missed if it has left the program's session and cleared its environment.
+        """
         self._killed = True
         await self._client.bash(KILL, self._folder)
 

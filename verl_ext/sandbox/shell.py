@@ -27,6 +27,9 @@ from verl_ext.sandbox.places import Place, PlaceFailure
 STARTS = 3  # a place may fail to start for a passing reason, such as a busy container runtime
 SHELL_TIMEOUT, SETUP_TIMEOUT, EXIT_TIMEOUT = 30.0, 240.0, 30.0  # seconds
 NEW_SHELL = "the shell has ended, and a new one was started"
+LONGEST_ARGUMENT = 24 << 10  # characters, at most 4 bytes each; Linux allows 128 KiB for one argument of a program
+# Runs a command that comes in several arguments: a file with the command could be changed by the model's programs.
+JOINED = 'printf -v command %s "$@"; set --; eval "$command"'
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +94,8 @@ class Sandbox:
         self._killed = ""
         self._jobs: SimpleQueue[tuple[Future, Callable, tuple] | None] = SimpleQueue()
         self._ended = False
+        self._loop = asyncio.new_event_loop()  # of the thread
+        self._task: asyncio.Task[Outcome] | None = None  # the running command
         self._thread = Thread(target=self._serve, name="sandbox", daemon=True)
         _RUNNING.add(self)
         self._thread.start()
@@ -109,6 +114,8 @@ class Sandbox:
     async def execute(self, command: str, timeout: float) -> Outcome:
         """Run the command in a new bash without the shell's definitions; kill it after ``timeout`` seconds.
 
+        The shell and its jobs are ended first, because they could change files while the command reads them.
+
         Raises:
             SandboxFailure: there is no sandbox, or it does not answer.
             SandboxKilled: the sandbox has worked before, and is gone.
@@ -118,6 +125,13 @@ class Sandbox:
     def close(self) -> None:
         """Stop the sandbox once the running command has ended; returns at once. A finalizer may call this method."""
         self._jobs.put(None)
+
+    def abort(self) -> None:
+        """Refuse the waiting commands, interrupt the running command, and stop the sandbox; returns at once."""
+        self._refuse_the_rest()
+        self.close()
+        with suppress(RuntimeError):  # the loop is closed: the sandbox has stopped
+            self._loop.call_soon_threadsafe(lambda: self._task and self._task.cancel())
 
     def join(self, timeout: float) -> None:
         """Wait until the sandbox has stopped, for ``timeout`` seconds at most."""
@@ -136,18 +150,17 @@ class Sandbox:
             del future  # or a failure refers to itself through this frame, and keeps the owner until garbage collection
 
     def _serve(self) -> None:
-        loop = asyncio.new_event_loop()
         try:
-            while self._do_next_job(loop):
+            while self._do_next_job():
                 pass
         finally:
             self._ended = True
-            loop.run_until_complete(self._stop())
-            loop.close()
+            self._loop.run_until_complete(self._stop())
+            self._loop.close()
             self._refuse_the_rest()
             _RUNNING.discard(self)
 
-    def _do_next_job(self, loop: asyncio.AbstractEventLoop) -> bool:
+    def _do_next_job(self) -> bool:
         try:
             job = self._jobs.get(timeout=self._plan.idle_timeout)
         except Empty:
@@ -157,11 +170,13 @@ class Sandbox:
         future, operation, arguments = job
         if future.set_running_or_notify_cancel():
             try:
-                future.set_result(loop.run_until_complete(operation(*arguments)))
+                self._task = self._loop.create_task(operation(*arguments))
+                future.set_result(self._loop.run_until_complete(self._task))
             except BaseException as error:
                 # A new error: the owner's frames get into its traceback, and this thread must not keep them alive.
                 ours = isinstance(error, SandboxFailure | SandboxKilled)
                 future.set_exception(type(error)(*error.args) if ours else SandboxFailure(repr(error)))
+        self._task = None
         del job, future
         return True
 
@@ -183,6 +198,8 @@ class Sandbox:
         if b"\0" in code:
             return Outcome("bash: a command cannot contain NUL bytes", 2)
         await self._start()
+        if self._bash is None:
+            await self._new_shell()
         stopped = f"stopped after {timeout:g} s"
         try:
             answer = await self._bash.run(code, timeout)
@@ -202,13 +219,16 @@ class Sandbox:
     async def _execute(self, command: str, timeout: float) -> Outcome:
         await self._start()
         try:
+            await self._end_shell()
             return await self._run_once(command, timeout)
         except PlaceFailure as error:
             raise await self._loss(error) from error
 
     async def _run_once(self, command: str, timeout: float) -> Outcome:
         most = self._plan.max_bytes
-        done = await self._place.run(["bash", "-c", command], timeout, most)
+        pieces = [command[start : start + LONGEST_ARGUMENT] for start in range(0, len(command), LONGEST_ARGUMENT)]
+        program = ["-c", JOINED, "bash", *pieces] if len(pieces) > 1 else ["-c", command]
+        done = await self._place.run(["bash", *program], timeout, most)
         if done.exit_code is None:
             return Outcome("", None, f"stopped after {timeout:g} s")
         left_out = done.length - len(done.output)
@@ -217,7 +237,7 @@ class Sandbox:
 
     async def _new_shell(self) -> str:
         with suppress(PlaceFailure):
-            await self._bash.close()
+            await self._end_shell()
         try:
             await self._open_shell()
         except (ShellEnded, PlaceFailure) as error:
@@ -266,6 +286,12 @@ class Sandbox:
             said = text_of(answer.head, answer.tail, answer.left_out)[-500:]
             raise ShellEnded(f"the setup of a new shell ended with {answer.state} {answer.exit_code}: {said}")
 
+    async def _end_shell(self) -> None:
+        """End the shell, if there is one, and its jobs."""
+        if self._bash is not None:
+            await self._bash.close()
+            self._bash = None
+
     async def _stop(self) -> None:
         if self._place is None:
             return
@@ -303,6 +329,6 @@ def _close_all() -> None:
     deadline = time.monotonic() + EXIT_TIMEOUT
     sandboxes = list(_RUNNING)
     for sandbox in sandboxes:
-        sandbox.close()
+        sandbox.abort()
     for sandbox in sandboxes:
         sandbox.join(max(0.0, deadline - time.monotonic()))

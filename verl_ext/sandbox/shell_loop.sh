@@ -9,8 +9,9 @@
 #       could not be interrupted. over: it has ended the shell. broken: the shell works no longer.
 #
 # The shell is interactive, so that an interrupt ends a command, but not the shell; it has no terminal, no history and no
-# line editor. It sources each command, because bash prints a new job's number in interactive code only. The shell never
-# learns the nonce, and inherits no pipe of this program: it opens this program's pipes in /proc for one line each.
+# line editor. It sources each command, because bash prints a new job's number in interactive code only. The shell is
+# not told the nonce, and inherits no pipe of this program: it opens this program's pipes in /proc for one line each. Its
+# programs can open them there, too, and so read the nonce.
 #
 # 3: requests. 6: reports to this program. 7: lines for the shell. 8: the command. 9: its output.
 

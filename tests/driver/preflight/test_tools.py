@@ -14,6 +14,7 @@ from support.shells import alive, wait_for
 
 from verl_ext.data.schema import make_row, number_rows
 from verl_ext.driver.preflight.validate import BadConfig, validate
+from verl_ext.sandbox.bash import PROGRAM
 
 TOOLS = "actor_rollout_ref.rollout.multi_turn.tool_config_path"
 SHELL, SUBMIT = (f"verl_ext.driver.tools.shell.{name}" for name in ("ShellTool", "SubmitTool"))
@@ -105,9 +106,16 @@ def test_a_sandbox_of_the_first_rows_image_is_started_and_ended(config, tools, d
     validate(changed(config, docker_tools, *data))
     (started,) = docker.calls("run")
     assert "own/image:1" in started
-    assert [call[-3:] for call in docker.calls("exec")][-1] == ["bash", "-c", "true"]
+    assert docker.calls("exec")[-1][-5:] == list(PROGRAM)
     (container,) = docker.containers()
     wait_for(lambda: not alive(container))
+
+
+def test_an_image_that_cannot_hold_a_shell_is_refused(config, tools, docker):
+    (Path(docker.path.partition(":")[0]) / "dd").symlink_to("/bin/false")
+    (sentence,) = refusals(config, tools((SHELL, deployment(type="docker", image="own/image:1"))))
+    assert "its shell does not work: it needs base64, bash, cat, dd and head, and 251 open files" in sentence
+    wait_for(lambda: not any(map(alive, docker.containers())))
 
 
 def test_a_deployments_own_image_needs_no_rows(config, tools, docker):

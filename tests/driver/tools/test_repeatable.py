@@ -9,6 +9,7 @@ import time
 import pytest
 from support.shells import LOCAL, Agent, run
 
+from verl_ext.driver.tools import repeatable
 from verl_ext.driver.tools.repeatable import RandomNames
 from verl_ext.driver.tools.shell import ShellTool
 
@@ -127,6 +128,16 @@ def test_names_keep_their_numbers_and_process_ids_get_one():
         assert names.shown(text, "./a &") == names.real(text) == text
 
 
+def test_the_number_of_remembered_names_is_bounded(monkeypatch):
+    monkeypatch.setattr(repeatable, "MOST_NAMES", 2)
+    names = RandomNames()
+    text = "/tmp/tmp.Ab12Cd34Ef /tmp/tmp.Bb12Cd34Ef /tmp/tmp.Cb12Cd34Ef /tmp/tmp.Ab12Cd34Ef"
+    numbered = "/tmp/tmp.0000000001 /tmp/tmp.0000000002 /tmp/tmp.Cb12Cd34Ef /tmp/tmp.0000000001"
+    assert names.shown(text, "make") == numbered
+    assert names.real("cat /tmp/tmp.0000000002 /tmp/tmp.0000000003") == "cat /tmp/tmp.Bb12Cd34Ef /tmp/tmp.0000000003"
+    assert len(names._names) == 2
+
+
 def test_replaced_texts():
     shell = ShellTool(LOCAL)
 
@@ -140,6 +151,7 @@ def test_replaced_texts():
     assert shown("== 3 passed in 0.12 seconds ==") == "=== 3 passed in 0.00s ==="  # pytest before version 5
     assert shown("Ran 12 tests in 10.003s\n\nOK") == "Ran 12 tests in 0.00s\n\nOK"
     assert shown("random seed:        4927492") == "random seed:        0"
+    assert shown(f"VERL_EXT_PROGRAM=/tmp/verl-ext-{'0a' * 16}") == "VERL_EXT_PROGRAM=/tmp/verl-ext-0"
     slashes = "drwxr-xr-x " + "/" * 1_000_000  # takes hours if each slash searches the rest of the line
     assert shown(slashes) == slashes
     assert shown("drwxr-xr-x me/us 4096 2020-01-02 03:04 a") == "drwxr-xr-x me/us 4096 Jan  1 00:00 a"  # tar -tv

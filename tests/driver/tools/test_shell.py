@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from threading import get_ident
 
 import pytest
 from support.agent_loops import ScriptedEngine, make_loop, make_tokenizer
@@ -10,6 +11,7 @@ from support.shells import LOCAL, READ, Agent, judged_by, run, wait_for
 
 from verl_ext.data.swe_reward import VERDICT
 from verl_ext.driver.prefixes import PLAYBACK, PrefixClient, PrefixPlayback, mask_prefix
+from verl_ext.driver.tools import shell as tools
 from verl_ext.driver.tools.shell import ShellTool, SubmitTool
 from verl_ext.driver.transcript import TRANSCRIPT, Transcript, TranscriptClient
 from verl_ext.sandbox import shell as sandbox
@@ -91,6 +93,23 @@ def test_an_observation_is_bounded_and_the_same_on_every_run(folder):
         )
 
     run(main())
+
+
+def test_a_long_output_is_cut_before_names_are_looked_for_and_shown_in_a_thread(folder, monkeypatch):
+    monkeypatch.setattr(tools, "WINDOW", 40)
+    threads = []
+
+    async def main():
+        tool = ShellTool(LOCAL | {"max_characters": 20})
+        observe = tool._observation
+        monkeypatch.setattr(tool, "_observation", lambda outcome: threads.append(get_ident()) or observe(outcome))
+        agent = Agent(tool)
+        seen = await agent.bash("for n in {100..199}; do echo /tmp/tmp.abcdefg$n; done")  # 20 characters each
+        assert seen == "/tmp/tmp.0\n[... 1979 characters left out ...]\n0000000004"
+        assert await agent.bash("echo /tmp/tmp.abcdefg${x-150}") == "/tmp/tmp.0000000005"
+
+    run(main())
+    assert get_ident() not in threads and len(threads) == 2
 
 
 def test_setup_is_run_once_and_the_shells_own_for_every_shell(folder):

@@ -15,9 +15,9 @@ from support.swe_bench import PYTEST, local, make_repository, row
 from verl_ext.data.swe_bench import extra
 from verl_ext.data.swe_reward import SANDBOX_ENDED, VERDICT, compute_score
 from verl_ext.driver.tools import shell
-from verl_ext.driver.tools.shell import LONGEST_ARGUMENT, ShellTool, SubmitTool
+from verl_ext.driver.tools.shell import ShellTool, SubmitTool
 from verl_ext.sandbox.places import Finished, Local, PlaceFailure
-from verl_ext.sandbox.shell import SandboxFailure
+from verl_ext.sandbox.shell import LONGEST_ARGUMENT, SandboxFailure
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 ENDED = {VERDICT: False, SANDBOX_ENDED: True}
@@ -85,6 +85,31 @@ def test_a_script_longer_than_an_argument_of_a_program_is_run(folder):
     assert submitted(SubmitTool(LOCAL), rows, "printf '\\t\"4\\\\2' > answer") == {VERDICT: True} | READ
     assert submitted(SubmitTool(LOCAL), rows, "printf 41 > answer") == {VERDICT: False} | READ
     assert set(Path("/tmp").glob("?" * 32)) <= stored
+
+
+class Deleting(Local):
+    """This machine, with a job that deletes each new file of ``/tmp`` that is named as by ``uuid4().hex``."""
+
+    def __init__(self):
+        super().__init__()
+        self.stored = set(Path("/tmp").glob("?" * 32))
+
+    async def run(self, *arguments) -> Finished:
+        for file in set(Path("/tmp").glob("?" * 32)) - self.stored:
+            file.unlink()
+        return await super().run(*arguments)
+
+
+def test_a_long_script_cannot_be_deleted_before_it_runs(folder, monkeypatch):
+    monkeypatch.setattr(shell, "deployment_maker", lambda *_: Deleting)
+    rows = judged_by("#\n" * LONGEST_ARGUMENT * 4 + "exit 1")
+    assert submitted(SubmitTool(LOCAL), rows) == {VERDICT: False} | READ
+
+
+def test_programs_of_the_model_are_ended_before_the_tests(folder):
+    rows = judged_by("touch begun; sleep 1; grep -qx 42 answer")
+    job = "(while [ ! -e begun ]; do sleep 0.02; done; echo 42 > answer) & echo 41 > answer"
+    assert submitted(SubmitTool(LOCAL), rows, job) == {VERDICT: False} | READ
 
 
 def test_a_log_of_100_megabytes_is_cut_before_it_reaches_the_trainer(folder):

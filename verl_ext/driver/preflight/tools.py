@@ -27,7 +27,7 @@ TOOLS_FILE = f"{ROLLOUT}.multi_turn.tool_config_path"
 OUR_TOOLS = "verl_ext.driver.tools."
 WITHOUT_TOOLS = "single_turn_agent"  # verl's agent loop that offers no tools
 STALL = "rollout_driver.stall_timeout"
-PROGRAM_TIMEOUT = 60.0  # seconds of the first program in a sandbox
+COMMAND_TIMEOUT = 60.0  # seconds of the first command in a sandbox
 
 
 class Sandboxed(NamedTuple):
@@ -88,7 +88,7 @@ def check_tool_rows(faults: Faults) -> None:
 
 
 def start_sandboxes(faults: Faults) -> None:
-    """A sandbox starts and runs a program, once for each different deployment of the tools.
+    """A sandbox starts and its shell runs a command, once for each different deployment of the tools.
 
     The sandbox gets the first image that a row names; if no row names an image, it gets the deployment's.
     """
@@ -115,14 +115,17 @@ def start_sandboxes(faults: Faults) -> None:
 
 
 async def _try(place: Any) -> None:
+    from verl_ext.sandbox.bash import Bash, ShellEnded
     from verl_ext.sandbox.places import PlaceFailure
 
+    needs = "it needs base64, bash, cat, dd and head, and 251 open files"
     try:
         await place.start()
-        done = await place.run(["bash", "-c", "true"], PROGRAM_TIMEOUT, 1000)
-        if done.exit_code != 0:
-            ending = "did not end" if done.exit_code is None else f"ended with {done.exit_code}"
-            raise PlaceFailure(f"bash -c true {ending}: {done.output.decode(errors='replace').strip()}")
+        answer = await (await Bash.open(place, 1000)).run(b"echo works", COMMAND_TIMEOUT)
+        if answer.head != b"works\n":
+            raise PlaceFailure(f"its shell does not work: {needs}")
+    except ShellEnded as error:
+        raise PlaceFailure(f"its shell does not work: {needs}; {error}") from None
     finally:
         await place.stop()
 

@@ -63,6 +63,7 @@ REPLACEMENTS = (
     (rf"(?m)({_LISTED})(?:[A-Z][a-z]{{2}} [ \d]\d|(?:\d{{4}}-)?\d\d-\d\d) \d\d:\d\d(?= )", r"\1Jan  1 00:00"),
     (rf"(?m)^ *\d+ +(\d+ +)?(?={_LISTED})", r"0 \1"),  # inodes: ls -i, find -ls
     (r"(?m)^(Device: )\S+(\s+Inode: )\d+ ", r"\g<1>0\g<2>0 "),  # stat
+    (r"\bverl-ext-[0-9a-f]{32}\b", "verl-ext-0"),  # a program's folder on a server (sandbox/servers.py)
     (rf"(?m)^(.*: line \d+: +)\d+ (?=(?:{_SIGNALS})\b)", r"\g<1>0 "),  # bash, of a process that was killed
 )
 
@@ -73,6 +74,7 @@ _RANDOM = (  # pattern of a random name, its numbered form, pattern of the numbe
     (re.compile(r"(?m)(?<=^\[\d\] )\d+(?=\r?$)"), "{:d}", r"99\d{5}"),
 )
 FIRST_JOB = 9_900_001
+MOST_NAMES = 10_000  # of a trajectory; each observation shows a few hundred at most
 _JOB = re.compile(r"(?<![&>|])&(?![&>])")  # a command in the background
 _NUMBERED = re.compile(rf"(?<!\w)(?:{'|'.join(numbered for _, _, numbered in _RANDOM)})(?!\w)")
 
@@ -81,7 +83,8 @@ class RandomNames:
     """Numbers for the random names that the commands of a trajectory have printed, counted from 1.
 
     The model sees ``/tmp/tmp.0000000001`` instead of ``/tmp/tmp.q8ZxFz1AbC``, on every run. If it writes the number in
-    a later command, the command gets the name. Names that the model has chosen itself stay as they are.
+    a later command, the command gets the name. Names that the model has chosen itself stay as they are, and so do names
+    after the first ``MOST_NAMES``.
     """
 
     def __init__(self) -> None:
@@ -105,6 +108,8 @@ class RandomNames:
     def _number(self, name: str, numbered: str) -> str:
         if name not in self._numbers:
             count = len(self._names)
+            if count >= MOST_NAMES:
+                return name
             number = numbered.format(count + (FIRST_JOB if name.isdigit() else 1))
             self._numbers[name], self._names[number] = number, name
         return self._numbers[name]

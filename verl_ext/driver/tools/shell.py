@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import re
 import shlex
-from base64 import b64encode
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -45,9 +44,7 @@ LIMITS: dict[str, tuple[float, Kind]] = {  # default, valid values
     "max_characters": (8000, COUNT),  # of an observation
     "max_bytes": (8 << 20, COUNT),  # of an output, kept in the sandbox: head and tail of a longer one
 }
-WINDOW = 1 << 19  # characters at each end of an output in which ``replacements`` are made
-LONGEST_ARGUMENT = 96 << 10  # bytes; Linux allows 128 KiB for one argument of a program
-PIECE_TIMEOUT = 60  # seconds to store a piece of a long command
+WINDOW = 1 << 19  # characters at each end of an output in which names and ``replacements`` are looked for
 OTHER_KEYS = ("type", "deployment", "environment", "replacements")
 
 
@@ -105,16 +102,12 @@ class _SandboxTool(BaseTool):
         )
 
     def _observation(self, outcome: Outcome) -> str:
-        text = outcome.output.removesuffix("\n")  # the end of the last line; all else is shown as written
-        unseen = outcome.left_out
-        if len(text) > 2 * WINDOW:
-            unseen += len(text) - 2 * WINDOW
-            text = text[:WINDOW] + text[-WINDOW:]
+        text = outcome.output
         for pattern, replacement in self._replacements:
             text = pattern.sub(replacement, text)
         room = self._limits["max_characters"]
         if len(text) > room:
-            left_out = f"\n[... {len(text) - room + unseen} characters left out ...]\n"
+            left_out = f"\n[... {len(text) - room + outcome.left_out} characters left out ...]\n"
             text = text[: room // 2] + left_out + text[len(text) - (room - room // 2) :]
         notes = [outcome.failure] if outcome.failure else []
         if not notes and outcome.exit_code:
@@ -166,16 +159,18 @@ class ShellTool(_SandboxTool):
             outcome = await sandbox.run(names.real(command), self._limits["command_timeout"])
         except SandboxKilled:
             return self._end(agent_data)
+        outcome = _windows(outcome)
         shown = outcome._replace(output=names.shown(outcome.output, command))
-        return ToolResponse(text=self._observation(shown)), 0.0, {}
+        # In a thread: other trajectories go on meanwhile.
+        return ToolResponse(text=await asyncio.to_thread(self._observation, shown)), 0.0, {}
 
 
 class SubmitTool(_SandboxTool):
     """The tool ``submit``: runs the row's tests in the trajectory's sandbox, and keeps the verdict for the reward.
 
-    The tests run in a new bash: they see the files the model has left, but not the functions and variables of the
-    model's shell. The first submission counts, and ends the trajectory: no prefix of the trajectory contains it. The
-    model is not told the verdict.
+    The model's shell and its jobs are ended, and the tests run in a new bash: they see the files the model has left,
+    but not the functions and variables of the model's shell. The first submission counts, and ends the trajectory: no
+    prefix of the trajectory contains it. The model is not told the verdict.
     """
 
     def __init__(self, config: dict[str, Any], tool_schema: OpenAIFunctionToolSchema | None = None):
@@ -203,7 +198,7 @@ class SubmitTool(_SandboxTool):
         self._submitted.add(agent_data)
         tests = tests_of(self._arguments[instance_id], self._limits["test_timeout"])
         try:
-            outcome = await _execute(self._sandbox(instance_id, agent_data), tests.command, tests.timeout)
+            outcome = await self._sandbox(instance_id, agent_data).execute(tests.command, tests.timeout)
         except SandboxKilled:
             return self._end(agent_data)
         agent_data.extra_fields |= await _verdict(tests, outcome)
@@ -245,17 +240,13 @@ def tests_of(arguments: Mapping[str, Any], longest: float) -> Tests:
     return Tests(command, longest if timeout is None else min(timeout, longest), grader, expected)
 
 
-async def _execute(sandbox: Sandbox, command: str, timeout: float) -> Outcome:
-    """:meth:`Sandbox.execute`, also for a command that is too long for an argument of a program."""
-    if len(command.encode()) <= LONGEST_ARGUMENT:
-        return await sandbox.execute(command, timeout)
-    encoded, file = b64encode(command.encode()).decode(), f"/tmp/{uuid4().hex}"
-    for start in range(0, len(encoded), LONGEST_ARGUMENT):
-        piece = encoded[start : start + LONGEST_ARGUMENT]
-        stored = await sandbox.execute(f"printf %s {piece} >> {file}", PIECE_TIMEOUT)
-        if stored.exit_code != 0:  # the model has filled the disk, for instance
-            return stored
-    return await sandbox.execute(f'command=$(base64 -d {file}); rm -f {file}; eval "$command"', timeout)
+def _windows(outcome: Outcome) -> Outcome:
+    """The outcome with at most ``WINDOW`` characters of each end of its output."""
+    text = outcome.output.removesuffix("\n")  # the end of the last line; all else is shown as written
+    cut = max(0, len(text) - 2 * WINDOW)
+    if cut:
+        text = text[:WINDOW] + text[-WINDOW:]
+    return outcome._replace(output=text, left_out=outcome.left_out + cut)
 
 
 async def _verdict(tests: Tests, outcome: Outcome) -> dict[str, Any]:
