@@ -180,7 +180,7 @@ def test_rows_without_an_image_are_refused(config, tools, docker, tmp_path):
 @pytest.mark.parametrize(
     ("tests", "message"),
     [
-        ({"test_command": None}, "test_command is missing."),
+        ({"test_command": None}, "test_command is missing; a row without tests needs"),
         ({"test_command": ["true"]}, "test_command=['true'] is not valid: use a text"),
         ({"test_timeout": "300"}, "test_timeout='300' is not valid: use a number above 0"),
         ({"test_timeout": -5.0}, "test_timeout=-5.0 is not valid: use a number above 0"),
@@ -223,4 +223,16 @@ def test_no_sandbox_is_started_for_a_configuration_with_other_faults(config, too
 
 
 def test_processes_of_this_machine_need_no_rows(config, tools):
-    validate(changed(config, tools((SHELL, deployment(type="local")), (SUBMIT, deployment(type="local")))))
+    validate(changed(config, tools((SHELL, deployment(type="local")))))
+
+
+def test_rows_without_tests_must_not_offer_to_submit(config, tools, tmp_path):
+    both = tools((SHELL, deployment(type="local")), (SUBMIT, deployment(type="local")))
+    sentence = refusals(config, both)[0]
+    assert sentence.endswith("a row without tests needs agent_name=single_turn_agent or tool_selection without submit")
+    data = rows(tmp_path / "rows.parquet", None, test_command=None)
+    table = pq.read_table(tmp_path / "rows.parquet").to_pylist()
+    for row in table:
+        row["extra_info"]["tool_selection"] = ["bash"]
+    pq.write_table(pa.Table.from_pylist(table), tmp_path / "rows.parquet")
+    validate(changed(config, both, *data))

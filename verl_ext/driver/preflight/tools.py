@@ -54,7 +54,7 @@ def check_tools(faults: Faults) -> None:
 
 
 def check_tool_rows(faults: Faults) -> None:
-    """Every row names the container images that its tools lack, and its tests, if any, can be run and judged.
+    """Every row names the container images that its tools lack, and tests for ``submit`` that can be run and judged.
 
     A tool lacks an image if its deployment needs one and names none. The tests must end before the run counts as
     stalled.
@@ -67,17 +67,15 @@ def check_tool_rows(faults: Faults) -> None:
     submits = [tool for tool in _ours(faults) if isinstance(tool, SubmitTool)]
     longest = max((tool.config.get("test_timeout", LIMITS["test_timeout"][0]) for tool in submits), default=0)
     for key, number, extra in _rows(faults) if needing or submits else ():
-        tests = (
-            _arguments(extra, "submit") if submits and _offers(extra, "submit") and not faults.has_refused(key) else {}
-        )
-        if any(value is not None for value in tests.values()):  # parquet fills rows of other tasks with nulls
+        if submits and _offers(extra, "submit") and not faults.has_refused(key):
             try:
-                seconds = tests_of(tests, longest).timeout
+                seconds = tests_of(_arguments(extra, "submit"), longest).timeout
                 if not faults.has_refused(STALL):
                     valid = f"the tests of row {number} of {key} may take {seconds:g} seconds, use more than that"
                     faults.refuse_if(seconds >= faults[STALL], STALL, valid)
             except SandboxFailure as error:
-                faults.refuse_if(True, key, f"row {number}: {error}")
+                other = f"; a row without tests needs agent_name={WITHOUT_TOOLS} or tool_selection without submit"
+                faults.refuse_if(True, key, f"row {number}: {str(error).removesuffix('.')}{other}")
         for tool in needing:
             image = _arguments(extra, tool.name).get("image")
             if _offers(extra, tool.name) and not faults.has_refused(key) and not IMAGE.accepts(image):
