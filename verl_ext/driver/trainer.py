@@ -214,7 +214,7 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, GroupUpdates, WeightTurn
         return {}
 
     def _validate(self) -> dict[str, float]:
-        """verl's metrics, and the number of failed rollouts: verl's means are over the others."""
+        """verl's metrics, and the number of failed rollouts, which verl counts in ``acc`` only, as 0."""
         before, n = self.replay_buffer.validated, self.config.actor_rollout_ref.rollout.val_kwargs.n
         metrics = super()._validate()
         failed = len(self.val_dataset) * n - (self.replay_buffer.validated - before)
