@@ -51,6 +51,7 @@ class Conditions:
 
     Attributes:
         prompts: rows of the data.
+        repeated: the epochs have the first ``repeated`` rows alone; None: all rows.
         steps: training steps.
         rates: (lowest, highest) success rate of a prompt.
         failure_rate: probability that a rollout fails.
@@ -60,6 +61,7 @@ class Conditions:
     """
 
     prompts: int = 64
+    repeated: int | None = None
     steps: int = 8
     rates: tuple[float, float] = (0.2, 0.8)
     failure_rate: float = 0.0
@@ -130,8 +132,9 @@ class Run:
         self.policy = make()
         self.policy.start_run(conditions.steps, [f"What is {row.row} + 1?" for row in rows])
         seen = 0 if checkpoint is None else checkpoint.state["prompts"]["seen_total"]  # verl restores its data loader
-        data = itertools.islice(epochs(rows), seen, None)
-        self.controller = _Watched(self.policy, data, len(rows), self.engine)
+        drawn = rows[: conditions.repeated]
+        data = itertools.islice(epochs(drawn), seen, None)
+        self.controller = _Watched(self.policy, data, len(drawn), self.engine)
         self.first = 1
         if checkpoint is not None:
             self.controller.load_state_dict(checkpoint.state)
