@@ -14,7 +14,7 @@ from support.over_provisioning import OverProvisioning
 from recipe.grpo.policy import Uniform
 from recipe.pilot_commit.policy import PilotCommit
 from verl_ext.checks import InvalidValue
-from verl_ext.policy import Cancel, Discard, Evict, PutBack, Request, StepCost
+from verl_ext.policy import Cancel, Discard, Evict, PutBack, Request, RolloutPolicy, StepCost
 from verl_ext.testing import CHECKS, BrokenPromise, contract, run
 from verl_ext.testing.run import COLOCATE, SEPARATE, SYNC, Conditions, Run
 
@@ -177,6 +177,28 @@ class Nan(Policy):
         return {"mine/rate": float("nan")}
 
 
+class ForgetsReturn(Policy):
+    def metrics(self):
+        pass
+
+
+class HasNoBatch(Policy):
+    def take_batch(self):
+        return RolloutPolicy.take_batch(self)
+
+
+class CostsATuple(Policy):
+    def step_cost(self):
+        return (4, 4)
+
+
+def test_a_cost_of_another_kind_is_refused():
+    with pytest.raises(
+        InvalidValue, match=r"^CostsATuple\.step_cost\(\)=\(4, 4\) is not valid: return a StepCost, or None$"
+    ):
+        contract.check_budget(CostsATuple)
+
+
 class Guesses(Policy):
     def start_step(self, step, draw):
         rng = np.random.default_rng()
@@ -325,6 +347,8 @@ BROKEN = [
     (AlwaysTakes, "check_books", run.BETWEEN, "after the batch of step 1 it returned another one"),
     (CountsAsIntegers, "check_books", run.METRICS, "mine/rounds is 3"),
     (Nan, "check_books", run.METRICS, "mine/rate is nan"),
+    (ForgetsReturn, "check_books", run.METRICS, "ForgetsReturn.metrics returned None: return a dict of floats"),
+    (HasNoBatch, "check_books", run.BETWEEN, "HasNoBatch has no take_batch: write one that returns a list of groups"),
     (Guesses, "check_repeatable", run.REPEATABLE, "request "),
     (GuessesAgain, "check_repeatable", run.REPEATABLE, "request "),
     (Remembers, "check_resume", run.RESUME, "with sync and the checkpoint of step 1, step 4, request 2 was "),

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from verl_ext.checks import InvalidValue
 from verl_ext.errors import CannotFillBatch, EveryRolloutFailed
-from verl_ext.policy import MODES, RolloutPolicy
+from verl_ext.policy import MODES, RolloutPolicy, check_attributes
 from verl_ext.record import first_difference
 from verl_ext.testing.run import (
     BUDGET,
@@ -51,6 +51,7 @@ ORDERS = (0, 1, 2)  # seeds
 def check_budget(make: Make) -> None:
     """The steps of a run cost what the policy's ``step_cost`` says; a policy without one passes."""
     policy = make()
+    check_attributes(policy)
     cost = policy.step_cost()
     if cost is None:
         return

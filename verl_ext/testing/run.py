@@ -166,12 +166,14 @@ class Run:
             yield step
 
     def _check_taken(self, number: int) -> None:
-        if self.policy.take_batch():
+        with promised(self.policy, BETWEEN, NotImplementedError):
+            taken = self.policy.take_batch()
+        if taken:
             raise BrokenPromise(self.policy, BETWEEN, f"after the batch of step {number} it returned another one")
 
     def _check(self, number: int, batch: list[Group]) -> None:
         self._check_taken(number)
-        own = self.policy.metrics()
+        own = self.policy.metrics() or {}  # the controller refuses None
         bad = [name for name, value in own.items() if not (isinstance(value, float) and math.isfinite(value))]
         if bad:
             raise BrokenPromise(self.policy, METRICS, f"in step {number}, {bad[0]} is {own[bad[0]]!r}")
@@ -235,6 +237,8 @@ class _Watched(RolloutController):
 
     def metrics(self) -> dict[str, float]:
         with promised(self.policy, BOOKS, RuntimeError):
+            self.ledger.check(self.live.values())
+        with promised(self.policy, METRICS, RuntimeError):
             return super().metrics()
 
 

@@ -16,7 +16,7 @@ from verl_ext.controller import check_written_by
 from verl_ext.driver.checkpoint import WEIGHTS, BadCheckpoint, folder_to_resume, load_state, storage_units
 from verl_ext.driver.preflight.faults import Faults
 from verl_ext.driver.preflight.files import first_line
-from verl_ext.policy import BASELINE, PROMPT_WEIGHT, RolloutPolicy
+from verl_ext.policy import RolloutPolicy, check_attributes
 from verl_ext.resolvers import REFERENCE, refusals, unknown_parameters
 
 SECTION, TARGET = "rollout_policy", "rollout_policy._target_"
@@ -51,8 +51,7 @@ def make_policy(faults: Faults, policy: type[RolloutPolicy]) -> RolloutPolicy | 
     try:
         with refusals(parameters):
             made = hydra.utils.instantiate(section)
-            PROMPT_WEIGHT.check("prompt_weight", made.prompt_weight)
-            BASELINE.check("baseline", made.baseline)
+            check_attributes(made)
             _check_batch_size(faults, made)
             _check_rollouts(faults, made)
             made.check_trainer_mode(faults["trainer.v1.trainer_mode"])
