@@ -37,6 +37,7 @@ def folder(tmp_path, monkeypatch):
     yield tmp_path
     for name in [name for name in sys.modules if name.startswith(f"recipe.{NAME}")]:
         del sys.modules[name]
+    vars(sys.modules["recipe"]).pop(NAME, None)  # hydra would find the module of this folder there
 
 
 @pytest.mark.parametrize(
