@@ -17,6 +17,7 @@ import yaml
 
 from verl_ext import __version__, cli
 from verl_ext.launch import THRESHOLDS, experiment_hardware
+from verl_ext.new import write
 from verl_ext.recipes import Key, help_page, keys, recipes, table
 
 ROOT = Path(__file__).parents[1]
@@ -149,6 +150,34 @@ def test_recipes_in_the_current_folder_are_found(run, monkeypatch, tmp_path):
     assert "All of mine.\n" in printed and "half=0.5  Half of it.\n" in printed
     assert "A setting of the paper: large, small.\n" in printed
     assert {"mine", "grpo"} <= set(recipes())
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "reason"),
+    [
+        ("policy.py", "def take_batch(self)", "def take_batch(self", "policy.py: SyntaxError: invalid syntax"),
+        ("config/broken.yaml", "  _target_:", "  target:", "broken.yaml: KeyError: '_target_'"),
+        ("config/broken.yaml", "  n: 8", "  n: [8", "broken.yaml: ParserError: while parsing a flow sequence"),
+        ("config/broken.yaml", "# Prompts", "# \udcff", "broken.yaml: UnicodeDecodeError: 'utf-8' codec"),
+    ],
+)
+def test_a_recipe_that_cannot_be_read_says_so_in_its_own_row(run, monkeypatch, tmp_path, file, old, new, reason):
+    monkeypatch.chdir(tmp_path)
+    sys.modules.pop("recipe.broken", None)  # of the row before
+    made = write("broken", tmp_path)
+    text = (made / file).read_text().replace(old, new)
+    (made / file).write_text(text, errors="surrogateescape")
+    monkeypatch.setattr(cli.shutil, "get_terminal_size", lambda: os.terminal_size((1000, 24)))
+    code, printed, _ = run("train", "--help")
+    (row,) = [line for line in printed.splitlines() if line.startswith("  broken ")]
+    assert (
+        code == 0
+        and "  vip  " in printed
+        and row.split(None, 1)[1].startswith(f"cannot be read: {made}")
+        and reason in row
+    )
+    code, printed, errors = run("train", "broken", "--help")
+    assert code == 2 and printed == "" and errors == f"error: broken {row.split(None, 1)[1]}\n"
 
 
 def test_of_two_recipes_with_one_name_the_first_on_the_path_counts_and_folders_of_other_projects_do_not(

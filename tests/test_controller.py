@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,6 +17,7 @@ from support.engine import BernoulliEngine, controller, epochs, prompts, run_ste
 from recipe.dynamic_sampling.policy import DynamicSampling
 from recipe.grpo.policy import Uniform
 from verl_ext import controller as controller_module
+from verl_ext.checks import InvalidValue
 from verl_ext.controller import RolloutController
 from verl_ext.errors import CannotFillBatch, EveryRolloutFailed
 from verl_ext.policy import Cancel, Discard, Evict, Group, Prompt, PutBack, Request, Rollout, RolloutPolicy
@@ -267,6 +269,63 @@ def test_an_action_that_is_none_is_refused():
         RuntimeError, match=r"^Scripted returned \(Prompt.*, 4\): use Request, Discard, Evict, PutBack, Cancel$"
     ):
         run.begin_step(1)
+
+
+@pytest.mark.parametrize(
+    ("answers", "said"),
+    [
+        ({"start": lambda draw: None}, "start_step returned None: return a list of actions, [] for none"),
+        ({"start": lambda draw: iter(())}, "start_step returned tuple_iterator: return a list of actions, [] for none"),
+        ({"group": lambda group: None}, "on_group returned None: return a list of actions, [] for none"),
+        ({"group": lambda group: Evict(group.prompt)}, "on_group returned Evict: return a list of actions"),
+        ({"batch": lambda: None}, "take_batch returned None: return a list of groups, [] for none"),
+        ({"batch": lambda: prompts(1)}, "take_batch returned Prompt(id='p0', row=0, metadata={}) in its list: use "),
+    ],
+)
+def test_an_answer_of_another_kind_is_refused_with_the_method(answers, said):
+    run = controller(Scripted(**{"start": lambda draw: [Request(draw(1)[0], 2)]} | answers), [0.5] * 3)
+    with pytest.raises(RuntimeError, match=re.escape(f"Scripted.{said}")):
+        run_step(run, 1)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "said"),
+    [
+        (None, " None: return a dict of floats, {} for none"),
+        (
+            {"rollouts/sampled": 3.0},
+            " rollouts/sampled=3.0: the driver counts under rollouts/, use the method's own name",
+        ),
+        ({"mine/name": "x"}, " mine/name='x': use a number"),
+    ],
+)
+def test_metrics_that_cannot_be_logged_are_refused(metrics, said):
+    run = controller(Scripted(), [0.5] * 3)
+    run.policy.metrics = lambda: metrics
+    run.policy.metrics.__name__ = "metrics"
+    with pytest.raises(RuntimeError, match=f"^Scripted.metrics returned{re.escape(said)}$"):
+        run.metrics()
+
+
+def test_numbers_of_numpy_are_logged_as_floats():
+    run = controller(Scripted(), [0.5] * 3)
+    run.policy.metrics = lambda: {"mine/share": np.float32(0.5), "mine/count": np.int64(3)}
+    found = run.metrics()
+    assert json.loads(json.dumps(found))["mine/share"] == 0.5 and type(found["mine/count"]) is float
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("prompt_weight", "rollout", "prompt_weight=rollout is not valid: use one of equal, rollouts"),
+        ("baseline", "mean", "baseline=mean is not valid: use one of trained, all"),
+        ("step_cost", lambda self: (4, 8), "Scripted.step_cost()=(4, 8) is not valid: return a StepCost, or None"),
+    ],
+)
+def test_attributes_that_the_driver_cannot_use_are_refused(name, value, said, monkeypatch):
+    monkeypatch.setattr(Scripted, name, value)
+    with pytest.raises(InvalidValue, match=f"^{re.escape(said)}$"):
+        controller(Scripted(), [0.5] * 3)
 
 
 def test_a_group_cannot_be_trained_twice():

@@ -20,6 +20,7 @@ from verl_ext import launch
 from verl_ext.driver.preflight.credentials import check_wandb
 from verl_ext.driver.preflight.faults import Faults
 from verl_ext.driver.preflight.keys import check_names
+from verl_ext.new import write
 
 
 @pytest.fixture
@@ -66,6 +67,16 @@ NEW = " (put + in front to add a new key)"
 )  # fmt: skip
 def test_a_mistake_is_answered_in_one_sentence(run, arguments, sentence):
     assert run(*arguments) == (2, "", f"error: {sentence}\n")
+
+
+def test_a_configuration_that_is_no_yaml_is_named(run, tmp_path, monkeypatch):
+    made = write("no_yaml", tmp_path)
+    (made / "config" / "no_yaml.yaml").write_text("a: [1\nb: {\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
+    code, _, error = run_recipe("no_yaml", "--cfg", "job")
+    assert code == 2 and error.startswith("error: while parsing a flow") and error.count("\n") == 1
+    assert f"{made}/config/no_yaml.yaml" in error
 
 
 def test_hydras_own_hints_are_kept(run):

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from support.commands import flat, invoke
 from support.configs import compose, good_overrides
 from support.learner import SmallSource
@@ -17,7 +18,7 @@ from verl_ext.cli import main as verl_ext
 from verl_ext.driver.preflight.validate import validate
 from verl_ext.lab.learn.run import Length
 from verl_ext.lab.learn.sweep import Job, run_all, variants
-from verl_ext.new import main
+from verl_ext.new import FILES, INCLUDED, TEMPLATE, main
 from verl_ext.policy import StepCost
 from verl_ext.recipes import help_page, recipes
 
@@ -36,6 +37,7 @@ def folder(tmp_path, monkeypatch):
     yield tmp_path
     for name in [name for name in sys.modules if name.startswith(f"recipe.{NAME}")]:
         del sys.modules[name]
+    vars(sys.modules["recipe"]).pop(NAME, None)  # hydra would find the module of this folder there
 
 
 @pytest.mark.parametrize(
@@ -50,6 +52,8 @@ def folder(tmp_path, monkeypatch):
         ("none", "it is a word of Python itself, use another name."),
         ("request", "Request is a class of verl_ext.policy, use another name."),
         ("rollout_policy", "RolloutPolicy is a class of verl_ext.policy, use another name."),
+        ("base", "every recipe includes a base.yaml, use another name."),
+        ("ppo_trainer", "every recipe includes a ppo_trainer.yaml, use another name."),
         ("grpo", "there is a recipe of this name, use another name."),
     ],
 )
@@ -58,6 +62,11 @@ def test_names_that_cannot_be_are_refused(name, valid, tmp_path, monkeypatch):
     result = invoke(main, name)
     assert result.exit_code == 2 and f"name='{name}' is not valid: {valid}" in flat(result)
     assert not list(tmp_path.iterdir())
+
+
+def test_every_configuration_that_the_template_includes_is_no_name():
+    included = yaml.safe_load((TEMPLATE / FILES["config/{name}.yaml"]).read_text())["defaults"]
+    assert {entry for entry in included if isinstance(entry, str)} == {*INCLUDED, "_self_"}
 
 
 def test_a_folder_that_exists_is_left_alone(folder):

@@ -150,5 +150,6 @@ def test_a_policy_knows_the_end_of_the_run_and_gets_no_tokens_unless_it_asks():
     assert policy.total_steps is None and not policy.reads_trajectories and policy.prompt_weight == "equal"
     policy.start_run(17, [])
     assert policy.total_steps == 17
-    with pytest.raises(NotImplementedError):
-        policy.take_batch()
+    for method, *arguments in (("start_step", 1, None), ("on_group", None), ("take_batch",)):
+        with pytest.raises(NotImplementedError, match=f"^RolloutPolicy has no {method}: write one that returns a list"):
+            getattr(policy, method)(*arguments)

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol, TypeVar
 
+import numpy as np
+
 from verl_ext import checks
 from verl_ext.errors import CannotFillBatch, EveryRolloutFailed
 from verl_ext.ledger import Ledger, batch_metrics
@@ -25,6 +27,7 @@ from verl_ext.policy import (
     Request,
     Rollout,
     RolloutPolicy,
+    check_attributes,
     check_state_version,
 )
 from verl_ext.prompts import PromptStream
@@ -58,11 +61,15 @@ class RolloutController:
     A training step calls :meth:`begin_step` once, and :meth:`finish_waves` whenever waves finish. After each of these
     calls it calls :meth:`take_batch`, until :meth:`take_batch` returns groups. :meth:`fill_batch` is this loop, for
     engines with a function that waits for the next waves.
+
+    Raises:
+        InvalidValue: the policy has an attribute that :func:`~verl_ext.policy.check_attributes` refuses.
     """
 
     VERSION = 3
 
     def __init__(self, policy: RolloutPolicy, rows: Iterable[Prompt], rows_per_epoch: int, engine: Engine):
+        check_attributes(policy)
         self.policy = policy
         self.engine = engine
         self.ledger = Ledger()
@@ -123,7 +130,10 @@ class RolloutController:
 
     def take_batch(self) -> list[Group]:
         """The groups to train on now, or []. The ledger counts them as trained, and they are no longer live."""
-        groups = self._decide(self.policy.take_batch)
+        groups = self._decide(self.policy.take_batch, wanted="groups")
+        for group in groups:
+            if not isinstance(group, Group):
+                raise RuntimeError(f"{self.policy_name}.take_batch returned {group!r} in its list: use groups alone")
         prompts = {group.prompt.id for group in groups}
         if len(prompts) != len(groups):
             raise RuntimeError(f"{self.policy_name}.take_batch returned {len(groups)} groups of {len(prompts)} prompts")
@@ -165,17 +175,27 @@ class RolloutController:
             self.finish_waves(finish())
 
     def metrics(self) -> dict[str, float]:
-        """All metrics of the step whose batch was just taken. Checks the ledger."""
+        """All metrics of the step whose batch was just taken. Checks the ledger, and the policy's own metrics."""
         self.ledger.check(self.live.values())
-        return {
+        counted = {
             **self.ledger.metrics(),
             **self.prompts.metrics(),
             **batch_metrics(self.batch, self.step, self.policy.baseline),
             "groups/in_batch": float(len(self.batch)),
             "groups/live": float(len(self.live)),
             "allocation/seconds": self.decision_seconds,
-            **self.policy.metrics(),
         }
+        own = self.policy.metrics()
+        if not isinstance(own, Mapping):
+            raise self._wrong_answer(self.policy.metrics, own, "a dict of floats, {} for none")
+        sections = {name.partition("/")[0] for name in counted}
+        for name, value in own.items():
+            section = name.partition("/")[0]
+            if section in sections or not isinstance(value, int | float | np.number):
+                ours = f"the driver counts under {section}/, use the method's own name"
+                valid = ours if section in sections else "use a number"
+                raise RuntimeError(f"{self.policy_name}.metrics returned {name}={value!r}: {valid}")
+        return counted | {name: float(value) for name, value in own.items()}  # of numpy, perhaps, which is no JSON
 
     def state_dict(self) -> dict:
         """JSON-able state of the whole run between two steps, except the position in the data."""
@@ -309,12 +329,21 @@ class RolloutController:
     def _is_live(self, prompt_id: str) -> bool:
         return prompt_id in self._live_prompts
 
-    def _decide(self, function: Callable[..., list[Decided]], *arguments: object) -> list[Decided]:
+    def _decide(
+        self, function: Callable[..., list[Decided]], *arguments: object, wanted: str = "actions"
+    ) -> list[Decided]:
         start = time.perf_counter()
         try:
-            return function(*arguments)
+            decided = function(*arguments)
         finally:
             self.decision_seconds += time.perf_counter() - start
+        if not isinstance(decided, list | tuple):
+            raise self._wrong_answer(function, decided, f"a list of {wanted}, [] for none")
+        return decided
+
+    def _wrong_answer(self, function: Callable, answer: object, wanted: str) -> RuntimeError:
+        found = None if answer is None else type(answer).__name__
+        return RuntimeError(f"{self.policy_name}.{function.__name__} returned {found}: return {wanted}")
 
 
 def _check_taken(group: Group, policy_name: str) -> None:

@@ -55,6 +55,7 @@ def main(recipe: str) -> None:
     collect_rarely()
     import hydra
     from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
 
     register_resolvers()
     export_environment(hardware)
@@ -68,7 +69,7 @@ def main(recipe: str) -> None:
     os.environ[FULL_ERROR] = "1"  # until _train begins
     try:
         run()
-    except (hydra.errors.HydraException, OmegaConfBaseException) as error:
+    except (hydra.errors.HydraException, OmegaConfBaseException, YAMLError) as error:
         _refuse(_sentence(error, recipe, arguments))
     finally:
         for name in (FULL_ERROR, *FORKS):
@@ -214,7 +215,10 @@ def _print_help(recipe: str) -> None:
     extras.require("tools", "yaml")
     from verl_ext.recipes import help_page
 
-    sys.stdout.write(help_page(recipe))
+    try:
+        sys.stdout.write(help_page(recipe))
+    except ValueError as error:
+        _refuse(f"{recipe} {error}")
 
 
 def _train(config: DictConfig) -> None:

@@ -17,6 +17,7 @@ from verl_ext.recipes import recipes
 
 TEMPLATE = resources.files("verl_ext") / "template"
 MODULE, CLASS = "my_method", "MyMethod"  # the names in the template
+INCLUDED = ("ppo_trainer", "base")  # by the template's configuration, in which a file of this name would include itself
 FILES = {
     "__init__.py": None,
     "__main__.py": "__main__.py.txt",
@@ -59,13 +60,16 @@ def class_name(name: str) -> str:
     """``MyMethod`` for ``my_method``.
 
     Raises:
-        ValueError: the name is no module's name, or the class would have the name of a class of the protocol.
+        ValueError: the name is no module's name, or a name in :data:`INCLUDED`, or the class would have the name of a
+            class of the protocol.
     """
     made = "".join(part.capitalize() for part in name.split("_"))
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name):
         raise ValueError(f"name={name!r} is not valid: use lower-case letters, digits and single underscores.")
     if keyword.iskeyword(name) or keyword.iskeyword(made):
         raise ValueError(f"name={name!r} is not valid: it is a word of Python itself, use another name.")
+    if name in INCLUDED:
+        raise ValueError(f"name={name!r} is not valid: every recipe includes a {name}.yaml, use another name.")
     if hasattr(policy, made):
         raise ValueError(f"name={name!r} is not valid: {made} is a class of verl_ext.policy, use another name.")
     return made

@@ -373,11 +373,11 @@ class RolloutPolicy:
         ``draw(k, but=ids)`` skips these ids too. The list is shorter if the data has fewer such prompts. ``draw`` stays
         valid until the next call of ``start_step``.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no start_step: write one that returns a list of actions")
 
     def on_group(self, group: Group) -> list[Action]:
         """All requested rollouts of ``group`` have finished: ask for more, discard, evict, or keep the group."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no on_group: write one that returns a list of actions")
 
     def take_batch(self) -> list[Group]:
         """The groups to train on now, which leave the policy; [] while the batch is not complete, and between steps.
@@ -387,7 +387,7 @@ class RolloutPolicy:
         Raises:
             CannotFillBatch: the step has no group to train on, and none will come.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no take_batch: write one that returns a list of groups")
 
     def state_dict(self) -> dict:
         """JSON-able state from which :meth:`load_state_dict` continues after a restart; holds a ``version``."""
@@ -400,6 +400,15 @@ class RolloutPolicy:
     def metrics(self) -> dict[str, float]:
         """Metrics of the step that was just trained, as flat floats under the method's own name."""
         return {}
+
+
+def check_attributes(policy: RolloutPolicy) -> None:
+    """Raise InvalidValue unless the driver can use the policy's ``prompt_weight``, ``baseline`` and ``step_cost``."""
+    PROMPT_WEIGHT.check("prompt_weight", policy.prompt_weight)
+    BASELINE.check("baseline", policy.baseline)
+    cost = policy.step_cost()
+    valid = "return a StepCost, or None"
+    checks.require(cost is None or isinstance(cost, StepCost), f"{type(policy).__name__}.step_cost()", cost, valid)
 
 
 def check_state_version(state: Mapping, expected: int, owner: str) -> None:

@@ -50,7 +50,7 @@ def recipes() -> dict[str, Path]:
     return {
         name: file
         for name, file in sorted(files.items())
-        if name == file.parts[-3] and "rollout_policy:" in file.read_text(encoding="utf-8")
+        if name == file.parts[-3] and b"rollout_policy:" in file.read_bytes()
     }
 
 
@@ -84,8 +84,11 @@ def comments(text: str) -> dict[str, str]:
 
 
 def summary(recipe: str) -> str:
-    """First line of the documentation of a recipe's policy module."""
-    module, _ = _policy(recipe)
+    """First line of the documentation of a recipe's policy module, or the reason why there is none."""
+    try:
+        module, _ = _policy(recipe)
+    except ValueError as error:
+        return str(error)
     return (ast.get_docstring(module) or "").partition("\n")[0]
 
 
@@ -101,12 +104,23 @@ def about(recipe: str) -> list[str]:
 
 
 def _policy(recipe: str) -> tuple[ast.Module, str]:
-    """The parsed source of the recipe's policy, which is not imported, and the name of its class."""
-    target = yaml.safe_load(recipes()[recipe].read_text(encoding="utf-8"))["rollout_policy"]["_target_"]
-    module, _, name = target.rpartition(".")
-    spec = find_spec(module)
-    source = Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else ""
-    return ast.parse(source), name
+    """The parsed source of the recipe's policy, which is not imported, and the name of its class.
+
+    Raises:
+        ValueError: the configuration or the source of the user's recipe cannot be read.
+    """
+    file = recipes()[recipe]
+    try:
+        target = yaml.safe_load(file.read_text(encoding="utf-8"))["rollout_policy"]["_target_"]
+        module, _, name = target.rpartition(".")
+        spec = find_spec(module)
+        if not (spec and spec.origin):
+            return ast.parse(""), name
+        file = Path(spec.origin)
+        return ast.parse(file.read_text(encoding="utf-8"), file), name
+    except Exception as error:  # a file of the user's can be wrong in any way
+        found = f"{type(error).__name__}: {error}"
+        raise ValueError(f"cannot be read: {file}: {' '.join(found.split())}") from error
 
 
 def help_page(recipe: str, width: int | None = None) -> str:
@@ -115,14 +129,18 @@ def help_page(recipe: str, width: int | None = None) -> str:
     Args:
         recipe: a name in :func:`recipes`.
         width: longest line; None: the terminal's, at most 100.
+
+    Raises:
+        ValueError: the recipe cannot be read.
     """
+    description = about(recipe)
     width = min(width or shutil.get_terminal_size().columns, WIDTH)
     file = recipes()[recipe]
     text, base = file.read_text(encoding="utf-8"), (CONFIG / "base.yaml").read_text(encoding="utf-8")
     policy = [key for key in keys(text, "rollout_policy") if key.name != "_target_"]
     experiments = sorted(path.stem for path in file.parent.glob("experiment/[!_]*.yaml"))  # _*: parts of others
     lines = [f"usage: verl-ext train {recipe} key=value ...", ""]
-    for paragraph in about(recipe):
+    for paragraph in description:
         lines += textwrap.wrap(paragraph, width)
     lines += ["", f"{recipe}: rollout_policy.<key>=<value>, with these defaults"]
     lines += table(map(_row, policy), width)

@@ -1,4 +1,4 @@
-"""The commands of docs/your_own_policy.md, as written, from an empty folder on; and its policy of 40 lines."""
+"""The commands of docs/your_own_policy.md, as written, from an empty folder on; and its policy."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from support.configs import compose, good_overrides, write_model, write_rows
 from support.engine import controller, run_step
 from support.learner import SmallSource
 
+from verl_ext.checks import InvalidValue
 from verl_ext.cli import main
 from verl_ext.driver import runner
 from verl_ext.driver.preflight.validate import validate
@@ -40,8 +41,14 @@ def module(monkeypatch):
     return module
 
 
-def test_it_is_40_lines():
-    assert len(SOURCE.strip().splitlines()) <= 40
+def test_the_pages_say_how_many_lines_it_is():
+    lines = len(SOURCE.strip().splitlines())
+    assert f"Its {lines} lines replace" in TEXT and f"[a policy in {lines} lines]" in (ROOT / "README.md").read_text()
+
+
+def test_it_refuses_a_batch_of_half_a_prompt(module):
+    with pytest.raises(InvalidValue, match=r"^train_batch_size=16\.5 is not valid: use an integer of at least 1$"):
+        module.Disagreement(train_batch_size=16.5, n=8)
 
 
 def test_the_checks_notice_a_policy_that_forgets_that_rollouts_can_fail(module):
@@ -112,7 +119,9 @@ def test_every_command_works_as_written(folder, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["verl-ext"])
     assert verl_ext(*shlex.split(train)[1:]) == 0, capsys.readouterr().err
     assert trained[0].rollout_policy._target_ == "recipe.disagreement.policy.Disagreement"
-    assert "disagreement: Disagreement does not say how many rollouts a step samples" in capsys.readouterr().err
+    assert (
+        "disagreement: a step samples 512 rollouts, 1 times the 512 of GRPO with 64 prompts" in capsys.readouterr().err
+    )
 
 
 def test_a_package_of_ones_own_needs_no_recipe(folder):

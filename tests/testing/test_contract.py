@@ -14,7 +14,7 @@ from support.over_provisioning import OverProvisioning
 from recipe.grpo.policy import Uniform
 from recipe.pilot_commit.policy import PilotCommit
 from verl_ext.checks import InvalidValue
-from verl_ext.policy import Cancel, Discard, PutBack, Request, StepCost
+from verl_ext.policy import Cancel, Discard, Evict, PutBack, Request, RolloutPolicy, StepCost
 from verl_ext.testing import CHECKS, BrokenPromise, contract, run
 from verl_ext.testing.run import COLOCATE, SEPARATE, SYNC, Conditions, Run
 
@@ -98,6 +98,11 @@ class PromisesTooLittle(Policy):
         return StepCost(prompts=4, n=4, usual=15, most=99)
 
 
+class NeverTakes(Policy):
+    def take_batch(self):
+        return []
+
+
 class DropsRollouts(Policy):
     def on_group(self, group):
         group.rollouts = [rollout for rollout in group.rollouts if rollout.reward > 0] or group.rollouts
@@ -172,6 +177,28 @@ class Nan(Policy):
         return {"mine/rate": float("nan")}
 
 
+class ForgetsReturn(Policy):
+    def metrics(self):
+        pass
+
+
+class HasNoBatch(Policy):
+    def take_batch(self):
+        return RolloutPolicy.take_batch(self)
+
+
+class CostsATuple(Policy):
+    def step_cost(self):
+        return (4, 4)
+
+
+def test_a_cost_of_another_kind_is_refused():
+    with pytest.raises(
+        InvalidValue, match=r"^CostsATuple\.step_cost\(\)=\(4, 4\) is not valid: return a StepCost, or None$"
+    ):
+        contract.check_budget(CostsATuple)
+
+
 class Guesses(Policy):
     def start_step(self, step, draw):
         rng = np.random.default_rng()
@@ -186,6 +213,42 @@ class Alternates(Policy):
     def start_step(self, step, draw):
         self.steps += 1
         return [Request(request.target, 3 + self.steps % 2) for request in super().start_step(step, draw)]
+
+
+class Remembers(Policy):
+    """Fewer rollouts for a prompt that it has met; what it has met is not in the state."""
+
+    def __init__(self):
+        super().__init__()
+        self.met = set()
+
+    def rollouts(self):
+        return 3
+
+    def start_step(self, step, draw):
+        requests = super().start_step(step, draw)
+        again = [request.target.id in self.met for request in requests]
+        self.met |= {request.target.id for request in requests}
+        return [Request(each.target, self.rollouts() if met else 4) for each, met in zip(requests, again, strict=True)]
+
+
+class GuessesAgain(Remembers):
+    """Random numbers of rollouts for the prompts that it has met."""
+
+    def rollouts(self):
+        return int(np.random.default_rng().integers(2, 5))
+
+
+class EvictsAll(Policy):
+    """Draws every prompt once."""
+
+    def on_group(self, group):
+        return [*super().on_group(group), Evict(group.prompt)]
+
+
+@pytest.mark.parametrize("check", [contract.check_repeatable, contract.check_resume])
+def test_a_policy_that_evicts_gets_enough_prompts(check):
+    check(EvictsAll)
 
 
 class Measures(Policy):
@@ -269,6 +332,8 @@ class IndexesTheDraw(Policy):
 BROKEN = [
     (SamplesMore, "check_budget", run.BUDGET, "step 1 sampled 20 rollouts, step_cost().most is 16"),
     (TrainsMore, "check_budget", run.BUDGET, "step 1 trained 4 prompts, step_cost().prompts is 3"),
+    (NeverTakes, "check_budget", run.ENDS, "NeverTakes has no batch to train on and asks for no more rollouts"),
+    (NeverTakes, "check_end_of_data", run.ENDS, "NeverTakes has no batch to train on and asks for no more rollouts"),
     (PromisesTooMuch, "check_budget", run.USUAL, "steps sampled 16 to 16 rollouts"),
     (PromisesTooLittle, "check_budget", run.USUAL, "usual=15"),
     (DropsRollouts, "check_books", run.BOOKS, "in step 1 the rollouts of group "),
@@ -282,7 +347,11 @@ BROKEN = [
     (AlwaysTakes, "check_books", run.BETWEEN, "after the batch of step 1 it returned another one"),
     (CountsAsIntegers, "check_books", run.METRICS, "mine/rounds is 3"),
     (Nan, "check_books", run.METRICS, "mine/rate is nan"),
+    (ForgetsReturn, "check_books", run.METRICS, "ForgetsReturn.metrics returned None: return a dict of floats"),
+    (HasNoBatch, "check_books", run.BETWEEN, "HasNoBatch has no take_batch: write one that returns a list of groups"),
     (Guesses, "check_repeatable", run.REPEATABLE, "request "),
+    (GuessesAgain, "check_repeatable", run.REPEATABLE, "request "),
+    (Remembers, "check_resume", run.RESUME, "with sync and the checkpoint of step 1, step 4, request 2 was "),
     (Alternates, "check_resume", run.RESUME, "with sync and the checkpoint of step 1, step 2, request 1 was "),
     (Measures, "check_resume", run.RESUME, "mine/steps was 2.0, and is 1.0"),
     (KeepsGroups, "check_resume", run.STATE, "not JSON serializable"),

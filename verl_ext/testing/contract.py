@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from verl_ext.checks import InvalidValue
 from verl_ext.errors import CannotFillBatch, EveryRolloutFailed
-from verl_ext.policy import MODES, RolloutPolicy
+from verl_ext.policy import MODES, RolloutPolicy, check_attributes
 from verl_ext.record import first_difference
 from verl_ext.testing.run import (
     BUDGET,
@@ -51,6 +51,7 @@ ORDERS = (0, 1, 2)  # seeds
 def check_budget(make: Make) -> None:
     """The steps of a run cost what the policy's ``step_cost`` says; a policy without one passes."""
     policy = make()
+    check_attributes(policy)
     cost = policy.step_cost()
     if cost is None:
         return
@@ -67,6 +68,8 @@ def check_budget(make: Make) -> None:
             if sampled[-1] > cost.most:
                 found = f"step {step.number} sampled {sampled[-1]} rollouts, step_cost().most is {cost.most}"
                 raise BrokenPromise(policy, BUDGET, found)
+    if not sampled:
+        next(_all(Run(make, Conditions())))  # raises the sentence with which step 1 ended
     if not cost.prompts * cost.n <= cost.usual <= max(sampled):
         found = f"steps sampled {min(sampled)} to {max(sampled)} rollouts, step_cost() is {cost}"
         raise BrokenPromise(policy, USUAL, found)
@@ -92,7 +95,7 @@ def check_books(make: Make) -> None:
 
 def check_repeatable(make: Make) -> None:
     """Two fresh policies make the same requests."""
-    conditions = Conditions(failure_rate=0.05)
+    conditions = _with_revisits(make, Conditions(failure_rate=0.05))
     for one, other in zip(_all(Run(make, conditions)), _all(Run(make, conditions)), strict=True):
         _compare(make(), REPEATABLE, one, other)
 
@@ -100,7 +103,7 @@ def check_repeatable(make: Make) -> None:
 def check_resume(make: Make, modes: tuple[str, ...] = MODES) -> None:
     """A policy that is loaded from the checkpoint of any step goes on as the policy that was never stopped."""
     for mode in accepted(make, modes):
-        conditions = Conditions(failure_rate=0.05, mode=mode)
+        conditions = _with_revisits(make, Conditions(failure_rate=0.05, mode=mode))
         for saved in range(1, conditions.steps):
             straight = Run(make, conditions, saved)
             expected = {step.number: step for step in _all(straight)}
@@ -128,7 +131,7 @@ def check_orders(make: Make, modes: tuple[str, ...] = MODES) -> None:
 def check_end_of_data(make: Make) -> None:
     """If a prompt is missing, a step trains on the others; without any prompt it trains or raises CannotFillBatch."""
     conditions = Conditions(rates=(0.5, 0.5))
-    batch = len(next(Run(make, conditions).steps()).batch)
+    batch = len(next(_all(Run(make, conditions))).batch)
     run = Run(make, conditions)
     steps = run.steps()
     with promised(run.policy, SHORT, Exception):
@@ -170,6 +173,24 @@ def _all(run: Run) -> Iterator[Step]:
             yield from run.steps()
     except EveryRolloutFailed:
         return
+
+
+def _with_revisits(make: Make, conditions: Conditions) -> Conditions:
+    """The conditions with so few prompts that a run draws most of them two or three times.
+
+    What a policy remembers of a prompt shows at the prompt's next visit only. Other conditions stay where the policy
+    needs more prompts, as a policy that evicts them does.
+    """
+    run = Run(make, conditions)
+    seen = [run.controller.prompts.seen_total for _ in _all(run)] or [0]
+    for epochs in (3, 2):
+        fewer = replace(conditions, repeated=max(seen[0], seen[-1] // epochs))
+        try:
+            list(Run(make, fewer).steps())
+        except (CannotFillBatch, EveryRolloutFailed):
+            continue
+        return fewer
+    return conditions
 
 
 def _until_used_up(run: Run) -> Iterator[Step]:

@@ -51,6 +51,7 @@ class Conditions:
 
     Attributes:
         prompts: rows of the data.
+        repeated: the epochs have the first ``repeated`` rows alone; None: all rows.
         steps: training steps.
         rates: (lowest, highest) success rate of a prompt.
         failure_rate: probability that a rollout fails.
@@ -60,6 +61,7 @@ class Conditions:
     """
 
     prompts: int = 64
+    repeated: int | None = None
     steps: int = 8
     rates: tuple[float, float] = (0.2, 0.8)
     failure_rate: float = 0.0
@@ -130,8 +132,9 @@ class Run:
         self.policy = make()
         self.policy.start_run(conditions.steps, [f"What is {row.row} + 1?" for row in rows])
         seen = 0 if checkpoint is None else checkpoint.state["prompts"]["seen_total"]  # verl restores its data loader
-        data = itertools.islice(epochs(rows), seen, None)
-        self.controller = _Watched(self.policy, data, len(rows), self.engine)
+        drawn = rows[: conditions.repeated]
+        data = itertools.islice(epochs(drawn), seen, None)
+        self.controller = _Watched(self.policy, data, len(drawn), self.engine)
         self.first = 1
         if checkpoint is not None:
             self.controller.load_state_dict(checkpoint.state)
@@ -163,12 +166,14 @@ class Run:
             yield step
 
     def _check_taken(self, number: int) -> None:
-        if self.policy.take_batch():
+        with promised(self.policy, BETWEEN, NotImplementedError):
+            taken = self.policy.take_batch()
+        if taken:
             raise BrokenPromise(self.policy, BETWEEN, f"after the batch of step {number} it returned another one")
 
     def _check(self, number: int, batch: list[Group]) -> None:
         self._check_taken(number)
-        own = self.policy.metrics()
+        own = self.policy.metrics() or {}  # the controller refuses None
         bad = [name for name, value in own.items() if not (isinstance(value, float) and math.isfinite(value))]
         if bad:
             raise BrokenPromise(self.policy, METRICS, f"in step {number}, {bad[0]} is {own[bad[0]]!r}")
@@ -232,6 +237,8 @@ class _Watched(RolloutController):
 
     def metrics(self) -> dict[str, float]:
         with promised(self.policy, BOOKS, RuntimeError):
+            self.ledger.check(self.live.values())
+        with promised(self.policy, METRICS, RuntimeError):
             return super().metrics()
 
 

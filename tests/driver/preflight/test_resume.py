@@ -56,6 +56,20 @@ def test_a_checkpoint_of_another_recipe_or_of_none_of_ours_is_refused(config, tm
     assert "does not exist, so this is no checkpoint of verl-ext" in refusal(config, run)
 
 
+def test_a_state_that_the_policy_cannot_load_is_refused(config, tmp_path, monkeypatch):
+    folder, run = checkpoint(tmp_path, 3), f"trainer.default_local_dir={tmp_path}"
+    loaded = []
+    monkeypatch.setattr(Uniform, "load_state_dict", lambda self, state: loaded.append((self, state["version"])))
+    policy = validate(changed(config, run))
+    ((fresh, version),) = loaded
+    assert version == 1 and type(fresh) is Uniform and fresh is not policy
+    monkeypatch.setattr(Uniform, "load_state_dict", lambda self, state: state["seen"])
+    why = f"{folder}: the state of Uniform cannot be loaded (KeyError: 'seen'); resume with the code that wrote it, or "
+    assert refusal(config, run) == f"{why}start anew in another trainer.default_local_dir"
+    monkeypatch.setattr(Uniform, "start_run", lambda self, total_steps, texts: None)
+    validate(changed(config, run))
+
+
 def test_a_note_of_the_latest_that_verl_would_trip_over_is_refused(config, tmp_path):
     whole = checkpoint(tmp_path, 3)
     (tmp_path / TRACKER).write_text("")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 
 import pytest
@@ -57,6 +58,46 @@ def test_a_run_with_other_settings_and_the_same_name_is_not_continued(tmp_path):
         assert other.files.name == job.files.name
         with pytest.raises(ValueError, match="mine_0"):
             check([other])
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A recipe file and policy of the user's, whose class gives no settings for n."""
+    monkeypatch.syspath_prepend(tmp_path)
+    base = "from recipe.grpo.policy import Uniform\n\n\nclass Mine(Uniform):\n"
+    (tmp_path / "mine_of_a_user.py").write_text(f"{base}    settings_for = classmethod(lambda cls, *_: None)\n")
+    (tmp_path / "mine.yaml").write_text(
+        "rollout_policy:\n  _target_: mine_of_a_user.Mine\n  n: 4\n  train_batch_size: ${data.train_batch_size}\n"
+    )
+    yield tmp_path
+    sys.modules.pop("mine_of_a_user", None)
+
+
+def test_a_run_of_edited_code_is_not_read_as_one_of_the_new_code(own):
+    (job,) = jobs(own / "out", [str(own / "mine.yaml")], rollouts=64)
+    run_all([job], 1, lambda *_: None)
+    check(jobs(own / "out", [str(own / "mine.yaml")], rollouts=64))
+    file = own / "mine_of_a_user.py"
+    file.write_text(file.read_text() + "\n# edited\n")
+    with pytest.raises(
+        ValueError, match=r"mine_0\.json is of a run with another code; choose another --out or remove it"
+    ):
+        check(jobs(own / "out", [str(own / "mine.yaml")], rollouts=64))
+    result = json.loads(job.files.result.read_text())
+    del result["settings"]["code"]  # as a run of an earlier version
+    job.files.result.write_text(json.dumps(result))
+    check(jobs(own / "out", [str(own / "mine.yaml")], rollouts=64))
+
+
+def test_n_is_refused_where_nothing_would_read_it(own):
+    text, file = str(own / "mine.yaml"), own / "mine.yaml"
+    with pytest.raises(ValueError) as error:
+        jobs(own, [text], ns=[8])
+    why = "Mine.settings_for returns None, and its rollout_policy does not refer to actor_rollout_ref.rollout.n."
+    assert str(error.value) == f"method={text!r} cannot be run with --n: {why}"
+    file.write_text(file.read_text().replace("n: 4", "n: ${actor_rollout_ref.rollout.n}"))
+    (job,) = jobs(own, [text], ns=[8])
+    assert job.method.policy(0).n == 8
 
 
 def test_processes_give_the_same_runs(tmp_path):

@@ -16,7 +16,7 @@ from verl_ext.controller import check_written_by
 from verl_ext.driver.checkpoint import WEIGHTS, BadCheckpoint, folder_to_resume, load_state, storage_units
 from verl_ext.driver.preflight.faults import Faults
 from verl_ext.driver.preflight.files import first_line
-from verl_ext.policy import BASELINE, PROMPT_WEIGHT, RolloutPolicy
+from verl_ext.policy import RolloutPolicy, check_attributes
 from verl_ext.resolvers import REFERENCE, refusals, unknown_parameters
 
 SECTION, TARGET = "rollout_policy", "rollout_policy._target_"
@@ -51,8 +51,7 @@ def make_policy(faults: Faults, policy: type[RolloutPolicy]) -> RolloutPolicy | 
     try:
         with refusals(parameters):
             made = hydra.utils.instantiate(section)
-            PROMPT_WEIGHT.check("prompt_weight", made.prompt_weight)
-            BASELINE.check("baseline", made.baseline)
+            check_attributes(made)
             _check_batch_size(faults, made)
             _check_rollouts(faults, made)
             made.check_trainer_mode(faults["trainer.v1.trainer_mode"])
@@ -79,7 +78,9 @@ def check_checkpoint(faults: Faults, policy: type[RolloutPolicy]) -> None:
         else:
             folder = folder_to_resume(faults["trainer.default_local_dir"])
         if folder is not None and not faults["trainer.val_only"]:
-            check_written_by(load_state(folder), policy.__name__)
+            state = load_state(folder)
+            check_written_by(state, policy.__name__)
+            _check_state(faults, policy, folder, state)
     except (BadCheckpoint, ValueError) as error:
         faults.add(str(error))
         return
@@ -96,6 +97,23 @@ def check_checkpoint(faults: Faults, policy: type[RolloutPolicy]) -> None:
     units = None if folder is None or faults["trainer.val_only"] else storage_units(folder)
     valid = f"{folder} was saved with {units}, and TransferQueue restores only into as many, use {units}"
     faults.refuse_if(units not in (None, faults[key]), key, valid)
+
+
+def _check_state(faults: Faults, policy: type[RolloutPolicy], folder: Path, state: dict) -> None:
+    """A fresh policy must load the policy's state. The one that the run gets stays as it was made.
+
+    A policy with its own ``start_run`` may need the prompts' texts before it loads a state, so it is not tried.
+    """
+    if faults.sentences or policy.start_run is not RolloutPolicy.start_run:
+        return
+    fresh = hydra.utils.instantiate(dict(faults.values[SECTION]))
+    try:
+        fresh.load_state_dict(state["policy"]["state"])
+    except Exception as error:  # an edited policy can fail in any way
+        faults.add(
+            f"{folder}: the state of {policy.__name__} cannot be loaded ({type(error).__name__}: {error}); "
+            "resume with the code that wrote it, or start anew in another trainer.default_local_dir"
+        )
 
 
 def _check_baseline(faults: Faults, policy: RolloutPolicy) -> None:

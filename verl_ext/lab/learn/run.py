@@ -247,6 +247,7 @@ class Files:
 
     def _compare(self, settings: Mapping[str, Any], file: Path) -> None:
         mine = json.loads(json.dumps(dict(self.settings)))
+        settings = {"code": mine.get("code"), **settings}  # runs of earlier versions do not have it
         differ = sorted(key for key in {*mine, *settings} if mine.get(key) != settings.get(key))
         if differ:
             raise ValueError(f"{file} is of a run with another {', '.join(differ)}; choose another --out or remove it.")

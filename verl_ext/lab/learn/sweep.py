@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import logging
 import multiprocessing
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from hashlib import sha256
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,7 +23,7 @@ from verl_ext.lab.learn.run import Files, LearningRun, Length, check_prompts, le
 from verl_ext.lab.learn.update import KEYS, Training
 from verl_ext.lab.learn.worlds import World
 from verl_ext.lab.method import Method
-from verl_ext.resolvers import register_resolvers
+from verl_ext.resolvers import REFERENCE, register_resolvers
 
 LR = "actor_rollout_ref.actor.optim.lr"
 N = "actor_rollout_ref.rollout.n"
@@ -46,11 +48,21 @@ class Job:
     seed: int
     out: Path
 
-    @property
+    @cached_property
     def files(self) -> Files:
-        """The run's files, with the settings that tell it from another run of the same name."""
+        """The run's files, with the settings that tell it from another run of the same name.
+
+        ``code`` is a hash of the file that holds the policy's class; files that it imports do not count.
+        """
         config = OmegaConf.to_container(self.method.config, resolve=False)
-        settings = {"method": config, "world": repr(self.source), "length": repr(self.length), "seed": self.seed}
+        code = sha256(Path(inspect.getfile(self.method.policy_class)).read_bytes()).hexdigest()
+        settings = {
+            "method": config,
+            "world": repr(self.source),
+            "length": repr(self.length),
+            "seed": self.seed,
+            "code": code,
+        }
         return Files(self.out, f"{self.method.name}_{self.seed}", settings)
 
     def prepare(self) -> LearningRun:
@@ -75,7 +87,7 @@ def variants(text: str, lrs: Sequence[float], ns: Sequence[int], batch_sizes: Se
             method = _with(method, text, {LR: lr})
             parts += [f"lr={lr:g}"] * (len(lrs) > 1)
         if n is not None:
-            method = _with(method, text, _for_n(method, n))
+            method = _with(method, text, _for_n(method, text, n))
             parts += [f"n={n}"] * (len(ns) > 1)
         if method.train_batch_size != size:
             raise ValueError(f"method={text!r} sets data.train_batch_size, and --batch-size too; leave one out.")
@@ -86,10 +98,14 @@ def variants(text: str, lrs: Sequence[float], ns: Sequence[int], batch_sizes: Se
     return found
 
 
-def _for_n(method: Method, n: int) -> dict[str, Any]:
+def _for_n(method: Method, text: str, n: int) -> dict[str, Any]:
     """Keys with which the method has ``n`` rollouts per trained prompt on average."""
-    settings = method.policy_class.settings_for(method.train_batch_size, n, 0) or {}
-    return {N: n} | {f"rollout_policy.{key}": value for key, value in settings.items() if key != "seed"}
+    settings = method.policy_class.settings_for(method.train_batch_size, n, 0)
+    if settings is None and N not in REFERENCE.findall(OmegaConf.to_yaml(method.config.rollout_policy)):
+        name = f"{method.policy_class.__name__}.settings_for"
+        valid = f"{name} returns None, and its rollout_policy does not refer to {N}"
+        raise ValueError(f"method={text!r} cannot be run with --n: {valid}.")
+    return {N: n} | {f"rollout_policy.{key}": value for key, value in (settings or {}).items() if key != "seed"}
 
 
 def _with(method: Method, text: str, settings: dict[str, Any]) -> Method:
