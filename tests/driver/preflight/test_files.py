@@ -7,6 +7,7 @@ import os
 import resource
 import shutil
 import signal
+import subprocess
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from support.configs import changed, compose, good_overrides
 
 from verl_ext.driver.preflight.files import obstacle_to_listing, obstacle_to_reading
@@ -22,6 +24,7 @@ from verl_ext.files import obstacle_to_writing
 
 MODEL, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 FEATURES, STATE = "rollout_policy.estimator_options.features", "rollout_policy.estimator_options.state"
+TEMPLATE, MESSAGES = f"{MODEL}.custom_chat_template", "'{% for m in messages %}{{ m.role + m.content }}{% endfor %}'"
 NOBODY = 65534
 
 
@@ -300,7 +303,42 @@ def test_a_bad_row_anywhere_is_refused(bad, key, config, tmp_path):
 def test_a_chat_template_of_the_user_may_have_any_role(config, tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text("\n".join([*LINES, row(prompt=[{"role": "usr", "content": "x"}])]))
-    validate(changed(config, f"data.train_files={file}", f"{MODEL}.custom_chat_template=mine"))
+    validate(changed(config, f"data.train_files={file}", f"{TEMPLATE}={MESSAGES}"))
+
+
+@pytest.mark.parametrize(
+    ("template", "shown", "valid"),
+    [
+        ("mine.jinja", "mine.jinja", f"it is the template's text, not a file: use \"{TEMPLATE}='$(sed "),
+        ("{% break %}", "{% break %}", "transformers cannot compile it ('break' outside loop"),
+        (
+            "{{ 1 }}\n{% fro a in b %}",
+            "{{ 1 }} {% fro a in b %}",
+            "transformers cannot compile it (Encountered unknown",
+        ),
+        ("{{ messages | nosuch }}", "{{ messages | nosuch }}", "transformers cannot compile it (No filter named"),
+        (
+            "{% for m in messages %}{% generation %}{% endgeneration %}{% break %}{% endfor %}",
+            None,
+            None,
+        ),  # transformers' own tags
+    ],
+)
+def test_a_chat_template_is_text_that_transformers_compiles(template, shown, valid, config):
+    override = f"{TEMPLATE}={json.dumps(template)}"
+    if valid is None:
+        validate(changed(config, override))
+    else:
+        (sentence,) = sentences(config, override)
+        assert sentence.startswith(f"{TEMPLATE}={shown} is not valid: {valid}")
+
+
+def test_the_command_for_a_template_in_a_file_gives_hydra_its_text(config, tmp_path):
+    (sentence,) = sentences(config, f"{TEMPLATE}=mine.jinja")
+    (tmp_path / "mine.jinja").write_text(text := """{{ '<|' + messages[0]['role'] + "|>\\n" }} $5 `x`""")
+    word = sentence.partition("use ")[2].replace("FILE", "mine.jinja")
+    override = subprocess.run(["bash", "-c", f"printf %s {word}"], cwd=tmp_path, capture_output=True, text=True).stdout
+    assert OverridesParser.create().parse_override(override).value() == text
 
 
 def test_json_is_read_as_lines_or_as_one_array(config, tmp_path):
@@ -312,6 +350,9 @@ def test_json_is_read_as_lines_or_as_one_array(config, tmp_path):
         file.write_text(content)
         (sentence,) = sentences(config, f"data.train_files={file}")
         assert sentence.startswith(f"data.train_files={file} is not valid: it ")
+    file.write_text(f"[{LINES[0]}, 2]")
+    (sentence,) = sentences(config, f"data.train_files={file}")
+    assert sentence.endswith("it is no JSON file (an entry is no object)")
     file.write_text(f"[{LINES[0]}]")
     (sentence,) = sentences(config, f"data.train_files={file}")
     assert "it holds 1 prompts, a training step needs" in sentence
