@@ -7,6 +7,7 @@ from datetime import datetime
 
 import datasets
 import pyarrow as pa
+import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
 from support.configs import changed, compose, good_overrides
@@ -121,6 +122,34 @@ def test_several_files_are_one_data_set(config, tmp_path):
     validate(changed(config, f"data.train_files=[{tmp_path}/math.parquet, {tmp_path}/aime24.parquet]"))
     with pytest.raises(BadConfig, match="holds 5 prompts"):
         validate(changed(config, f"data.train_files=[{tmp_path}/math.parquet]"))
+
+
+@pytest.mark.parametrize("key", ["data.train_files", "data.val_files"])
+@pytest.mark.parametrize(
+    ("second", "types"),
+    [
+        ({"ground_truth": 2}, "struct<ground_truth: int64> in {b}"),
+        ({"ground_truth": ["2"]}, "struct<ground_truth: list<element: string>> in {b}"),
+        ({"ground_truth": None}, None),
+        ({"ground_truth": "2", "style": "rule"}, None),
+    ],
+)
+def test_a_column_has_one_type_in_all_files(key, second, types, config, tmp_path):
+    """As in verl, which joins the files by ``datasets``."""
+    a, b = f"{tmp_path}/a.parquet", f"{tmp_path}/b.parquet"
+    pq.write_table(pa.table(rows(reward_model=[{"ground_truth": "2"}] * 40)), a)
+    pq.write_table(pa.table(rows(reward_model=[second] * 40, note=[1] * 40)), b)
+    loaded = [datasets.load_dataset("parquet", data_files=file, cache_dir=tmp_path)["train"] for file in (a, b)]
+    if types is None:
+        assert len(datasets.concatenate_datasets(loaded)) == 80
+        assert data._not_aligned([pyarrow.dataset.dataset(file) for file in (a, b)], [a, b]) is None
+        return
+    with pytest.raises(ValueError, match="can't be aligned"):
+        datasets.concatenate_datasets(loaded)
+    with pytest.raises(BadConfig) as refusal:
+        validate(changed(config, f"{key}=[{a}, {b}]"))
+    types = f"struct<ground_truth: string> in {a} and {types.format(b=b)}"
+    assert str(refusal.value) == f"{key}=['{a}', '{b}'] is not valid: reward_model is {types}, use one type"
 
 
 def test_a_pattern_stands_for_its_files_as_in_verl(config, tmp_path):
