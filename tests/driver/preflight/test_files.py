@@ -110,6 +110,34 @@ def test_a_path_that_verl_cannot_use_is_refused(value, valid, config, folder):
     assert sentences(config, path) == (f"{path} is not valid: {valid}",)
 
 
+@pytest.mark.parametrize(
+    ("section", "override", "positions"),
+    [
+        ('"max_position_embeddings": 2000', "{}", 2000),
+        ('"max_position_embeddings": 2000', "{max_position_embeddings: 2100}", 2100),
+        ('"max_position_embeddings": 2000', "{model_config: {max_position_embeddings: 2100}}", 2100),
+        ('"max_position_embeddings": 4000', "{max_position_embeddings: 2100}", 2100),
+    ],
+)
+def test_the_context_has_no_more_tokens_than_the_model_has_positions(section, override, positions, config, tmp_path):
+    path = model(tmp_path / "model", config=f'{{"model_type": "qwen2", {section}}}')
+    keys = (f"{MODEL}.path={path}", f"{MODEL}.override_config={override}")
+    length = f"{ROLLOUT}.max_model_len="
+    validate(changed(config, *keys, f"{length}{positions}"))
+    (sentence,) = sentences(config, *keys, f"{length}{positions + 1}")
+    start = f"{length}{positions + 1} is not valid: the model has {positions} positions: use at most that, or "
+    assert sentence.startswith(start)
+    validate(changed(config, f"{MODEL}.path=org/elsewhere", f"{length}{positions + 1}"))
+
+
+def test_the_context_can_hold_the_longest_response(config):
+    response, length = "data.max_response_length=3000", f"{ROLLOUT}.max_model_len="
+    budget = [f"actor_rollout_ref.{key}_max_token_len_per_gpu=8000" for key in ("actor.ppo", "rollout.log_prob")]
+    validate(changed(config, response, *budget, f"{length}3000"))
+    sentence = f"{length}2999 is not valid: no response could have {response} tokens, use more than that"
+    assert sentences(config, response, *budget, f"{length}2999") == (sentence,)
+
+
 def test_a_models_name_on_the_hub_is_left_to_verl(config):
     validate(changed(config, f"{MODEL}.path=Qwen/Qwen3-4B-Base"))
 

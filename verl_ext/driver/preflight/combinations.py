@@ -136,10 +136,33 @@ def check_reward_model(faults: Faults) -> None:
 
 
 def check_room(faults: Faults) -> None:
-    """The context has room for a response."""
-    key, prompt = f"{ROLLOUT}.max_model_len", faults["data.max_prompt_length"]
+    """The context has room for a response, and the model has a position for each token of the context."""
+    key, prompt, response = f"{ROLLOUT}.max_model_len", faults["data.max_prompt_length"], "data.max_response_length"
+    if not faults[key]:
+        return
     valid = f"it must be more than data.max_prompt_length={prompt}, or there is no room for a response"
-    faults.refuse_if(bool(faults[key]) and faults[key] <= prompt, key, valid)
+    faults.refuse_if(faults[key] <= prompt, key, valid)
+    valid = f"no response could have {response}={faults[response]} tokens, use more than that"
+    faults.refuse_if(faults[key] < faults[response], key, valid)
+    positions, override = _positions(faults), f"{MODEL}.override_config.max_position_embeddings"
+    valid = f"the model has {positions} positions: use at most that, or raise {override} and the engine's setting"
+    faults.refuse_if(positions is not None and faults[key] > positions, key, valid)
+
+
+def _positions(faults: Faults) -> int | None:
+    """The model's positions as verl's engines count them; None if its configuration cannot be read on this machine."""
+    from transformers import AutoConfig
+    from verl.utils.model import update_model_config
+    from verl.workers.rollout.utils import get_max_position_embeddings
+
+    path, overrides = faults[f"{MODEL}.hf_config_path"] or faults[f"{MODEL}.path"], faults[f"{MODEL}.override_config"]
+    code = bool(faults[f"{MODEL}.trust_remote_code"])
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=code, local_files_only=True)
+        update_model_config(config, overrides.get("model_config", overrides))
+        return get_max_position_embeddings(config)
+    except Exception:  # noqa: BLE001 - a model's own code can raise anything
+        return None
 
 
 def check_fsdp(faults: Faults) -> None:
