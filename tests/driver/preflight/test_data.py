@@ -69,6 +69,10 @@ BAD = {
         rows(prompt=[[{"role": "user"}]] * 40),
         "row 0 has prompt=[{'role': 'user'}], and it must be a list of messages, each with role and content",
     ),
+    "prompts of white space": (
+        rows(prompt=[[{"role": "user", "content": " "}]] * 40),
+        "row 0 has prompt=[{'role': 'user', 'content': ' '}], and it must not be an empty prompt",
+    ),
     "answers that are texts": (
         rows(reward_model=["2"] * 40),
         "row 0 has reward_model='2', and it must hold ground_truth",
@@ -114,6 +118,22 @@ def test_rows_for_a_reward_model_need_no_ground_truth(judged, config, tmp_path):
     (tmp_path / "reward.py").write_text("def compute_score(**row):\n    return 1.0\n")
     with pytest.raises(BadConfig, match=r"row 0 has (reward_model|ground_truth)=.*, and it must "):
         validate(changed(judges, f"reward.custom_reward_function.path={tmp_path}/reward.py"))
+
+
+@pytest.mark.parametrize("reward", ["math_reward", "think_answer_reward"])
+@pytest.mark.parametrize("key", ["data.train_files", "data.val_files"])
+def test_our_rewards_for_mathematics_need_a_text_or_a_number(reward, key, config, tmp_path):
+    override = f"reward.custom_reward_function.path=pkg://verl_ext.data.{reward}"
+    for file, truth in (("numbers", 2), ("lists", ["1", "2"])):
+        pq.write_table(pa.table(rows(reward_model=[{"ground_truth": truth}] * 40)), tmp_path / f"{file}.parquet")
+    validate(changed(config, f"{key}={tmp_path}/numbers.parquet", override))
+    with pytest.raises(BadConfig) as refusal:
+        validate(changed(config, f"{key}={tmp_path}/lists.parquet", override))
+    needs = f"row 0 has ground_truth=['1', '2'], and pkg://verl_ext.data.{reward} needs a text or a number"
+    assert str(refusal.value) == f"{key}={tmp_path}/lists.parquet is not valid: {needs}"
+    (tmp_path / "own.py").write_text("def compute_score(data_source, solution_str, ground_truth, extra_info): ...\n")
+    own = f"reward.custom_reward_function.path={tmp_path}/own.py"
+    validate(changed(config, f"{key}={tmp_path}/lists.parquet", own))
 
 
 def test_several_files_are_one_data_set(config, tmp_path):
