@@ -9,13 +9,15 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from safetensors.numpy import save_file
 from support.configs import changed, compose, good_overrides
 
 from verl_ext.driver.preflight.files import obstacle_to_listing, obstacle_to_reading
@@ -128,6 +130,33 @@ def test_the_context_has_no_more_tokens_than_the_model_has_positions(section, ov
     start = f"{length}{positions + 1} is not valid: the model has {positions} positions: use at most that, or "
     assert sentence.startswith(start)
     validate(changed(config, f"{MODEL}.path=org/elsewhere", f"{length}{positions + 1}"))
+
+
+@pytest.mark.parametrize(
+    ("targets", "refused"),
+    [
+        ("[q_proj]", False),
+        ("[self_attn.q_proj, nosuch]", False),
+        ("[lm_head]", False),
+        ("all-linear", False),
+        ("'.*nosuch'", False),
+        ("[nosuch]", True),
+        ("[proj]", True),
+    ],
+)
+def test_an_adapter_has_a_target_in_the_model(targets, refused, config, tmp_path):
+    path, names = model(tmp_path / "model"), ("model.layers.0.self_attn.q_proj.weight", "model.norm.weight")
+    keys = (f"{MODEL}.path={path}", f"{MODEL}.lora_rank=8", f"{MODEL}.target_modules={targets}")
+    validate(changed(config, *keys))  # the file of weights cannot be read
+    save_file({name: np.zeros((2, 2)) for name in names}, path / "model.safetensors")
+    with pytest.raises(BadConfig) if refused else nullcontext() as refusal:
+        validate(changed(config, *keys))
+    if refused:
+        value = f"{MODEL}.target_modules={yaml.safe_load(targets)}"
+        assert str(refusal.value) == f"{value} is not valid: the model has none of them; it has norm, q_proj"
+    without = (f"{MODEL}.path={path}", f"{MODEL}.target_modules={targets}")
+    validate(changed(config, *without))
+    validate(changed(config, *keys, f"{MODEL}.target_parameters=[mlp.experts.down_proj]"))
 
 
 def test_the_context_can_hold_the_longest_response(config):

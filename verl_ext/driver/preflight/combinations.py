@@ -6,6 +6,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from omegaconf import OmegaConf
 
@@ -205,6 +206,27 @@ def check_rank(faults: Faults) -> None:
         faults.refuse_if((faults[key] or 0) > LARGEST_RANK, key, valid)
 
 
+def check_targets(faults: Faults) -> None:
+    """The model has one of an adapter's target modules, or peft would fail. peft reads a text as an expression."""
+    from safetensors import SafetensorError, safe_open
+
+    key, modules = f"{MODEL}.target_modules", set()
+    others = faults[f"{MODEL}.lora_adapter_path"] or faults[f"{MODEL}.target_parameters"]
+    if not faults[f"{MODEL}.lora_rank"] or others or not isinstance(faults[key], list):
+        return
+    try:
+        for file in Path(faults[f"{MODEL}.path"]).glob("*.safetensors"):
+            with safe_open(file, "np") as weights:
+                modules.update(f".{name.rpartition('.')[0]}" for name in weights.keys())
+    except (OSError, SafetensorError):  # the file's names cannot be read
+        return
+    targets = tuple(f".{target}" for target in faults[key])
+    found = ", ".join(sorted({module.rpartition(".")[2] for module in modules}))
+    with_head = (*modules, ".lm_head")  # which may have the weights of the embedding
+    missing = bool(modules) and not any(module.endswith(targets) for module in with_head)
+    faults.refuse_if(missing, key, f"the model has none of them; it has {found}")
+
+
 def check_micro_batch(faults: Faults) -> None:
     """A response of full length must fit into a device's token limits, for training and for log-probabilities."""
     longest = faults["data.max_prompt_length"] + faults["data.max_response_length"]
@@ -357,6 +379,7 @@ COMBINATIONS = (
     check_room,
     check_fsdp,
     check_rank,
+    check_targets,
     check_micro_batch,
     check_profile,
     check_validation_only,
