@@ -162,9 +162,16 @@ def test_rows_that_cannot_be_used_are_refused_or_left_out_and_counted(tmp_path):
         "of sums.jsonl); 1 x no question (first in row 6 of sums.jsonl); 1 x repeated question, with another answer "
         "(first in row 7 of sums.jsonl); correct them, or write the others with --leave-out."
     ) in flat(result)
-    assert run(path, *GSM8K, "--out", tmp_path / "out", "--leave-out").exit_code == 0
+    result = run(path, *GSM8K, "--out", tmp_path / "out", "--leave-out")
+    assert result.exit_code == 0 and result.output.count("1 x no answer") == 1
     assert {split: len(part) for split, part in written(tmp_path / "out").items()} == {"train": 2, "validation": 1}
-    assert sum(json.loads((tmp_path / "out" / "train.json").read_text())["left_out"].values()) == 4
+    accounts = {
+        split: json.loads((tmp_path / "out" / f"{split}.json").read_text()) for split in ("train", "validation")
+    }
+    left_out = {split: sum(account["left_out"].values()) for split, account in accounts.items()}
+    assert left_out == {"train": 4, "validation": 0}
+    read = accounts["train"]["read"][0]["rows_read"]
+    assert read == 7 == sum(account["rows"] for account in accounts.values()) + sum(left_out.values())
 
 
 @pytest.mark.parametrize(

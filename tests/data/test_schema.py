@@ -51,6 +51,16 @@ def test_math_verify_must_read_the_answers_that_it_judges(ability, found):
     assert faults([row])["a ground truth that math-verify cannot read"] == found
 
 
+@pytest.mark.parametrize("truth", [["1", "2"], {"answer": "1"}, b"1"])
+def test_math_verify_judges_by_a_text_or_a_number(truth):
+    row = make_row("sums", "1+1=", "2", ability="math")
+    number_rows([row], "train")
+    assert not faults([row | {"reward_model": {"ground_truth": 2.0}}])
+    row["reward_model"]["ground_truth"] = truth
+    assert list(faults([row])) == ["ground_truth: use a text or a number"]
+    assert "ground_truth: use a text or a number" not in faults([row | {"ability": "code"}])
+
+
 def test_a_row_with_tools_is_for_the_tool_agent():
     (row,) = rows("1+1=", tools={"sql": {"script": "SELECT 2"}})
     assert row["agent_name"] == "tool_agent" and row["extra_info"]["need_tools_kwargs"] is True

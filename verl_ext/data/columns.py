@@ -23,7 +23,7 @@ from verl_ext.data import sources
 from verl_ext.data.catalog import PROMPTS, DataSet, Question, Row, text
 from verl_ext.data.levels import Seed
 from verl_ext.data.prepare import unusable
-from verl_ext.data.schema import number_rows, write_rows
+from verl_ext.data.schema import is_text_or_number, number_rows, write_rows
 from verl_ext.errors import option_errors
 from verl_ext.files import check_folder
 
@@ -76,7 +76,7 @@ def plain_text(row: Row, column: str) -> str:
     Raises:
         ValueError: the column holds something else.
     """
-    if isinstance(row[column], list | tuple | Mapping | bytes):
+    if not is_text_or_number(row[column]):
         raise ValueError(f"column {column!r} holds a {type(row[column]).__name__}; name a column of texts or numbers.")
     return text(row[column])
 
@@ -153,7 +153,8 @@ def hold_out(split: Split, count: int | None, seed: int) -> dict[str, Split]:
         raise ValueError(f"{named}{usable}, and at least one must be trained on; add rows, or {remedy}.")
     chosen = set(Random(seed).sample(range(len(rows)), held_out))
     divided = {"train": replace(split, rows=[row for place, row in enumerate(rows) if place not in chosen])}
-    return divided | ({"validation": replace(split, rows=[rows[place] for place in sorted(chosen)])} if chosen else {})
+    held = replace(split, rows=[rows[place] for place in sorted(chosen)], left_out=Counter())  # train counts them
+    return divided | ({"validation": held} if chosen else {})
 
 
 def main(

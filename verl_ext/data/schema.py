@@ -70,6 +70,11 @@ def is_readable(answer: str) -> bool:
     return bool(answer.strip()) and bool(parse(f"\\boxed{{{answer}}}"))
 
 
+def is_text_or_number(value: object) -> bool:
+    """Whether math-verify can judge by the text of a value. No response equals the text of a list, mapping or bytes."""
+    return not isinstance(value, list | tuple | Mapping | bytes)
+
+
 def faults(rows: Iterable[Mapping[str, Any]]) -> Counter[str]:
     """Faults of rows for training, and the number of rows with each; empty for good rows.
 
@@ -158,6 +163,8 @@ def prompt_faults(
         yield "data_source", row["data_source"], "it must be the name of a data set"
     if not (isinstance(messages, list) and messages and all(_is_message(message) for message in messages)):
         yield prompt_key, messages, "it must be a list of messages, each with role and content"
+    elif not any(str(message["content"]).strip() for message in messages):
+        yield prompt_key, messages, "it must not be an empty prompt"
     elif not any_role and (strange := [message["role"] for message in messages if message["role"] not in ROLES]):
         yield "role", strange[0], f"without {TEMPLATE} it must be one of {', '.join(ROLES)}"
     if not isinstance(judged, Mapping) or (needs_truth and "ground_truth" not in judged):
@@ -177,12 +184,12 @@ def _row_faults(row: Mapping[str, Any]) -> Iterator[str]:
         yield "extra_info.index: it must be an integer"
     if found:
         return
-    if not any(str(message["content"]).strip() for message in row["prompt"]):
-        yield "an empty prompt"
     if row.get("ability") not in JUDGED_BY_MATH_VERIFY:
         return
-    answer = str(row["reward_model"]["ground_truth"])
-    if not answer.strip():
+    truth = row["reward_model"]["ground_truth"]
+    if not is_text_or_number(truth):
+        yield "ground_truth: use a text or a number"
+    elif not str(truth).strip():
         yield "ground_truth: it must be a value"
-    elif not is_readable(answer):
+    elif not is_readable(str(truth)):
         yield "a ground truth that math-verify cannot read"

@@ -7,6 +7,7 @@ from datetime import datetime
 
 import datasets
 import pyarrow as pa
+import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
 from support.configs import changed, compose, good_overrides
@@ -68,6 +69,10 @@ BAD = {
         rows(prompt=[[{"role": "user"}]] * 40),
         "row 0 has prompt=[{'role': 'user'}], and it must be a list of messages, each with role and content",
     ),
+    "prompts of white space": (
+        rows(prompt=[[{"role": "user", "content": " "}]] * 40),
+        "row 0 has prompt=[{'role': 'user', 'content': ' '}], and it must not be an empty prompt",
+    ),
     "answers that are texts": (
         rows(reward_model=["2"] * 40),
         "row 0 has reward_model='2', and it must hold ground_truth",
@@ -115,12 +120,56 @@ def test_rows_for_a_reward_model_need_no_ground_truth(judged, config, tmp_path):
         validate(changed(judges, f"reward.custom_reward_function.path={tmp_path}/reward.py"))
 
 
+@pytest.mark.parametrize("reward", ["math_reward", "think_answer_reward"])
+@pytest.mark.parametrize("key", ["data.train_files", "data.val_files"])
+def test_our_rewards_for_mathematics_need_a_text_or_a_number(reward, key, config, tmp_path):
+    override = f"reward.custom_reward_function.path=pkg://verl_ext.data.{reward}"
+    for file, truth in (("numbers", 2), ("lists", ["1", "2"])):
+        pq.write_table(pa.table(rows(reward_model=[{"ground_truth": truth}] * 40)), tmp_path / f"{file}.parquet")
+    validate(changed(config, f"{key}={tmp_path}/numbers.parquet", override))
+    with pytest.raises(BadConfig) as refusal:
+        validate(changed(config, f"{key}={tmp_path}/lists.parquet", override))
+    needs = f"row 0 has ground_truth=['1', '2'], and pkg://verl_ext.data.{reward} needs a text or a number"
+    assert str(refusal.value) == f"{key}={tmp_path}/lists.parquet is not valid: {needs}"
+    (tmp_path / "own.py").write_text("def compute_score(data_source, solution_str, ground_truth, extra_info): ...\n")
+    own = f"reward.custom_reward_function.path={tmp_path}/own.py"
+    validate(changed(config, f"{key}={tmp_path}/lists.parquet", own))
+
+
 def test_several_files_are_one_data_set(config, tmp_path):
     for name, count in (("math", 5), ("aime24", 3)):
         pq.write_table(pa.table(rows(count, data_source=[name] * count)), tmp_path / f"{name}.parquet")
     validate(changed(config, f"data.train_files=[{tmp_path}/math.parquet, {tmp_path}/aime24.parquet]"))
     with pytest.raises(BadConfig, match="holds 5 prompts"):
         validate(changed(config, f"data.train_files=[{tmp_path}/math.parquet]"))
+
+
+@pytest.mark.parametrize("key", ["data.train_files", "data.val_files"])
+@pytest.mark.parametrize(
+    ("second", "types"),
+    [
+        ({"ground_truth": 2}, "struct<ground_truth: int64> in {b}"),
+        ({"ground_truth": ["2"]}, "struct<ground_truth: list<element: string>> in {b}"),
+        ({"ground_truth": None}, None),
+        ({"ground_truth": "2", "style": "rule"}, None),
+    ],
+)
+def test_a_column_has_one_type_in_all_files(key, second, types, config, tmp_path):
+    """As in verl, which joins the files by ``datasets``."""
+    a, b = f"{tmp_path}/a.parquet", f"{tmp_path}/b.parquet"
+    pq.write_table(pa.table(rows(reward_model=[{"ground_truth": "2"}] * 40)), a)
+    pq.write_table(pa.table(rows(reward_model=[second] * 40, note=[1] * 40)), b)
+    loaded = [datasets.load_dataset("parquet", data_files=file, cache_dir=tmp_path)["train"] for file in (a, b)]
+    if types is None:
+        assert len(datasets.concatenate_datasets(loaded)) == 80
+        assert data._not_aligned([pyarrow.dataset.dataset(file) for file in (a, b)], [a, b]) is None
+        return
+    with pytest.raises(ValueError, match="can't be aligned"):
+        datasets.concatenate_datasets(loaded)
+    with pytest.raises(BadConfig) as refusal:
+        validate(changed(config, f"{key}=[{a}, {b}]"))
+    types = f"struct<ground_truth: string> in {a} and {types.format(b=b)}"
+    assert str(refusal.value) == f"{key}=['{a}', '{b}'] is not valid: reward_model is {types}, use one type"
 
 
 def test_a_pattern_stands_for_its_files_as_in_verl(config, tmp_path):

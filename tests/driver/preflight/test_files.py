@@ -7,13 +7,17 @@ import os
 import resource
 import shutil
 import signal
+import subprocess
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from safetensors.numpy import save_file
 from support.configs import changed, compose, good_overrides
 
 from verl_ext.driver.preflight.files import obstacle_to_listing, obstacle_to_reading
@@ -22,6 +26,7 @@ from verl_ext.files import obstacle_to_writing
 
 MODEL, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 FEATURES, STATE = "rollout_policy.estimator_options.features", "rollout_policy.estimator_options.state"
+TEMPLATE, MESSAGES = f"{MODEL}.custom_chat_template", "'{% for m in messages %}{{ m.role + m.content }}{% endfor %}'"
 NOBODY = 65534
 
 
@@ -105,6 +110,61 @@ def test_a_config_json_that_transformers_cannot_read_is_refused(content, config,
 def test_a_path_that_verl_cannot_use_is_refused(value, valid, config, folder):
     path = f"{MODEL}.path={value.format(model=folder / 'model')}"
     assert sentences(config, path) == (f"{path} is not valid: {valid}",)
+
+
+@pytest.mark.parametrize(
+    ("section", "override", "positions"),
+    [
+        ('"max_position_embeddings": 2000', "{}", 2000),
+        ('"max_position_embeddings": 2000', "{max_position_embeddings: 2100}", 2100),
+        ('"max_position_embeddings": 2000', "{model_config: {max_position_embeddings: 2100}}", 2100),
+        ('"max_position_embeddings": 4000', "{max_position_embeddings: 2100}", 2100),
+    ],
+)
+def test_the_context_has_no_more_tokens_than_the_model_has_positions(section, override, positions, config, tmp_path):
+    path = model(tmp_path / "model", config=f'{{"model_type": "qwen2", {section}}}')
+    keys = (f"{MODEL}.path={path}", f"{MODEL}.override_config={override}")
+    length = f"{ROLLOUT}.max_model_len="
+    validate(changed(config, *keys, f"{length}{positions}"))
+    (sentence,) = sentences(config, *keys, f"{length}{positions + 1}")
+    start = f"{length}{positions + 1} is not valid: the model has {positions} positions: use at most that, or "
+    assert sentence.startswith(start)
+    validate(changed(config, f"{MODEL}.path=org/elsewhere", f"{length}{positions + 1}"))
+
+
+@pytest.mark.parametrize(
+    ("targets", "refused"),
+    [
+        ("[q_proj]", False),
+        ("[self_attn.q_proj, nosuch]", False),
+        ("[lm_head]", False),
+        ("all-linear", False),
+        ("'.*nosuch'", False),
+        ("[nosuch]", True),
+        ("[proj]", True),
+    ],
+)
+def test_an_adapter_has_a_target_in_the_model(targets, refused, config, tmp_path):
+    path, names = model(tmp_path / "model"), ("model.layers.0.self_attn.q_proj.weight", "model.norm.weight")
+    keys = (f"{MODEL}.path={path}", f"{MODEL}.lora_rank=8", f"{MODEL}.target_modules={targets}")
+    validate(changed(config, *keys))  # the file of weights cannot be read
+    save_file({name: np.zeros((2, 2)) for name in names}, path / "model.safetensors")
+    with pytest.raises(BadConfig) if refused else nullcontext() as refusal:
+        validate(changed(config, *keys))
+    if refused:
+        value = f"{MODEL}.target_modules={yaml.safe_load(targets)}"
+        assert str(refusal.value) == f"{value} is not valid: the model has none of them; it has norm, q_proj"
+    without = (f"{MODEL}.path={path}", f"{MODEL}.target_modules={targets}")
+    validate(changed(config, *without))
+    validate(changed(config, *keys, f"{MODEL}.target_parameters=[mlp.experts.down_proj]"))
+
+
+def test_the_context_can_hold_the_longest_response(config):
+    response, length = "data.max_response_length=3000", f"{ROLLOUT}.max_model_len="
+    budget = [f"actor_rollout_ref.{key}_max_token_len_per_gpu=8000" for key in ("actor.ppo", "rollout.log_prob")]
+    validate(changed(config, response, *budget, f"{length}3000"))
+    sentence = f"{length}2999 is not valid: no response could have {response} tokens, use more than that"
+    assert sentences(config, response, *budget, f"{length}2999") == (sentence,)
 
 
 def test_a_models_name_on_the_hub_is_left_to_verl(config):
@@ -300,7 +360,42 @@ def test_a_bad_row_anywhere_is_refused(bad, key, config, tmp_path):
 def test_a_chat_template_of_the_user_may_have_any_role(config, tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text("\n".join([*LINES, row(prompt=[{"role": "usr", "content": "x"}])]))
-    validate(changed(config, f"data.train_files={file}", f"{MODEL}.custom_chat_template=mine"))
+    validate(changed(config, f"data.train_files={file}", f"{TEMPLATE}={MESSAGES}"))
+
+
+@pytest.mark.parametrize(
+    ("template", "shown", "valid"),
+    [
+        ("mine.jinja", "mine.jinja", f"it is the template's text, not a file: use \"{TEMPLATE}='$(sed "),
+        ("{% break %}", "{% break %}", "transformers cannot compile it ('break' outside loop"),
+        (
+            "{{ 1 }}\n{% fro a in b %}",
+            "{{ 1 }} {% fro a in b %}",
+            "transformers cannot compile it (Encountered unknown",
+        ),
+        ("{{ messages | nosuch }}", "{{ messages | nosuch }}", "transformers cannot compile it (No filter named"),
+        (
+            "{% for m in messages %}{% generation %}{% endgeneration %}{% break %}{% endfor %}",
+            None,
+            None,
+        ),  # transformers' own tags
+    ],
+)
+def test_a_chat_template_is_text_that_transformers_compiles(template, shown, valid, config):
+    override = f"{TEMPLATE}={json.dumps(template)}"
+    if valid is None:
+        validate(changed(config, override))
+    else:
+        (sentence,) = sentences(config, override)
+        assert sentence.startswith(f"{TEMPLATE}={shown} is not valid: {valid}")
+
+
+def test_the_command_for_a_template_in_a_file_gives_hydra_its_text(config, tmp_path):
+    (sentence,) = sentences(config, f"{TEMPLATE}=mine.jinja")
+    (tmp_path / "mine.jinja").write_text(text := """{{ '<|' + messages[0]['role'] + "|>\\n" }} $5 `x`""")
+    word = sentence.partition("use ")[2].replace("FILE", "mine.jinja")
+    override = subprocess.run(["bash", "-c", f"printf %s {word}"], cwd=tmp_path, capture_output=True, text=True).stdout
+    assert OverridesParser.create().parse_override(override).value() == text
 
 
 def test_json_is_read_as_lines_or_as_one_array(config, tmp_path):
@@ -312,6 +407,9 @@ def test_json_is_read_as_lines_or_as_one_array(config, tmp_path):
         file.write_text(content)
         (sentence,) = sentences(config, f"data.train_files={file}")
         assert sentence.startswith(f"data.train_files={file} is not valid: it ")
+    file.write_text(f"[{LINES[0]}, 2]")
+    (sentence,) = sentences(config, f"data.train_files={file}")
+    assert sentence.endswith("it is no JSON file (an entry is no object)")
     file.write_text(f"[{LINES[0]}]")
     (sentence,) = sentences(config, f"data.train_files={file}")
     assert "it holds 1 prompts, a training step needs" in sentence

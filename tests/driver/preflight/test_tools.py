@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,6 +12,7 @@ import yaml
 from support.configs import changed, compose, good_overrides
 from support.containers import Docker
 from support.shells import alive, wait_for
+from verl.tools.tool_registry import initialize_tools_from_config
 
 from verl_ext.data.schema import make_row, number_rows
 from verl_ext.driver.preflight.validate import BadConfig, validate
@@ -37,8 +39,9 @@ def docker(tmp_path, monkeypatch) -> Docker:
 def tools(tmp_path):
     """Writes a file of tools, and returns the override that names the file."""
 
-    def write(*entries: tuple[str, dict]) -> str:
+    def write(*entries: tuple[str, dict], schema: object = None) -> str:
         listed = [{"class_name": name, "config": {"type": "native"} | config} for name, config in entries]
+        listed = [tool | {"tool_schema": schema} for tool in listed] if schema is not None else listed
         (tmp_path / "tools.yaml").write_text(yaml.safe_dump({"tools": listed}))
         return f"{TOOLS}={tmp_path}/tools.yaml"
 
@@ -88,7 +91,63 @@ def test_a_class_that_verl_cannot_use_as_a_tool_is_refused(config, tools):
     assert sentence.startswith("collections.abc.Sized cannot be loaded (")
     (sentence,) = refusals(config, tools(("collections.UserDict", {})))
     assert sentence == "collections.UserDict cannot be loaded (it has no method execute)"
-    validate(changed(config, tools(("verl.tools.base_tool.BaseTool", {}))))
+
+
+@pytest.mark.parametrize(
+    ("schema", "refused"),
+    [
+        ({"type": "function", "function": {"name": "add", "description": "adds"}}, None),
+        (
+            {"type": "function", "function": 3},
+            "tool_schema.function: Input should be a valid dictionary or instance",
+        ),
+        ({"type": "function", "function": {"name": "add"}}, "tool_schema.function.description: Field required)"),
+        ("add", "tool_schema: Input should be a valid dictionary or instance"),
+        (None, "it has no tool_schema, and its class no get_openai_tool_schema of its own)"),
+    ],
+)
+def test_verl_must_be_able_to_read_the_schema_of_a_tool(schema, refused, config, tools):
+    file = tools(("verl.tools.base_tool.BaseTool", {}), schema=schema)
+    if refused is None:
+        assert initialize_tools_from_config(file.partition("=")[2])[0].name == "add"
+        validate(changed(config, file))
+    else:
+        with pytest.raises((ValueError, AttributeError)):
+            initialize_tools_from_config(file.partition("=")[2])
+        (sentence,) = refusals(config, file)
+        assert sentence.startswith(f"verl.tools.base_tool.BaseTool cannot be loaded ({refused}")
+
+
+OWN_SCHEMA = """
+from verl.tools.base_tool import BaseTool
+from verl.tools.schemas import OpenAIFunctionToolSchema
+
+SCHEMA = OpenAIFunctionToolSchema(type="function", function={"name": "add", "description": "adds"})
+
+
+class OfMethod(BaseTool):
+    def get_openai_tool_schema(self):
+        return SCHEMA
+
+
+class OfAttribute(BaseTool):
+    tool_schema = SCHEMA
+
+
+class OfConstructor(BaseTool):
+    def __init__(self, config, tool_schema):
+        super().__init__(config, SCHEMA)
+"""
+
+
+@pytest.mark.parametrize("name", ["OfMethod", "OfAttribute", "OfConstructor"])
+def test_a_tool_may_have_the_schema_of_its_class(name, config, tools, tmp_path, monkeypatch):
+    (tmp_path / "own_schema.py").write_text(OWN_SCHEMA)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_schema", raising=False)
+    file = tools((f"own_schema.{name}", {}))
+    assert initialize_tools_from_config(file.partition("=")[2])[0].name == "add"
+    validate(changed(config, file))
 
 
 def test_every_tool_is_checked(config, tools):

@@ -138,7 +138,28 @@ def _opened(faults: Faults, key: str) -> list[pyarrow.dataset.Dataset] | None:
         return None
     files = [_open(faults, key, path) for path in paths]
     opened = [file for file in files if file is not None]
-    return opened if len(opened) == len(files) else None
+    if len(opened) < len(files):
+        return None
+    if different := _not_aligned(opened, paths):
+        faults.refuse_if(True, key, different)
+        return None
+    return opened
+
+
+def _not_aligned(files: list[pyarrow.dataset.Dataset], paths: list[str]) -> str | None:
+    """The first column whose type differs among the files, as a clause; None if verl can join the files."""
+    import datasets
+
+    schemas = {file.schema: path for path, file in zip(paths, files, strict=True)}
+    for column in dict.fromkeys(name for schema in schemas for name in schema.names):
+        having = {schema: path for schema, path in schemas.items() if column in schema.names}
+        rows = [pyarrow.Table.from_pylist([{}], schema).select([column]) for schema in having]
+        try:
+            datasets.concatenate_datasets([datasets.Dataset(row) for row in rows])  # as verl joins them
+        except (AttributeError, ValueError):  # AttributeError for nulls before named values
+            types = {schema.field(column).type: path for schema, path in having.items()}
+            return f"{column} is {' and '.join(f'{type} in {path}' for type, path in types.items())}, use one type"
+    return None
 
 
 def _open(faults: Faults, key: str, name: str) -> pyarrow.dataset.Dataset | None:
@@ -179,4 +200,7 @@ def _array(name: str) -> pyarrow.dataset.Dataset | None:
         if not file.read(1) == "[":
             return None
         file.seek(0)
-        return pyarrow.dataset.dataset(pyarrow.Table.from_pylist(json.load(file)))
+        rows = json.load(file)
+        if not all(isinstance(row, dict) for row in rows):
+            raise ValueError("an entry is no object")
+        return pyarrow.dataset.dataset(pyarrow.Table.from_pylist(rows))

@@ -16,6 +16,7 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from verl_ext.checks import TEXT
+from verl_ext.data.schema import is_text_or_number
 from verl_ext.driver.preflight.data import column
 from verl_ext.driver.preflight.faults import Faults, RefusedKey
 from verl_ext.driver.preflight.files import first_line
@@ -23,6 +24,7 @@ from verl_ext.driver.preflight.keys import ROLLOUT
 
 REWARD = "reward.custom_reward_function"
 ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")  # of a reward function, by name
+OF_MATH_VERIFY = tuple(f"pkg://verl_ext.data.{name}" for name in ("math_reward", "think_answer_reward"))
 LOOPS, LOOPS_FILE = f"{ROLLOUT}.agent.default_agent_loop", f"{ROLLOUT}.agent.agent_loop_config_path"
 TOOLS_CODE = f"{ROLLOUT}.multi_turn.function_tool_path"
 
@@ -61,6 +63,16 @@ def check_data_sources(faults: Faults) -> None:
         if not _is_judged_by_verl(source):
             valid = f"verl has no reward function for data_source={source!r:.60} (row {number} of {key})"
             faults.refuse_if(True, f"{REWARD}.path", f"{valid}, name a file or pkg://package.module with one")
+            return
+
+
+def check_ground_truths(faults: Faults) -> None:
+    """Our rewards for mathematics get ground truths by which math-verify can judge."""
+    reward = faults[f"{REWARD}.path"]
+    for key, number, judged in column(faults, "reward_model") if reward in OF_MATH_VERIFY else ():
+        if not is_text_or_number(truth := judged["ground_truth"]):
+            valid = f"row {number} has ground_truth={truth!r:.60}, and {reward} needs a text or a number"
+            faults.refuse_if(True, key, valid)
             return
 
 
@@ -146,6 +158,7 @@ def check_tool_functions(faults: Faults) -> None:
 EXTENSIONS = (
     check_reward_function,
     check_data_sources,
+    check_ground_truths,
     check_classes,
     check_modules,
     check_agent_loops,

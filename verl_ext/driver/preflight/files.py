@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 from verl_ext.checks import TEXT
+from verl_ext.data.schema import TEMPLATE
 from verl_ext.driver.preflight.faults import Faults
 from verl_ext.driver.preflight.keys import ACTOR, MODEL, ROLLOUT
 from verl_ext.files import obstacle_to_writing
@@ -14,6 +16,7 @@ from verl_ext.files import obstacle_to_writing
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
 TOKENIZER = ("*token*", "vocab*", "*.model", "*.tiktoken")
 NAME_ON_THE_HUB = "it must be an existing folder, or a model's name on the hub"
+TEXT_OF_FILE = r"""'$(sed "s/'/\\\\'/g" FILE)'"""  # in bash, for hydra, which ends a text at a ' without a backslash
 FOLDERS_TO_WRITE = ("trainer.default_local_dir", "trainer.rollout_data_dir", "trainer.validation_data_dir")
 FILES_TO_READ = (
     f"{ROLLOUT}.multi_turn.tool_config_path",
@@ -50,6 +53,24 @@ def check_model(faults: Faults) -> None:
     if faults[adapter] and (folder := _local_folder(faults, adapter)):
         missing = not os.path.isfile(folder / "adapter_config.json")
         faults.refuse_if(missing, adapter, "it lacks adapter_config.json")
+
+
+def check_chat_template(faults: Faults) -> None:
+    """transformers compiles the user's chat template. The name of a file would be the text of every prompt."""
+    from jinja2 import TemplateError
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    template = faults[TEMPLATE]
+    if template is None:
+        return
+    start = " ".join(str(template).split())[:60]
+    if not re.search("{{|{%", str(template)):
+        faults.refuse(TEMPLATE, start, f'it is the template\'s text, not a file: use "{TEMPLATE}={TEXT_OF_FILE}"')
+        return
+    try:
+        render_jinja_template([], chat_template=template)  # compiles, and renders no conversation
+    except (TemplateError, SyntaxError) as error:  # Python's own for a break outside a loop
+        faults.refuse(TEMPLATE, start, f"transformers cannot compile it ({first_line(error)})")
 
 
 def _check_pretrained(faults: Faults, key: str, *, config: bool, tokenizer: bool, weights: bool) -> None:

@@ -150,6 +150,7 @@ def _made(faults: Faults, number: int, tool: Any) -> Any:
         return None
     with refusing(faults, TOOLS_FILE, _path(faults), f"{name} cannot be loaded{_near(name)}"):
         made = load_class_from_fqn(name)
+        _check_schema(made, tool.get("tool_schema"))
         if name.startswith(OUR_TOOLS):
             with redirect_stdout(StringIO()):  # verl prints the schema of every tool that is made
                 return made(config=dict(config), tool_schema=None)
@@ -158,6 +159,29 @@ def _made(faults: Faults, number: int, tool: Any) -> Any:
             if not callable(getattr(made, "execute", None)):
                 raise TypeError("it has no method execute")
     return None
+
+
+def _check_schema(tool: type, schema: Any) -> None:
+    """verl can read the schema of a tool's entry. Without one, verl's base class takes the schema of the tool's class.
+
+    Raises:
+        ValueError: there is no such schema.
+    """
+    from pydantic import ValidationError
+    from verl.tools.base_tool import BaseTool
+    from verl.tools.schemas import OpenAIFunctionToolSchema
+
+    if schema is None:
+        own = ("__init__", "get_openai_tool_schema")
+        inherited = all(getattr(tool, name, None) is getattr(BaseTool, name) for name in own)
+        if inherited and not hasattr(tool, "tool_schema"):
+            raise ValueError("it has no tool_schema, and its class no get_openai_tool_schema of its own")
+        return
+    try:
+        OpenAIFunctionToolSchema.model_validate(schema)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"{'.'.join(map(str, ('tool_schema', *first['loc'])))}: {first['msg']}") from None
 
 
 def _path(faults: Faults) -> object:

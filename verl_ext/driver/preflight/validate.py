@@ -17,7 +17,7 @@ from verl_ext.driver.preflight.credentials import check_wandb, secrets
 from verl_ext.driver.preflight.data import check_training_data, check_validation_data
 from verl_ext.driver.preflight.extensions import EXTENSIONS
 from verl_ext.driver.preflight.faults import Faults, RefusedKey
-from verl_ext.driver.preflight.files import check_files, check_metrics_file, check_model
+from verl_ext.driver.preflight.files import check_chat_template, check_files, check_metrics_file, check_model
 from verl_ext.driver.preflight.keys import check_keys, check_names, check_switches
 from verl_ext.driver.preflight.policy import check_checkpoint, make_policy, policy_class
 from verl_ext.driver.preflight.tools import check_tool_rows, check_tools, start_sandboxes
@@ -52,6 +52,7 @@ def _check(faults: Faults) -> RolloutPolicy | None:
         check_keys,
         check_switches,
         check_model,
+        check_chat_template,
         check_files,
         *COMBINATIONS,
         check_names,

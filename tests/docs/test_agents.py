@@ -1,0 +1,50 @@
+"""The agent loop of docs/agents.md passes the checks before a run, and does what the page says."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shlex
+import sys
+from pathlib import Path
+
+from support.configs import compose, good_overrides
+from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
+
+from verl_ext.data.schema import make_row, number_rows, write_rows
+from verl_ext.driver.preflight.validate import validate
+
+PAGE = (Path(__file__).parents[2] / "docs" / "agents.md").read_text()
+
+
+def block(language: str, first: str) -> str:
+    return next(text for text in re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL) if text.startswith(first))
+
+
+def test_the_loop_of_the_page(tmp_path, monkeypatch):
+    (tmp_path / "mypkg").mkdir()
+    (tmp_path / "mypkg" / "loop.py").write_text(block("python", "# mypkg/loop.py"))
+    (tmp_path / "agents.yaml").write_text(block("yaml", "# agents.yaml"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    rows = [make_row("math", f"{number}+1=", str(number + 1), ability="sums") for number in range(40)]
+    for number, row in enumerate(rows):
+        row["agent_name"] = ("my_agent", "single_turn_agent", "tool_agent", None)[number % 4]
+    number_rows(rows, "train")
+    write_rows(tmp_path / "rows.parquet", rows)
+    command = shlex.split(block("bash", "export PYTHONPATH").partition("\n")[2])
+    keys = [word for word in command if "agent" in word]
+    assert len(keys) == 2
+    try:
+        validate(compose("grpo", *good_overrides(tmp_path), "data.train_files=rows.parquet", *keys))
+        loop = sys.modules["mypkg.loop"].MyAgent.__new__(sys.modules["mypkg.loop"].MyAgent)
+    finally:
+        for name in ("mypkg.loop", "mypkg"):
+            sys.modules.pop(name, None)
+
+    async def run(self, sampling_params, raw_prompt):
+        return sampling_params, [message["role"] for message in raw_prompt]
+
+    monkeypatch.setattr(SingleTurnAgentLoop, "run", run)
+    question = [{"role": "user", "content": "1+1="}]
+    assert asyncio.run(loop.run({"n": 1}, raw_prompt=question)) == ({"n": 1}, ["system", "user"])
