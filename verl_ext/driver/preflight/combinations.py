@@ -6,13 +6,13 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from omegaconf import OmegaConf
 
 from verl_ext.checks import COUNT
 from verl_ext.driver.preflight.faults import Faults
 from verl_ext.driver.preflight.keys import ACTOR, ATTENTION, MODEL, ROLLOUT
+from verl_ext.driver.preflight.model import has_adapter
 
 REFERENCE = "actor_rollout_ref.ref"
 REWARD_MODEL = "reward.reward_model"
@@ -29,7 +29,6 @@ FORMER_NAMES = {  # of keys that are not in reward.<section> under the same name
     "reward_model.reward_kwargs": "reward.reward_kwargs",
     "reward_model.model.path": "reward.reward_model.model_path",
 }
-LARGEST_RANK = 512  # of an adapter, in vLLM
 CARRIERS = ("nccl", "nixl", "mooncake", "kimi_ckpt_engine", "delta_sharded")  # of weights between devices, in verl
 
 
@@ -136,36 +135,6 @@ def check_reward_model(faults: Faults) -> None:
     _check_fills(faults, f"{REWARD_MODEL}.rollout", REWARD_MODEL)
 
 
-def check_room(faults: Faults) -> None:
-    """The context has room for a response, and the model has a position for each token of the context."""
-    key, prompt, response = f"{ROLLOUT}.max_model_len", faults["data.max_prompt_length"], "data.max_response_length"
-    if not faults[key]:
-        return
-    valid = f"it must be more than data.max_prompt_length={prompt}, or there is no room for a response"
-    faults.refuse_if(faults[key] <= prompt, key, valid)
-    valid = f"no response could have {response}={faults[response]} tokens, use more than that"
-    faults.refuse_if(faults[key] < faults[response], key, valid)
-    positions, override = _positions(faults), f"{MODEL}.override_config.max_position_embeddings"
-    valid = f"the model has {positions} positions: use at most that, or raise {override} and the engine's setting"
-    faults.refuse_if(positions is not None and faults[key] > positions, key, valid)
-
-
-def _positions(faults: Faults) -> int | None:
-    """The model's positions as verl's engines count them; None if its configuration cannot be read on this machine."""
-    from transformers import AutoConfig
-    from verl.utils.model import update_model_config
-    from verl.workers.rollout.utils import get_max_position_embeddings
-
-    path, overrides = faults[f"{MODEL}.hf_config_path"] or faults[f"{MODEL}.path"], faults[f"{MODEL}.override_config"]
-    code = bool(faults[f"{MODEL}.trust_remote_code"])
-    try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=code, local_files_only=True)
-        update_model_config(config, overrides.get("model_config", overrides))
-        return get_max_position_embeddings(config)
-    except Exception:  # noqa: BLE001 - a model's own code can raise anything
-        return None
-
-
 def check_fsdp(faults: Faults) -> None:
     """FSDP's sizes divide the devices. A sequence divided among devices needs flash attention and unpadded rows."""
     if not faults[f"{ACTOR}.strategy"].startswith("fsdp"):
@@ -191,40 +160,6 @@ def _sequence_parallel(faults: Faults, model: str) -> tuple[str, int]:
     deprecated, current = (key.replace(ACTOR, model) for key in SEQUENCE_PARALLEL)
     key = deprecated if (faults[deprecated] or 1) > 1 else current
     return key, faults[key] or 1
-
-
-def has_adapter(faults: Faults) -> bool:
-    """Whether verl trains an adapter (LoRA) in place of the model's own weights."""
-    return any(faults[f"{MODEL}.{name}"] for name in ("lora_rank", "lora.rank", "lora_adapter_path"))
-
-
-def check_rank(faults: Faults) -> None:
-    """vLLM loads adapters up to a largest rank. verl itself checks the rank only if vLLM is built for GPUs."""
-    if faults[f"{ROLLOUT}.name"] == "vllm" and not faults[f"{MODEL}.lora.merge"]:
-        key = f"{MODEL}.lora{'.' if faults[f'{MODEL}.lora.rank'] else '_'}rank"  # verl prefers lora.rank
-        valid = f"vLLM takes ranks up to {LARGEST_RANK}, or use {MODEL}.lora.merge=true"
-        faults.refuse_if((faults[key] or 0) > LARGEST_RANK, key, valid)
-
-
-def check_targets(faults: Faults) -> None:
-    """The model has one of an adapter's target modules, or peft would fail. peft reads a text as an expression."""
-    from safetensors import SafetensorError, safe_open
-
-    key, modules = f"{MODEL}.target_modules", set()
-    others = faults[f"{MODEL}.lora_adapter_path"] or faults[f"{MODEL}.target_parameters"]
-    if not faults[f"{MODEL}.lora_rank"] or others or not isinstance(faults[key], list):
-        return
-    try:
-        for file in Path(faults[f"{MODEL}.path"]).glob("*.safetensors"):
-            with safe_open(file, "np") as weights:
-                modules.update(f".{name.rpartition('.')[0]}" for name in weights.keys())
-    except (OSError, SafetensorError):  # the file's names cannot be read
-        return
-    targets = tuple(f".{target}" for target in faults[key])
-    found = ", ".join(sorted({module.rpartition(".")[2] for module in modules}))
-    with_head = (*modules, ".lm_head")  # which may have the weights of the embedding
-    missing = bool(modules) and not any(module.endswith(targets) for module in with_head)
-    faults.refuse_if(missing, key, f"the model has none of them; it has {found}")
 
 
 def check_micro_batch(faults: Faults) -> None:
@@ -376,10 +311,7 @@ COMBINATIONS = (
     check_loss,
     check_saving,
     check_reward_model,
-    check_room,
     check_fsdp,
-    check_rank,
-    check_targets,
     check_micro_batch,
     check_profile,
     check_validation_only,

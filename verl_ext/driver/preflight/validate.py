@@ -12,13 +12,14 @@ import hydra
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from verl_ext.driver.preflight.combinations import COMBINATIONS, check_queue_size, has_adapter
+from verl_ext.driver.preflight.combinations import COMBINATIONS, check_queue_size
 from verl_ext.driver.preflight.credentials import check_wandb, secrets
 from verl_ext.driver.preflight.data import check_training_data, check_validation_data
 from verl_ext.driver.preflight.extensions import EXTENSIONS
 from verl_ext.driver.preflight.faults import Faults, RefusedKey
-from verl_ext.driver.preflight.files import check_chat_template, check_files, check_metrics_file, check_model
+from verl_ext.driver.preflight.files import check_files, check_metrics_file
 from verl_ext.driver.preflight.keys import check_keys, check_names, check_switches
+from verl_ext.driver.preflight.model import MODEL_CHECKS, has_adapter
 from verl_ext.driver.preflight.policy import check_checkpoint, make_policy, policy_class
 from verl_ext.driver.preflight.tools import check_tool_rows, check_tools, start_sandboxes
 from verl_ext.errors import BadConfig
@@ -51,8 +52,7 @@ def _check(faults: Faults) -> RolloutPolicy | None:
     faults.run(
         check_keys,
         check_switches,
-        check_model,
-        check_chat_template,
+        *MODEL_CHECKS,
         check_files,
         *COMBINATIONS,
         check_names,
@@ -77,7 +77,7 @@ def _check_by_verl(faults: Faults) -> None:
     """verl's own checks. The conversion to verl's dataclass checks the section of a rollout.
 
     verl imports vLLM to check the rank of an adapter, unless the adapter is merged. The run may be for another machine,
-    so verl sees a merged adapter, and :func:`~.combinations.check_rank` checks the rank.
+    so verl sees a merged adapter, and :func:`~.model.check_rank` checks the rank.
     """
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import omega_conf_to_dataclass, validate_config
