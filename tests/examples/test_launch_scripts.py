@@ -13,6 +13,8 @@ import subprocess
 import sys
 from functools import cache
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -64,7 +66,13 @@ def local_tools(tmp_path_factory) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory) -> str:
-    return str(write_rows(tmp_path_factory.mktemp("data") / "rows.parquet", 512))
+    """Rows with tests for the tool ``submit`` of the agents' scripts."""
+    path = write_rows(tmp_path_factory.mktemp("data") / "rows.parquet", 512)
+    written = pq.read_table(path).to_pylist()
+    for row in written:
+        row["extra_info"] = {"tools_kwargs": {"submit": {"create_kwargs": {"test_command": "true"}}}}
+    pq.write_table(pa.Table.from_pylist(written), path)
+    return str(path)
 
 
 # ---- all of them ----
