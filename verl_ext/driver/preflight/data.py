@@ -151,7 +151,8 @@ def _not_aligned(files: list[pyarrow.dataset.Dataset], paths: list[str]) -> str 
     import datasets
 
     schemas = {file.schema: path for path, file in zip(paths, files, strict=True)}
-    for column in dict.fromkeys(name for schema in schemas for name in schema.names):
+    columns = dict.fromkeys(name for schema in schemas for name in schema.names)
+    for column in columns if len(schemas) > 1 else ():
         having = {schema: path for schema, path in schemas.items() if column in schema.names}
         rows = [pyarrow.Table.from_pylist([{}], schema).select([column]) for schema in having]
         try:
