@@ -216,7 +216,7 @@ class Alternates(Policy):
 
 
 class Remembers(Policy):
-    """Fewer rollouts for a prompt that it has met; what it has met is not in the state."""
+    """Requests fewer rollouts for prompts of earlier steps. The set of these prompts is not in the state."""
 
     def __init__(self):
         super().__init__()

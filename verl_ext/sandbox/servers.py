@@ -273,7 +273,7 @@ class _Behind:
         return b""
 
     async def kill(self) -> None:
-        """End the program, and what it has started; remove its files.
+        """End the program and all processes that it has started, and remove the program's files.
 
         A process is missed if it has left the program's session and cleared its environment.
         """

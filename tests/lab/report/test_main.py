@@ -115,7 +115,7 @@ def test_plots_show_the_accuracy_on_the_common_data_sources(tmp_path, two, monke
 
 
 def test_plots_leave_out_a_seed_that_has_not_trained_a_step_yet(tmp_path, two, monkeypatch):
-    """Its one point would be the only one at which the mean over seeds is drawn."""
+    """With that seed, the mean over seeds would be drawn at step 0 alone."""
     drawn = []
     monkeypatch.setattr("verl_ext.lab.report.__main__.plots", lambda methods, target: drawn.extend(methods) or [])
     seeds = [write_run(tmp_path / f"hora_{seed}.jsonl", [0.5, 0.8, 0.9][:seed], 100) for seed in (3, 2, 1)]

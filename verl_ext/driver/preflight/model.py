@@ -1,4 +1,4 @@
-"""The model: its folder, its chat template, its positions, and an adapter."""
+"""Checks of the model's folder, chat template and positions, and of an adapter."""
 
 from __future__ import annotations
 

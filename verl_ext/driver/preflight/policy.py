@@ -100,7 +100,7 @@ def check_checkpoint(faults: Faults, policy: type[RolloutPolicy]) -> None:
 
 
 def _check_state(faults: Faults, policy: type[RolloutPolicy], folder: Path, state: dict) -> None:
-    """A fresh policy must load the policy's state. The one that the run gets stays as it was made.
+    """A fresh policy must load the policy's state. The run's own policy stays as it was made.
 
     A policy with its own ``start_run`` may need the prompts' texts before it loads a state, so it is not tried.
     """

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from hashlib import sha256
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +17,7 @@ from typing import Any, Protocol
 import torch
 from omegaconf import OmegaConf
 
+from verl_ext.data.schema import sha256
 from verl_ext.lab.comparison import LabRun
 from verl_ext.lab.learn.run import Files, LearningRun, Length, check_prompts, learn
 from verl_ext.lab.learn.update import KEYS, Training
@@ -52,10 +52,10 @@ class Job:
     def files(self) -> Files:
         """The run's files, with the settings that tell it from another run of the same name.
 
-        ``code`` is a hash of the file that holds the policy's class; files that it imports do not count.
+        ``code`` is a hash of the file with the policy's class. A change in a file imported there goes unnoticed.
         """
         config = OmegaConf.to_container(self.method.config, resolve=False)
-        code = sha256(Path(inspect.getfile(self.method.policy_class)).read_bytes()).hexdigest()
+        code = sha256(Path(inspect.getfile(self.method.policy_class)))
         settings = {
             "method": config,
             "world": repr(self.source),
