@@ -1,6 +1,6 @@
 """The command ``verl-ext``: finds a subcommand by name, and imports the module of that subcommand.
 
-Of the other subcommands' modules it imports launch.py alone, which is light.
+The only other subcommand's module that this file imports is launch.py, which is fast to import.
 """
 
 from __future__ import annotations

@@ -46,12 +46,12 @@ class Rollout:
     Attributes:
         reward: scalar reward of the whole response; nan if the rollout failed.
         correct: verdict of the verifier; None if the reward function reports none.
-        tokens: number of tokens that the policy generated.
-        prefix_tokens: number of tokens of the policy that were replayed from a prefix; they are never in the loss.
+        tokens: number of tokens that the language model generated.
+        prefix_tokens: number of the language model's tokens that were replayed from a prefix; they are never in the loss.
         policy_version: version of the oldest weights that generated a token. Version t means weights after t training
             steps, so rollouts of step 1 have version 0.
         failed: the rollout brought no usable response; failed rollouts are counted and never trained on.
-        truncated: a limit (response length, number of turns) ended the response before the policy did.
+        truncated: a limit (response length, number of turns) ended the response before the language model did.
         diverged: an environment answered a call of the prefix differently than recorded, or the prefix did not fit. The
             rollout has failed, or its prefix ended with the new answer (``rollout_driver.on_divergence``).
         components: further numbers that the reward function reports, by name.

@@ -20,13 +20,13 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Trajectory:
-    """The tokens of a response: turns that the policy generated, and observations that an environment answered.
+    """The tokens of a response: turns that the model generated, and observations that an environment answered.
 
     A prefix of a trajectory is a trajectory too. A trajectory takes five bytes per token.
 
     Args:
         tokens: (T,) token ids, T at least 1.
-        generated: (T,) True where the policy generated the token; the first entry must be True.
+        generated: (T,) True where the model generated the token; the first entry must be True.
 
     Raises:
         ValueError: the arrays differ in length, are empty, or begin with an observation.

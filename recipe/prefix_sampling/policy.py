@@ -1,4 +1,4 @@
-"""Prefix Sampling: rollouts that start from prefixes of the policy's own trajectories, for a 50 % pass rate."""
+"""Prefix Sampling: rollouts that start from prefixes of the model's own trajectories, for a 50 % pass rate."""
 
 from __future__ import annotations
 

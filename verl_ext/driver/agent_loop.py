@@ -257,7 +257,7 @@ def cut_to(output: AgentLoopOutput, most: int | None) -> None:
 
 
 def _replay(playback: PrefixPlayback | None) -> dict[str, int | bool]:
-    """Extra fields: the number of replayed tokens of the policy, and whether the prefix diverged."""
+    """Extra fields: the number of replayed tokens of the model, and whether the prefix diverged."""
     if playback is None:
         return {REPLAYED: 0, DIVERGED: False}
     return {REPLAYED: playback.turn_tokens, DIVERGED: playback.diverged}

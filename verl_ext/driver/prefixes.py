@@ -25,12 +25,12 @@ class PrefixPlayback:
     Args:
         prefix: the trajectory to replay.
         goes_on: if an observation differs from the recorded observation, the prefix ends with the new observation, and
-            the policy generates from there. Without ``goes_on`` the rollout is lost.
+            the model generates from there. Without ``goes_on`` the rollout is lost.
 
     Attributes:
         diverged: an observation differed from the recorded observation, or the loop ended within the prefix.
-        is_over: the policy generates from here on.
-        length: number of response tokens in front of the policy's own: replayed turns and all observations so far.
+        is_over: the model generates from here on.
+        length: number of response tokens in front of the model's own: replayed turns and all observations so far.
         turn_tokens: number of tokens of the replayed turns.
     """
 
@@ -121,7 +121,7 @@ def mask_prefix(output: AgentLoopOutput, playback: PrefixPlayback, version: int)
     Args:
         output: the agent loop's output; changed in place.
         playback: the rollout's position in the prefix.
-        version: policy version to record if the policy generated no token.
+        version: policy version to record if the model generated no token.
     """
     if not playback.is_over:
         playback.diverged = True

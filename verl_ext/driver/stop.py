@@ -1,6 +1,6 @@
 """SIGUSR1: save after the current step and stop. The same command resumes the run later.
 
-A run measures the time that it needs for this, for the job that sends the signal (:class:`StopTime`).
+A run measures how long it needs to save and stop, so that a job can send the signal in time (:class:`StopTime`).
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class Transcript:
 
         Args:
             response_length: most tokens of a response.
-            version: policy version to record if the policy generated no token.
+            version: policy version to record if the model generated no token.
         """
         tokens = self.response[:response_length]
         experts = self._last.routed_experts

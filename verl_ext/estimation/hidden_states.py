@@ -1,4 +1,4 @@
-"""Features of prompts from the policy's own base model (HORA Appendix F): a hidden state in the middle of its depth.
+"""Features of prompts from the base model that is trained (HORA Appendix F): a hidden state in the middle of its depth.
 
     python -m verl_ext.estimation.hidden_states --model FOLDER --data train.parquet --out features.npy
 

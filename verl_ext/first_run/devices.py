@@ -1,4 +1,4 @@
-"""``python -m verl_ext.first_run.devices RANKS``: one process per GPU of this machine computes, and all of them talk.
+"""``python -m verl_ext.first_run.devices RANKS``: one process per GPU computes, and all exchange a message.
 
 Prints JSON: the versions of CUDA and NCCL that torch was built with, and of each rank its GPU and the GPU's bytes. With
 ``--cpu`` the ranks talk over gloo.

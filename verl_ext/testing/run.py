@@ -25,7 +25,7 @@ ENDLESS = 20_000  # rollouts of a step; far more than any policy of a small batc
 # The promises of a policy, as in docs/protocol.md.
 ENDS = "every step ends with a batch, whatever the order in which waves finish and whichever rollouts fail"
 BUDGET = "no step samples more rollouts, or trains more prompts, than `step_cost()` says"
-USUAL = "some step samples `step_cost().usual` rollouts or more, which are at least `prompts * n`"
+USUAL = "some step samples `step_cost().usual` rollouts or more, and `usual` is at least `prompts * n`"
 BOOKS = "every rollout is counted once: a policy uses each group once, and changes only its `trained` and `weight`"
 KEPT = "no group stays in the buffer for ever"
 BETWEEN = "`take_batch()` returns `[]` once the step's batch is taken, until the next `start_step`"

@@ -1,4 +1,4 @@
-"""Trains a real small learner with any policy, in one process and without Ray: what a method is worth, in a minute.
+"""Trains a real small learner with any policy, in one process and without Ray, to compare methods within minutes.
 
 The policy, the controller, the prompt stream, the ledger and the prompt weights are those of training.
 """

@@ -44,7 +44,7 @@ class Response(NamedTuple):
 
     Attributes:
         tokens: (T,) token ids, a prefix included.
-        by_policy: (T,) True where the policy generated the token in this rollout.
+        by_policy: (T,) True where the model generated the token in this rollout.
         log_probs: (T,) float32 log-probability of each such token when it was sampled, 0 elsewhere.
         truncated: whether the limit ended the response.
     """
@@ -69,7 +69,7 @@ class Start(NamedTuple):
 
     @property
     def begun_turn(self) -> list[int]:
-        """The policy's tokens at the end of the prefix, with which the first sampled turn has begun."""
+        """The model's tokens at the end of the prefix, with which the first sampled turn has begun."""
         if self.prefix is None:
             return []
         observed = np.flatnonzero(~self.prefix.generated)

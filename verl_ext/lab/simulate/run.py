@@ -1,4 +1,4 @@
-"""A training run without a model: the driver's step, with a simulated engine, and success rates that stay."""
+"""A training run without a model: the driver's step with a simulated engine; success rates never change."""
 
 from __future__ import annotations
 
