@@ -52,10 +52,10 @@ def test_checkpoints_and_whether_the_run_continues_from_one():
 @pytest.mark.parametrize(
     ("gpus", "line"),
     [
-        (8, "Memory: up to 80 of the 85 GB of each of 8 GPUs, as computed."),
+        (8, "Memory: up to 79 of the 85 GB of each of 8 GPUs, as computed."),
         (
             4,
-            "Memory: up to 97 of the 85 GB of each of 4 GPUs, as computed. This is too much: use more GPUs, or see "
+            "Memory: up to 96 of the 85 GB of each of 4 GPUs, as computed. This is too much: use more GPUs, or see "
             "verl-ext hardware Qwen/Qwen3-8B-Base --gpu a800 --gpus 4 --longest 6144.",
         ),
     ],

@@ -97,8 +97,8 @@ def test_what_a_gpu_holds_worked_out_by_hand():
     assert held.sequences == 100  # 2 x 37.81e9 / (147456 x 5120)
     assert held.update == 4096 * (1519360 + 294912 + 278528)
     assert held.log_probs == 8192 * 1519360
-    assert held.fullest == pytest.approx(58.19e9, rel=1e-3)
-    assert use(QWEN3_8B, 100e9, 16, 5120, Settings(2, 0.5, 4096, 8192, 1, True)).fullest == 50e9
+    assert held.fullest == pytest.approx(67.19e9, rel=1e-3)  # vLLM's share, 9e9 above it, and the training state
+    assert use(QWEN3_8B, 100e9, 16, 5120, Settings(2, 0.5, 4096, 8192, 1, True)).fullest == 59e9
 
 
 @given_a_cluster

@@ -1,4 +1,4 @@
-"""The GPUs of a machine, beside those that a profile is computed for."""
+"""Compares the GPUs of a machine with the GPU for which a profile was computed."""
 
 from __future__ import annotations
 

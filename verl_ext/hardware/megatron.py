@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from verl_ext.hardware.memory import TENSOR_PARALLEL, TRAINING_SHARE, USABLE, Settings, Use, at_once, use
+from verl_ext.hardware.memory import ENGINE_EXCESS, TENSOR_PARALLEL, TRAINING_SHARE, USABLE, Settings, Use, at_once, use
 from verl_ext.hardware.shapes import Shape
 
 WEIGHT_AND_GRADIENT_BYTES = 6
@@ -55,7 +55,7 @@ def megatron_use(shape: Shape, memory: float, gpus: int, longest: int, chosen: S
     parameters, parallel = shape.parameters, sizes.tensor_parallel
     state = WEIGHT_AND_GRADIENT_BYTES * parameters / parallel + OPTIMIZER_BYTES * parameters / gpus
     update, log_probs = held.update / parallel, held.log_probs / parallel
-    fullest = at_once(held.engine, state, update, log_probs, sizes.offload)
+    fullest = at_once(held.engine + ENGINE_EXCESS * memory, state, update, log_probs, sizes.offload)
     return replace(held, training_state=state, update=update, log_probs=log_probs, fullest=fullest)
 
 
@@ -79,7 +79,7 @@ def megatron_sizes(shape: Shape, memory: float, gpus: int, longest: int, chosen:
         sizes = Megatron(parallel, context, offload=False)
         held = megatron_use(shape, memory, gpus, longest, chosen, sizes)
         if held.training_state + max(held.update, held.log_probs) <= TRAINING_SHARE * memory:
-            # vLLM's share is at least 0.7, so a state fitting beside vLLM is also below FSDP2's STATE_SHARE.
+            # A state that fits beside vLLM takes little more than FSDP2's STATE_SHARE: vLLM's share is at least 0.6.
             return replace(sizes, offload=held.fullest > USABLE * memory)
     raise ValueError(
         f"gpus={gpus} of {memory / 1e9:.0f} GB do not fit {shape.parameters / 1e9:.1f} billion parameters with "

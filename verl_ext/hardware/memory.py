@@ -11,8 +11,8 @@ activations of a token    2 bytes x hidden x layers (kept), and 68 bytes x hidde
 ========================  =========================================================================================
 
 The factors of logits and activations are estimates, so training leaves a quarter of the GPU free; the others are exact.
-The arithmetic leaves out the memory that vLLM keeps while it sleeps, and the memory that vLLM takes above its share.
-docs/hardware.md says how much both were on one H200.
+In the rollout, vLLM takes more than its share: ``ENGINE_EXCESS`` was measured on one H200 (docs/hardware.md). The
+arithmetic leaves out the memory that vLLM keeps while it sleeps, which was less than the quarter that stays free.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ LOGITS_BYTES = 10
 KEPT_BYTES, RECOMPUTED_BYTES = 2, 68
 ENGINE_BYTES = 4e9  # vLLM's activations and CUDA graphs, and the logits of up to QUEUE[1] sequences
 
+ENGINE_EXCESS = 0.09  # memory that vLLM takes above its share, as a share of the GPU
 USABLE = 0.95  # largest share of the GPU in use; CUDA's context and NCCL need the rest
 TRAINING_SHARE = 0.75  # largest share of the GPU in update and log-probs; the rest is for errors of the estimates
 ENGINE_SHARES = [0.75, 0.7, 0.65, 0.6, 0.55, 0.5]  # gpu_memory_utilization, the best first
@@ -129,12 +130,12 @@ def use(shape: Shape, memory: float, gpus: int, longest: int, chosen: Settings) 
     update = chosen.ppo_max_token_len_per_gpu * (logits_per_token(shape) + activations_per_token(shape))
     log_probs = chosen.log_prob_max_token_len_per_gpu * logits_per_token(shape)
     sequences = int(max(kv_cache, 0) * chosen.tensor_parallel // (kv_cache_per_token(shape) * longest))
-    fullest = at_once(engine, state, update, log_probs, chosen.offload)
+    fullest = at_once(engine + ENGINE_EXCESS * memory, state, update, log_probs, chosen.offload)
     return Use(weights, state, engine, kv_cache, sequences, update, log_probs, fullest)
 
 
 def at_once(engine: float, state: float, update: float, log_probs: float, offload: bool) -> float:
-    """The largest total of bytes on a GPU, in rollout, update or log-probs."""
+    """The largest total of bytes on a GPU, in rollout, update or log-probs; ``engine`` is all that vLLM takes."""
     return max(engine + (0 if offload else state), update + state, log_probs + state)
 
 
