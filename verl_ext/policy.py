@@ -47,7 +47,7 @@ class Rollout:
         reward: scalar reward of the whole response; nan if the rollout failed.
         correct: verdict of the verifier; None if the reward function reports none.
         tokens: number of tokens that the language model generated.
-        prefix_tokens: number of the language model's tokens that were replayed from a prefix; they are never in the loss.
+        prefix_tokens: number of the language model's tokens that were replayed from a prefix; never in the loss.
         policy_version: version of the oldest weights that generated a token. Version t means weights after t training
             steps, so rollouts of step 1 have version 0.
         failed: the rollout brought no usable response; failed rollouts are counted and never trained on.
