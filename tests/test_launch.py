@@ -95,6 +95,14 @@ def test_hydras_flags_work(run):
     assert run("-h") == run("--help")
 
 
+def test_the_configuration_is_composed_without_importing_verl():
+    """Importing verl, torch and ray takes most of the time in which a mistake is found."""
+    code = "import sys; sys.argv[1:] = ['--cfg', 'job']; from verl_ext.launch import main; main('grpo'); "
+    code += "print({'verl', 'torch', 'ray'} & set(sys.modules))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert result.stdout.startswith("model_engine: dp\n") and result.stdout.endswith("set()\n")
+
+
 def test_check_makes_the_checks_of_a_run_prints_its_first_lines_and_starts_nothing(run, tmp_path):
     given = good_overrides(tmp_path)
     code, printed, told = run("--check", *given)

@@ -60,8 +60,6 @@ def main(recipe: str) -> None:
     register_resolvers()
     export_environment(hardware)
     ignore_missing_engines(chosen(arguments, "model_engine", "dp"))
-    if hardware == "cpu" and task is _train:
-        prepare_forks()
     sys.argv[1:] = [*arguments, *implied(arguments, of_experiment), *(flag for flag in flags if flag != CHECK)]
     run = hydra.main(config_path=f"pkg://recipe.{recipe}.config", config_name=recipe, version_base=None)(task)
     if FULL_ERROR in os.environ:  # the user asks for tracebacks
@@ -72,15 +70,13 @@ def main(recipe: str) -> None:
     except (hydra.errors.HydraException, OmegaConfBaseException, YAMLError) as error:
         _refuse(_sentence(error, recipe, arguments))
     finally:
-        for name in (FULL_ERROR, *FORKS):
-            os.environ.pop(name, None)
+        os.environ.pop(FULL_ERROR, None)
 
 
 def chosen(arguments: Sequence[str], group: str, default: str) -> str:
     """The last choice of a config group among ``arguments``.
 
-    ``hardware`` is needed before hydra runs: composing imports verl, and verl reads its platform from the environment
-    at import.
+    ``hardware`` is needed before hydra runs: verl reads its platform from the environment when it is imported.
     """
     return next((a.split("=", 1)[1] for a in reversed(arguments) if a.startswith(f"{group}=")), default)
 
@@ -223,6 +219,8 @@ def _print_help(recipe: str) -> None:
 
 def _train(config: DictConfig) -> None:
     os.environ.pop(FULL_ERROR, None)  # tracebacks of a run stay as hydra prints them
+    if config.get("hardware_name") == "cpu":
+        prepare_forks()
     if all([os.environ.pop(name, None) for name in FORKS]):
         from verl_ext.driver.cpu import fork_server
 

@@ -11,6 +11,7 @@ import os
 import re
 import tempfile
 from collections.abc import Container, Iterable, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +67,7 @@ def register_resolvers() -> None:
     """Register every function of this module that a configuration can call; safe to repeat."""
     from omegaconf import OmegaConf
 
-    for function in (add, data_file, named, node_cache, per_node, recipe, recipe_folder):
+    for function in (add, data_file, named, node_cache, per_node, recipe, recipe_folder, verl_folder):
         OmegaConf.register_new_resolver(function.__name__, function, replace=True)
 
 
@@ -119,3 +120,9 @@ def recipe(*, _root_: DictConfig) -> str:
 def recipe_folder() -> str:
     """``${recipe_folder:}``: the folder that holds the recipes, for hydra's search path."""
     return str(Path(__file__).resolve().parents[1] / "recipe")
+
+
+def verl_folder() -> str:
+    """``${verl_folder:}``: the folder of verl's configurations; hydra would import verl (5 s) for ``pkg://`` paths."""
+    folder, *_ = find_spec("verl").submodule_search_locations
+    return str(Path(folder) / "trainer" / "config")

@@ -37,13 +37,14 @@ def _read_once(read: Callable) -> Callable:
     """
     pickled: dict[tuple[str, int], bytes] = {}
 
-    def _read_config(self: ConfigSource, file: Path) -> ConfigResult:
-        key = self.path, str(file), file.stat().st_mtime_ns
+    def read_config(self: ConfigSource, config_path: Path | str) -> ConfigResult:
+        file = Path(self.path, self._normalize_file_name(str(config_path)))  # a package gives the file's whole path
+        key = str(file), file.stat().st_mtime_ns if file.is_file() else None
         if key not in pickled:
-            pickled[key] = pickle.dumps(read(self, file))
+            pickled[key] = pickle.dumps(read(self, config_path))
         return pickle.loads(pickled[key])
 
-    return _read_config
+    return read_config
 
 
 def _merge_once(merge: Callable) -> Callable:
@@ -65,8 +66,9 @@ def _merge_once(merge: Callable) -> Callable:
 
 
 Plugins.instance()  # fills the registry
-_packages = SourcesRegistry.instance().resolve("pkg")
+_packages, _folders = map(SourcesRegistry.instance().resolve, ("pkg", "file"))
 _packages._read_config = _read_once(_packages._read_config)
+_folders.load_config = _read_once(_folders.load_config)
 ConfigLoaderImpl._compose_config_from_defaults_list = _merge_once(ConfigLoaderImpl._compose_config_from_defaults_list)
 # A sixth of the time for a table that is read only where a file's defaults name a choice.
 _choices = defaults_list._create_interpolation_map
