@@ -59,8 +59,8 @@ PASSED_ON[signal.SIGUSR1] = signal.SIGTERM
 class VerlFailed(RunError):
     """A run of verl ended with another status than 0. The exit code is the status, or 128 + n after signal n.
 
-    After SIGUSR1 the exit code is ``EXIT_STOPPED`` if this start has completed a run of verl before. Otherwise a job that
-    is put back into the queue after each SIGUSR1 might never complete one.
+    After SIGUSR1 the exit code is ``EXIT_STOPPED`` if this start has completed a run of verl before. Without this
+    condition, a job that is put back into the queue after each SIGUSR1 might never complete one.
     """
 
     def __init__(self, status: int, done: int, out: Path, progress: bool) -> None:
