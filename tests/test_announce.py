@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from importlib import resources
 
 import pytest
@@ -40,13 +41,29 @@ def test_rollouts_of_a_step_and_their_ratio_to_grpo():
 def test_checkpoints_and_whether_the_run_continues_from_one():
     folder = "trainer.default_local_dir=/runs/a"
     assert of("grpo", "hardware=verl", folder)[1] == (
-        "Checkpoints: only if SIGUSR1 stops the run (trainer.save_freq=-1), in /runs/a; the run resumes from the last "
-        "one there."
+        "Checkpoints: only if SIGUSR1 stops the run (trainer.save_freq=-1), in /runs/a; no checkpoint is there yet."
     )
     assert "trainer.save_freq=0), in /runs/a" in of("grpo", "hardware=verl", folder, "trainer.save_freq=0")[1]
     assert of("grpo", "hardware=verl", folder, "trainer.save_freq=5", "trainer.resume_mode=disable")[1] == (
         "Checkpoints: every 5 steps, in /runs/a."
     )
+
+
+@pytest.mark.parametrize(
+    ("layers", "said"), [(36, "."), (28, ", whose model is not of the size of Qwen/Qwen3-8B-Base."), (None, ".")]
+)
+def test_the_checkpoint_to_resume_from_is_named_and_a_model_of_another_size(layers, said, tmp_path):
+    """With ``layers=None`` the checkpoint does not say of which model it is."""
+    saved = tmp_path / "global_step_20/actor/huggingface"
+    saved.mkdir(parents=True)
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("20")
+    if layers is not None:
+        config = {"model_type": "qwen3", "num_hidden_layers": layers, "hidden_size": 4096, "intermediate_size": 12288}
+        config |= {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936}
+        (saved / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 40960}))
+    given = [f"trainer.default_local_dir={tmp_path}", "actor_rollout_ref.model.path=Qwen/Qwen3-8B-Base"]
+    line = of("grpo", "hardware=verl", *given, "trainer.save_freq=20")[1]
+    assert line == f"Checkpoints: every 20 steps, in {tmp_path}; the run resumes from global_step_20{said}"
 
 
 @pytest.mark.parametrize(
@@ -103,10 +120,8 @@ def test_profiles_and_experiments_are_counted_and_named():
     lines = of("pilot_commit", "experiment=qwen3_8b")
     config = compose("pilot_commit", "experiment=qwen3_8b")
     count = len(changes(config, ["experiment=qwen3_8b"])) - (len(lines) - 5)
-    assert (
-        lines[-1]
-        == f"{count} more keys of verl are set by hardware=h200 and experiment=qwen3_8b; --cfg job shows all values."
-    )
+    source = "hardware=h200 and experiment=qwen3_8b"
+    assert lines[-1] == f"{count} more keys of verl are set by {source}; --cfg job --resolve shows all values."
     assert count > 50
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_ext.driver.checkpoint import WEIGHTS, folder_to_resume
 from verl_ext.driver.compat import verl_defaults
 from verl_ext.hardware.memory import GPU_MEMORY, SHARED_KEYS, Settings, use
-from verl_ext.hardware.shapes import SHAPES, read
+from verl_ext.hardware.shapes import SHAPES, Shape, read
 from verl_ext.policy import RolloutPolicy
 from verl_ext.recipes import CONFIG, as_yaml, comments, recipes
 from verl_ext.resolvers import leaves
@@ -32,13 +34,13 @@ def announcement(recipe: str, config: DictConfig, policy: RolloutPolicy, overrid
     }
     changed = changes(config, overrides)
     own = {key: change for key, change in changed.items() if key in reasons}
-    lines = [cost_line(recipe, policy), checkpoint_line(config.trainer), *memory_lines(config)]
+    lines = [cost_line(recipe, policy), checkpoint_line(config), *memory_lines(config)]
     if own:
         lines.append("This recipe changes these defaults of verl; a value of yours on the command line wins:")
         lines += [f"  {key}: {before} -> {after}. {reasons[key]}".rstrip() for key, (before, after) in own.items()]
     if others := len(changed) - len(own):
         source = " and ".join(filter(None, (f"hardware={config.hardware_name}", experiment_of(overrides))))
-        lines.append(f"{others} more keys of verl are set by {source}; --cfg job shows all values.")
+        lines.append(f"{others} more keys of verl are set by {source}; --cfg job --resolve shows all values.")
     return lines
 
 
@@ -55,11 +57,23 @@ def cost_line(recipe: str, policy: RolloutPolicy) -> str:
     )
 
 
-def checkpoint_line(trainer: DictConfig) -> str:
-    """How often the run saves checkpoints, their folder, and whether the run resumes from the last of them."""
+def checkpoint_line(config: DictConfig) -> str:
+    """How often the run saves checkpoints, their folder, and the checkpoint that the run resumes from.
+
+    The line names the run's model if its shape is not that of the checkpoint.
+    """
+    trainer = config.trainer
     every = trainer.save_freq
     saved = f"every {every} steps" if every > 0 else f"only if SIGUSR1 stops the run (trainer.save_freq={every})"
-    resumed = "; the run resumes from the last one there" if trainer.resume_mode == "auto" else ""
+    resumed = ""
+    if trainer.resume_mode == "auto":
+        resumed = "; no checkpoint is there yet"
+        if (folder := folder_to_resume(trainer.default_local_dir)) is not None:
+            resumed = f"; the run resumes from {folder.name}"
+            model = config.actor_rollout_ref.model.path
+            shapes = {_shape(model), _shape(str(folder / WEIGHTS / "huggingface"))} - {None}
+            if len({replace(shape, positions=0) for shape in shapes}) == 2:  # a run may raise the positions
+                resumed += f", whose model is not of the size of {model}"
     return f"Checkpoints: {saved}, in {trainer.default_local_dir}{resumed}."
 
 
@@ -73,9 +87,7 @@ def memory_lines(config: DictConfig) -> list[str]:
     applies = config.get("actor_engine") == "dp" and config.get("master_weights") == "fp32" and not model.lora_rank
     if hardware not in GPU_MEMORY or not applies or config.trainer.v1.trainer_mode == "separate_async":
         return []
-    try:
-        shape = SHAPES.get(model.path) or read(Path(model.path))
-    except (ValueError, OSError):
+    if (shape := _shape(model.path)) is None:
         return []
     sizes = {name: OmegaConf.select(config, key) for name, key in SHARED_KEYS.items()}
     fsdp = config.actor_rollout_ref.actor.fsdp_config
@@ -86,6 +98,14 @@ def memory_lines(config: DictConfig) -> list[str]:
     line = f"Memory: up to {needed / 1e9:.0f} of the {there / 1e9:.0f} GB of each of {gpus} GPUs, as computed."
     more = f" This is too much: use more GPUs, or see verl-ext hardware {model.path} --gpu {hardware} --gpus {gpus} "
     return [line if needed <= there else f"{line}{more}--longest {longest}."]
+
+
+def _shape(model: str) -> Shape | None:
+    """The shape of a model that is known here or in a folder."""
+    try:
+        return SHAPES.get(model) or read(Path(model))
+    except (ValueError, OSError):
+        return None
 
 
 def changes(config: DictConfig, overrides: Sequence[str]) -> dict[str, tuple[str, str]]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import inspect
 import multiprocessing
 import re
+import tempfile
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
+from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
 
 from verl_ext.driver.modes import PolicyTrainerColocateAsync, PolicyTrainerSeparateAsync, PolicyTrainerSync
 from verl_ext.driver.weight_sync import WeightTurns, turn
@@ -48,6 +50,16 @@ def test_a_turn_ends_with_an_error(tmp_path):
         raise KeyError
     with turn(tmp_path, 0.1):
         pass
+
+
+def test_a_socket_that_cannot_be_replaced_is_named(tmp_path):
+    """A folder stands for the socket of another user, which verl can as little remove."""
+    with (
+        tempfile.TemporaryDirectory(suffix=".sock") as socket,  # tmp_path is too long for a socket
+        pytest.raises(RunError, match=f"cannot replace the socket {socket}, which the run of another"),
+        turn(tmp_path),
+    ):
+        BucketedWeightSender(f"ipc://{socket}")._init_socket()
 
 
 @pytest.mark.parametrize("trainer", [PolicyTrainerSync, PolicyTrainerColocateAsync, PolicyTrainerSeparateAsync])

@@ -302,6 +302,26 @@ def test_signals_end_the_run_of_verl_too(folder):
         (folder / "started").unlink()
 
 
+@pytest.mark.parametrize(("complete", "status"), [(True, 75), (False, 138)])
+def test_after_sigusr1_a_job_is_requeued_as_stopped_only_if_a_run_of_verl_was_complete(folder, complete, status):
+    """The second run of verl hangs, or the first; examples/slurm/train.sbatch judges by the status."""
+    wait = "import time, pathlib\nif pathlib.Path('runs.jsonl').exists():\n    pathlib.Path('started').touch()\n"
+    (folder / "recipe/stand_in/__main__.py").write_text(f"{wait}    time.sleep(600)\n{RECIPE}")
+    if not complete:
+        (folder / "runs.jsonl").touch()
+    user = "from verl_ext.evaluation import command, generate; generate.RECIPE = 'stand_in'; command.app()"
+    options = ["run", "--data", "bench.parquet", "--out", "out", "--n", "2", "--per-run", "1"]
+    process = subprocess.Popen([sys.executable, "-c", user, *options], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (folder / "started").exists():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGUSR1)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == status, said
+    assert f"out holds {int(complete)} samples of each problem, and the same command continues" in said
+
+
 def test_the_validation_of_any_training_run_is_scored(folder):
     rows = [row("one"), row("two"), row("three", source="other")]
     outputs = [[RIGHT, RIGHT, WRONG, "no"], [WRONG, WRONG, RIGHT, WRONG], ["no"] * 4]

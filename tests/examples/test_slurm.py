@@ -215,13 +215,46 @@ def test_a_job_that_would_begin_anew_is_not_put_back_into_the_queue(arguments, r
         assert f"error: {sentence}: submit again with trainer.resume_mode=auto" in log
 
 
+def test_a_task_of_an_array_stops_and_requeues_itself_alone(tmp_path):
+    """Slurm takes the bare number of an array, which one of its tasks has as its SLURM_JOB_ID, for all tasks."""
+    run = "trap 'exit 75' USR1; sleep 1; kill -USR1 $PPID; sleep 20 & wait"
+    task = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2"}
+    run_alone(tmp_path, "bash", "-c", run, **task)
+    assert set((tmp_path / "scontrol.log").read_text().splitlines()) == {"show job 7_2", "requeue 7_2"}
+    assert (tmp_path / "scancel.log").read_text() == "--signal=TERM 7_2\n"
+
+
+@pytest.mark.parametrize(("first", "later"), [("60 minutes", "1 minute"), ("1 minute", "60 minutes")])
+def test_a_time_limit_that_was_changed_while_the_run_trains_is_the_one_that_counts(first, later, tmp_path):
+    """A stand-in for sleep makes the minute between two looks at the limit 0.24 s long."""
+    tools = {
+        "scontrol": f"[[ -f started ]] && end='{later}' || end='{first}'\n"
+        '[[ $1 == show ]] && echo " EndTime=$(date -d "$end" +%FT%T)"',
+        "sleep": '[[ $1 != 5 ]] || set -- 0.02; exec /usr/bin/sleep "$@"',
+    }
+    run = "trap 'exit 75' USR1; touch started; sleep 2; echo 90 >$STOP_SECONDS_FILE; sleep 3 & wait"
+    _, log = run_alone(tmp_path, "bash", "-c", run, tools=tools, STOP_TIMEOUT="")
+    assert ("the run needs 90 s to stop, and the time limit is near" in log) == (later == "1 minute"), log
+    assert ("saved; back into the queue" in log) == (later == "1 minute")
+
+
+@pytest.mark.parametrize(("given", "disk"), [({}, "/tmp"), ({"RAY_TMPDIR": "/local/me"}, "/local/me")])
+def test_rays_files_are_on_the_disk_that_was_named_in_a_container_too(given, disk, tmp_path):
+    tools = {"apptainer": 'while [[ $1 != *.sif ]]; do shift; done; exec "${@:2}"'}
+    status, log = run_alone(tmp_path, "true", tools=tools, CONTAINER="/images/verl-ext.sif", **given)
+    assert status == 0, log
+    assert f" --temp-dir={disk}/ray_test{os.getpid()}/" in (tmp_path / "python.log").read_text()
+    mounts = "/tmp:/tmp" if disk == "/tmp" else f"/tmp:/tmp,{disk}:{disk}"
+    assert f",{mounts} --pwd " in (tmp_path / "apptainer.log").read_text()
+
+
 STOPPED_AT_ONCE = ("bash", "-c", "sleep 1; kill -USR1 $PPID; sleep 20; true")  # without exec, bash dies of the signal
 
 
 @pytest.mark.parametrize(
     ("measured", "minutes", "said"),
     [
-        ("", 60, "stopped before the run had begun; back into the queue"),
+        ("", 60, "stopped before this start had saved anything; back into the queue"),
         (
             "echo 9 >$STOP_SECONDS_FILE; ",
             60,
@@ -235,7 +268,8 @@ STOPPED_AT_ONCE = ("bash", "-c", "sleep 1; kill -USR1 $PPID; sleep 20; true")  #
         (
             "",
             2,
-            "error: no step ended within the time limit, and the next start would end in the same way: submit again",
+            "error: no step (of an evaluation: no run of verl) ended within the time limit, and the next start would "
+            "end in the same way: submit again with a longer --time (or a smaller --per-run)",
         ),
     ],
 )

@@ -169,6 +169,10 @@ def test_a_full_disk_and_a_folder_that_cannot_be_written_to(question, tmp_path, 
     (tmp_path / "file").touch()
     monkeypatch.setenv("HF_HOME", f"{tmp_path}/file/hub")
     assert refused(node.disks, question).startswith(f"HF_HOME={tmp_path}/file/hub: {tmp_path}/file is a file")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    assert "RAY_TMPDIR" not in node.disks(question)
+    monkeypatch.setenv("RAY_TMPDIR", f"{tmp_path}/file/ray")
+    assert refused(node.disks, question).startswith(f"RAY_TMPDIR={tmp_path}/file/ray: {tmp_path}/file is a file")
 
 
 def test_caches_belong_on_a_disk_of_the_node_that_allows_programs(question, tmp_path, monkeypatch):

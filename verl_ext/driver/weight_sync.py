@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,7 +32,8 @@ def turn(folder: Path | None = None, seconds: float = PATIENCE) -> Iterator[None
         seconds: longest wait.
 
     Raises:
-        RunError: another run was inside for ``seconds``. The message names the lock file.
+        RunError: another run was inside for ``seconds``; the message names the lock file. Or verl could not replace a
+            socket, on any node, since in /tmp only its owner and root can remove it; the message names the socket.
     """
     path = (folder or SOCKETS) / f"verl_ext_weights_{os.getuid()}.lock"
     lock = FileLock(path)
@@ -44,6 +46,13 @@ def turn(folder: Path | None = None, seconds: float = PATIENCE) -> Iterator[None
         ) from None
     try:
         yield
+    except Exception as error:
+        if left := re.search(r"Address already in use \(addr='ipc://([^']+)", str(error)):
+            raise RunError(
+                f"verl cannot replace the socket {left[1]}, which the run of another user has left or holds: its owner "
+                "or root must remove this file, or start this run on another machine"
+            ) from error
+        raise
     finally:
         lock.release()
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from verl_ext import checks
 from verl_ext.data.schema import sha256
-from verl_ext.errors import RunError
+from verl_ext.errors import EXIT_STOPPED, RunError
 from verl_ext.evaluation.samples import OF_A_RUN, check_problems, count_rows, note_rows
 from verl_ext.files import check_folder, quoted, write_text
 
@@ -51,13 +51,22 @@ SET_HERE = {
     "trainer.val_only": "verl-ext train for a training",
     "trainer.val_before_train": "verl-ext train for a training",
 }
+# By signal, what the run of verl gets. At SIGUSR1 it would go on to the end of its validation, which can take hours.
+PASSED_ON = {number: number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+PASSED_ON[signal.SIGUSR1] = signal.SIGTERM
 
 
 class VerlFailed(RunError):
-    """A run of verl ended with another status than 0. The exit code is the status, or 128 + n after signal n."""
+    """A run of verl ended with another status than 0. The exit code is the status, or 128 + n after signal n.
 
-    def __init__(self, status: int, done: int, out: Path) -> None:
+    After SIGUSR1 the exit code is ``EXIT_STOPPED`` if this start has completed a run of verl before. Without this
+    condition, a job that is put back into the queue after each SIGUSR1 might never complete one.
+    """
+
+    def __init__(self, status: int, done: int, out: Path, progress: bool) -> None:
         self.exit_code = status if status > 0 else 128 - status
+        if status == -signal.SIGUSR1 and progress:
+            self.exit_code = EXIT_STOPPED
         super().__init__(
             f"the run of verl ended with status {status}; {out} holds {done} samples of each problem, and the same "
             "command continues from there"
@@ -160,12 +169,13 @@ def generate(evaluation: Evaluation, out: Path, n: int, per_run: int) -> None:
         with FileLock(out / ".lock", timeout=0):
             _bind(evaluation.settings, out)
             note_rows(out, rows)
+            before = count_samples(out)
             while (done := count_samples(out)) < n:
                 size = min(per_run, n - done)
                 unfinished = out / "unfinished"
                 shutil.rmtree(unfinished, ignore_errors=True)
                 if status := _run(evaluation.command(size, len(sizes_of_runs(out)), unfinished)):
-                    raise VerlFailed(status, done, out)
+                    raise VerlFailed(status, done, out, progress=done > before)
                 (written,) = unfinished.glob("*.jsonl")
                 check_problems(written, rows)
                 os.replace(written, out / f"{done:06}_{size}.jsonl")
@@ -197,24 +207,31 @@ def _bind(settings: dict[str, object], out: Path) -> None:
 
 
 def _run(command: Sequence[str]) -> int:
-    """Exit status of the command. SIGINT, SIGTERM and SIGHUP go to the command, which then ends its own workers."""
+    """Exit status of the command. The signals in ``PASSED_ON`` end the command, which then ends its own workers.
+
+    After SIGUSR1 the status is -SIGUSR1.
+    """
     started: list[subprocess.Popen] = []
     early: list[int] = []
+    stopped: list[int] = []
 
     def forward(number: int, _: object) -> None:
+        if number == signal.SIGUSR1:
+            stopped.append(number)
         if started:
-            started[0].send_signal(number)
+            started[0].send_signal(PASSED_ON[number])
         else:
-            early.append(number)
+            early.append(PASSED_ON[number])
 
-    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, forward) for number in PASSED_ON}
     try:
         # A session of its own: Ctrl-C in a terminal would otherwise reach the command twice.
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
         started.append(process)
         for number in early:
             process.send_signal(number)
-        return process.wait()
+        status = process.wait()
+        return -signal.SIGUSR1 if stopped else status
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

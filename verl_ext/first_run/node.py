@@ -217,6 +217,8 @@ def disks(question: Question) -> str:
     """Free space where checkpoints, Ray's files and the hub's models go."""
     hub = os.environ.get("HF_HOME") or str(Path.home() / ".cache" / "huggingface")
     folders = {"--out": question.out, "TMPDIR": Path(tempfile.gettempdir()), "HF_HOME": Path(hub)}
+    if ray := os.environ.get("RAY_TMPDIR"):  # Ray's files are there, and otherwise in TMPDIR
+        folders["RAY_TMPDIR"] = Path(ray)
     texts = []
     for name, folder in folders.items():
         if obstacle := obstacle_to_writing(folder):

@@ -33,7 +33,8 @@ def check(loggers: str = "[console,wandb]") -> None:
 def test_wandb_without_a_key_is_refused():
     with pytest.raises(
         BadConfig,
-        match=r"^trainer\.logger=\['console', 'wandb'\] is not valid: wandb has no key for https://.*; run wandb",
+        match=r"^trainer\.logger=\['console', 'wandb'\] is not valid: wandb has no key for https://.*; run wandb "
+        r"login, set WANDB_API_KEY or WANDB_MODE=offline, or use \[console,file\]$",
     ):
         check()
 

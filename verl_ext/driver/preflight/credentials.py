@@ -99,7 +99,7 @@ def check_wandb(faults: Faults) -> None:
     chosen = faults["trainer.logger"]
     names = [chosen] if isinstance(chosen, str) else list(chosen)
     if "wandb" in names and (obstacle := _obstacle_to_wandb()):
-        faults.refuse("trainer.logger", chosen, f"wandb {obstacle}, or use [console,tensorboard]")
+        faults.refuse("trainer.logger", chosen, f"wandb {obstacle}, or use [console,file]")
 
 
 def _obstacle_to_wandb() -> str | None:
