@@ -270,9 +270,9 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, GroupUpdates, WeightTurn
             try:
                 with weights_before_kept(trainer):
                     super()._save_checkpoint()
-                prune(folder, weights_to_keep(trainer), but=named)
             except (ray.exceptions.RayTaskError, OSError, RuntimeError) as error:  # in a worker, here, by torch
                 raise unwritten(folder, error) from error
+        prune(folder, weights_to_keep(trainer), but=named)
 
     def _kl_state(self) -> dict[str, float]:
         """The coefficient of ``use_kl_in_reward``, if verl adapts it: verl saves it nowhere."""
