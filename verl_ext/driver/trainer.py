@@ -19,7 +19,7 @@ from verl.single_controller.ray import RayResourcePool
 from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import collate_fn
 
-from verl_ext.controller import RolloutController
+from verl_ext.controller import WHY_ROLLOUTS_FAIL, RolloutController
 from verl_ext.driver.agent_loop import PREFIX, ROLLOUTS, SAMPLING, SESSION_OFFSET, WaveManager
 from verl_ext.driver.allocation_table import AllocationTables
 from verl_ext.driver.checkpoint import (
@@ -41,7 +41,7 @@ from verl_ext.driver.stop import stop_requested
 from verl_ext.driver.stoppable import StoppableTrainer
 from verl_ext.driver.update import GroupUpdates
 from verl_ext.driver.weight_sync import WeightTurns
-from verl_ext.errors import BadConfig, CannotFillBatch
+from verl_ext.errors import BadConfig, CannotFillBatch, EveryRolloutFailed
 from verl_ext.policy import Group, Prompt, RolloutPolicy
 from verl_ext.prompts import RowKey
 from verl_ext.record import RecordingController
@@ -140,16 +140,23 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, GroupUpdates, WeightTurn
         forget_workers()
 
     def _fit_until_used_up(self, agent_loop_manager: WaveManager) -> None:
-        """verl's ``fit``; data that is used up after the first step ends the run."""
+        """verl's ``fit``; data that is used up after the first step ends the run.
+
+        If most rollouts of the step that cannot be filled have failed, the failures are at fault, and not the data.
+        """
         try:
             with EngineWatch():
                 super().fit(agent_loop_manager)
         except CannotFillBatch as error:
             check_workers()
+            counts = self.controller.ledger.step
+            sampled, failed = counts["rollouts/sampled"], counts["rollouts/failed"]
+            sentence = f"{error}; {failed:,} of its {sampled:,} rollouts failed" if failed else str(error)
+            if 2 * failed > sampled:
+                raise EveryRolloutFailed(f"{sentence}; {WHY_ROLLOUTS_FAIL}") from error
             if self.global_steps <= 1:  # nothing was learned, so the settings are at fault
-                raise
-            spent = self.controller.ledger.step["rollouts/sampled"]
-            self.end_used_up(CannotFillBatch(f"{error}; its {spent:,} rollouts are in the metrics of no step"))
+                raise CannotFillBatch(sentence) from error
+            self.end_used_up(CannotFillBatch(f"{sentence}; its {sampled:,} rollouts are in the metrics of no step"))
 
     # ---- methods called by the controller ----
 
