@@ -218,7 +218,9 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
                 transcript.most or self.rollout_config.response_length,
                 (transcript.context or math.inf) - len(output.prompt_ids),
             )
-            return len(output.response_ids) >= most
+            if len(output.response_ids) >= most:
+                return True
+        # Not every model ends a call with eos, so the last token does not tell whether a call is left unanswered.
         return bool(self.tools) and await has_unanswered_call(output, self._tool_parser)
 
 
