@@ -16,7 +16,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from verl_ext.controller import WHY_ROLLOUTS_FAIL, RolloutController
-from verl_ext.driver.agent_loop import (
+from verl_ext.driver.rows import (
     CANCELLED,
     DIVERGED,
     FAILED,

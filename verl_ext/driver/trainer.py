@@ -20,7 +20,7 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import collate_fn
 
 from verl_ext.controller import WHY_ROLLOUTS_FAIL, RolloutController
-from verl_ext.driver.agent_loop import PREFIX, ROLLOUTS, SAMPLING, SESSION_OFFSET, WaveManager
+from verl_ext.driver.agent_loop import WaveManager
 from verl_ext.driver.allocation_table import AllocationTables
 from verl_ext.driver.checkpoint import (
     BadCheckpoint,
@@ -36,6 +36,7 @@ from verl_ext.driver.cluster import check_queue_full
 from verl_ext.driver.liveness import EngineWatch, check_workers, forget_workers, note_nodes, note_workers
 from verl_ext.driver.prompt_data import PromptDataset, PromptTexts, endless_rows, fetch, prompt_loader
 from verl_ext.driver.replay_buffer import PARTITION, GroupReplayBuffer, set_aside
+from verl_ext.driver.rows import PREFIX, ROLLOUTS, SAMPLING, SESSION_OFFSET
 from verl_ext.driver.step_line import VALIDATION_FAILED, step_line
 from verl_ext.driver.stop import stop_requested
 from verl_ext.driver.stoppable import StoppableTrainer
