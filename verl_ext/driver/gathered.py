@@ -25,7 +25,7 @@ from ray.exceptions import RayTaskError
 Answer = tuple[int, bytes]  # number of the call, and its result and error, packed by themselves
 
 
-class Wave:
+class Bundle:
     """Collects items for ``seconds`` after the first, then hands them to ``send`` together.
 
     With 0 seconds the items of one turn of the event loop go together.
@@ -86,14 +86,14 @@ class _Method:
 
     def __init__(self, owner: GatheredActor, name: str):
         self._owner, self._name = owner, name
-        self._wave = Wave(self._send, owner._seconds)
+        self._bundle = Bundle(self._send, owner._seconds)
 
     def remote(self, *args: Any, **kwargs: Any) -> asyncio.Future:
         # Each call is packed by itself: rollouts of a group share arguments, and verl's methods change arguments.
         call = _packed(self._owner._sent(self._name, args, kwargs))
         answer = asyncio.get_running_loop().create_future()
         answer.add_done_callback(_note_error)
-        self._wave.add((call, answer))
+        self._bundle.add((call, answer))
         self._owner._asked(self._name, kwargs, answer)
         return answer
 
