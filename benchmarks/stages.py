@@ -25,9 +25,8 @@ from tensordict import NonTensorData, TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-from verl_ext.driver.agent_loop import DIVERGED, GENERATED, REPLAYED, ROLLOUTS, TRUNCATED
 from verl_ext.driver.checkpoint import QUEUE
-from verl_ext.driver.rows import Columns
+from verl_ext.driver.rows import DIVERGED, GENERATED, REPLAYED, ROLLOUTS, TRUNCATED, Columns
 
 WORKERS = 8  # data-parallel workers of the actor
 AT_ONCE = 256  # rows written at once, as by an agent-loop worker

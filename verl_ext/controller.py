@@ -35,6 +35,7 @@ from verl_ext.trajectory import Trajectory
 
 logger = logging.getLogger(__name__)
 Decided = TypeVar("Decided")
+WHY_ROLLOUTS_FAIL = "the log of the agent-loop workers says why (often the reward function or the rollout engine)"
 
 
 class Engine(Protocol):
@@ -120,10 +121,7 @@ class RolloutController:
         counts = self.ledger.step
         failed, tried = counts["rollouts/failed"], counts["rollouts/sampled"] - counts["rollouts/discarded_cancelled"]
         if groups and 0 < failed == tried and not self.outstanding:
-            raise EveryRolloutFailed(
-                f"step {self.step}: all {failed} rollouts failed; the log of the agent-loop workers says why "
-                "(often the reward function or the rollout engine)"
-            )
+            raise EveryRolloutFailed(f"step {self.step}: all {failed} rollouts failed; {WHY_ROLLOUTS_FAIL}")
         for group in groups:
             self._apply(self._decide(self.policy.on_group, group), groups)
         self._hand_over()

@@ -58,7 +58,8 @@ class BadReward(RunError, ValueError):
 
 
 class EveryRolloutFailed(RunError):
-    """Every rollout of a step failed; further requests would fail in the same way."""
+    """Every rollout of a step failed, or most rollouts of a step that has nothing to train on; further requests would
+    fail in the same way."""
 
 
 @contextmanager

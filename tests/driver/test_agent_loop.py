@@ -166,6 +166,7 @@ def roll_out(queue, model, tokenizer):
         engine_class=SlowEngine,
         sampling=None,
         max_model_len=None,
+        most_turns=None,
         rollouts=1,
         cancel_when=None,
     ):
@@ -175,6 +176,7 @@ def roll_out(queue, model, tokenizer):
             "data.max_prompt_length=256",
             "data.max_response_length=1024",
             f"actor_rollout_ref.rollout.max_model_len={max_model_len or 'null'}",
+            f"actor_rollout_ref.rollout.multi_turn.max_assistant_turns={most_turns or 'null'}",
             f"rollout_driver.agent_timeout={timeout or 'null'}",
             f"rollout_driver.compact_filtering={str(compact_filtering).lower()}",
             f"rollout_driver.on_divergence={on_divergence}",
@@ -469,6 +471,24 @@ def test_the_engines_limit_of_prompt_and_response_truncates_a_trajectory(roll_ou
     assert status == "finished" and len(engine.calls) == (2 if further > 1 else 1)
     assert extra(row)["truncated"] == (further < 60)
     assert row["responses"].tolist() == whole["responses"].tolist()[: observed + further * (further > 1)]
+
+
+@pytest.mark.parametrize("stop", [END, "<|endoftext|>"])
+@pytest.mark.parametrize(("most_turns", "truncated"), [(1, True), (2, False)])
+def test_a_limit_of_turns_truncates_a_trajectory_whichever_token_ends_a_call(
+    roll_out, tokenizer, stop, most_turns, truncated
+):
+    """verl ends a call of GLM, Kimi and Gemma with a token of the parser's own."""
+
+    class Engine(SlowEngine):
+        async def generate(self, request_id, **kwargs):
+            answer = await super().generate(request_id, **kwargs)
+            answer.token_ids[-1] = tokenizer.convert_tokens_to_ids(stop)
+            return answer
+
+    _, row, engine = roll_out([ADD, "11"], engine_class=Engine, most_turns=most_turns)
+    assert len(engine.calls) == most_turns and row["responses"][-1] == tokenizer.convert_tokens_to_ids(stop)
+    assert extra(row)["truncated"] == truncated
 
 
 def test_tokens_beyond_the_longest_response_are_counted(roll_out, tokenizer):

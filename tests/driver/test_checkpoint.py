@@ -230,3 +230,24 @@ def test_queues_stay_where_the_weights_are_on_other_disks(tmp_path):
         shutil.rmtree(folder / WEIGHTS)
     prune(folders[1])
     assert all((folder / QUEUE).is_dir() for folder in folders)
+
+
+def test_files_that_cannot_be_removed_are_a_warning_and_the_other_files_go(tmp_path, monkeypatch, caplog):
+    """Network disks keep a deleted file that a process still reads, under another name in its folder."""
+    folders = {step: whole_checkpoint(tmp_path, step) for step in (1, 2, 3, 4)}
+    (folders[1] / QUEUE).mkdir()
+    shutil.rmtree(folders[1] / WEIGHTS)
+    remove = shutil.rmtree
+
+    def refuse(folder):
+        if folder in (folders[3] / WEIGHTS, folders[1] / QUEUE):
+            raise OSError(39, "Directory not empty", str(folder))
+        remove(folder)
+
+    monkeypatch.setattr("verl_ext.driver.checkpoint.shutil.rmtree", refuse)
+    prune(folders[4], keep=1)
+    assert [step for step, folder in folders.items() if (folder / WEIGHTS).is_dir()] == [3, 4]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{folder} cannot be removed (Directory not empty); remove it if the disk fills"
+        for folder in (folders[3] / WEIGHTS, folders[1] / QUEUE)
+    ]

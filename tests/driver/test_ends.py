@@ -16,7 +16,7 @@ from verl_ext.driver import runner
 from verl_ext.driver.checkpoint import TRACKER, load_state
 from verl_ext.driver.modes import TRAINER_MODES, PolicyTrainerSync
 from verl_ext.driver.stop import Stopped
-from verl_ext.errors import EXIT_STOPPED, CannotFillBatch, DataUsedUp
+from verl_ext.errors import EXIT_STOPPED, CannotFillBatch, DataUsedUp, EveryRolloutFailed
 
 STEPS = 50
 
@@ -181,8 +181,9 @@ def test_a_checkpoint_that_is_written_anew_is_no_longer_the_latest(tmp_path, mon
     assert named[-1] is False
 
 
-def used_up(folder, step, monkeypatch, *overrides, loads=None, saved=None):
-    """A run whose step ``step`` cannot be filled; returns the trainer and its calls afterwards.
+def used_up(folder, step, monkeypatch, *overrides, loads=None, saved=None, failed=0):
+    """A run whose step ``step`` cannot be filled, with 1,200 rollouts, of which ``failed`` failed; returns the trainer
+    and its calls afterwards.
 
     The run resumes from a checkpoint of step ``loads``, and saves a last checkpoint at step ``saved``.
     """
@@ -190,7 +191,7 @@ def used_up(folder, step, monkeypatch, *overrides, loads=None, saved=None):
 
     def fit(self, manager):
         self.global_steps = step
-        self.controller.ledger.step["rollouts/sampled"] = 1200
+        self.controller.ledger.step |= {"rollouts/sampled": 1200, "rollouts/failed": failed}
         raise CannotFillBatch(f"step {step}: no prompt survived")
 
     monkeypatch.setattr(PPOTrainer, "fit", fit)
@@ -253,6 +254,30 @@ def test_without_frequencies_nothing_is_saved_or_validated(tmp_path, monkeypatch
 def test_a_first_step_that_cannot_be_filled_is_a_fault(tmp_path, monkeypatch, without_models):
     with pytest.raises(CannotFillBatch, match="step 1: no prompt survived"):
         used_up(tmp_path, 1, monkeypatch)
+
+
+FAILED = "step {}: no prompt survived; {} of its 1,200 rollouts failed"
+
+
+@pytest.mark.parametrize("step", [1, 8])
+def test_a_step_that_cannot_be_filled_because_most_rollouts_failed_is_a_fault(
+    step, tmp_path, monkeypatch, without_models
+):
+    """If a judge's server dies after a first round of rollouts, all rollouts of the other rounds fail."""
+    sentence = f"^{FAILED.format(step, 601)}; the log of the agent-loop workers says why"
+    with pytest.raises(EveryRolloutFailed, match=sentence):
+        used_up(tmp_path, step, monkeypatch, "trainer.save_freq=5", failed=601)
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_the_sentence_of_a_step_that_cannot_be_filled_counts_failed_rollouts(tmp_path, monkeypatch, without_models):
+    made, _ = used_up(tmp_path, 8, monkeypatch, failed=600)
+    assert str(made.used_up) == (
+        f"the data is used up: step 7 is the last of this run, since {FAILED.format(8, 600)}; its "
+        "1,200 rollouts are in the metrics of no step"
+    )
+    with pytest.raises(CannotFillBatch, match=f"^{FAILED.format(1, 600)}$"):
+        used_up(tmp_path, 1, monkeypatch, failed=600)
 
 
 @pytest.mark.parametrize(

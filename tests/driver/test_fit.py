@@ -33,9 +33,9 @@ from verl.utils.checkpoint.checkpoint_manager import BaseCheckpointManager
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from verl_ext.driver import modes
-from verl_ext.driver.agent_loop import ROLLOUTS, SESSION_OFFSET
 from verl_ext.driver.allocation_table import NAME
 from verl_ext.driver.checkpoint import FILE_NAME, QUEUE, TRACKER, load_state
+from verl_ext.driver.rows import ROLLOUTS, SESSION_OFFSET
 from verl_ext.prompts import RowKey
 
 SIZE = 4_000_000  # bytes of the weights; the policy's file is smaller than half of them

@@ -54,8 +54,10 @@ def service():
                 raise Refused("no credit is left", status=402)
             return threading.Lock() if kind == "lock" else kind
 
-        async def cancel(self):
-            raise asyncio.CancelledError
+        async def end(self, error):
+            if error is not None:
+                raise error("by a judge")
+            return "an answer"
 
         async def die(self):
             os._exit(1)
@@ -150,12 +152,25 @@ def test_an_answer_that_cannot_be_sent_or_read_fails_alone(service):
     assert word == "word"
 
 
-def test_a_call_cancelled_in_the_actor_is_an_error_and_cancels_no_rollout(service):
-    async def main():
-        return await asyncio.wait_for(settled(GatheredActor(service).cancel.remote()), 60)
+def outcome():
+    """A class of errors that are no Exception, as of sandboxes and time limits; actors cannot import this file."""
 
-    (error,) = asyncio.run(main())
-    assert isinstance(error, RuntimeError) and "CancelledError" in str(error)
+    class Outcome(BaseException):
+        pass
+
+    return Outcome
+
+
+@pytest.mark.parametrize("kind", [asyncio.CancelledError, outcome(), SystemExit, KeyboardInterrupt])
+def test_a_call_that_ends_with_no_exception_fails_alone_and_ends_no_rollout(service, kind):
+    async def main():
+        actor = GatheredActor(service, 0.05)
+        return await asyncio.wait_for(settled(*map(actor.end.remote, (None, kind, None))), 60)
+
+    first, error, last = asyncio.run(main())
+    assert (first, last) == ("an answer", "an answer")
+    assert isinstance(error, RuntimeError) and not isinstance(error, kind)
+    assert str(error.cause) == f"{kind.__name__}: by a judge"
 
 
 def test_a_rollout_that_is_cancelled_leaves_the_others_alone(service):
@@ -174,12 +189,16 @@ def test_a_rollout_that_is_cancelled_leaves_the_others_alone(service):
 
 
 def test_an_actor_without_coroutines():
+    Outcome = outcome()
+
     @ray.remote
     class Counter:
         def __init__(self):
             self.count = 0
 
         def add(self, number):
+            if number == 0:
+                raise Outcome("no number")
             if number < 0:
                 raise RuntimeError("No available servers in load balancer")
             self.count += number
@@ -189,8 +208,9 @@ def test_an_actor_without_coroutines():
 
     async def main():
         actor = GatheredActor(counted, is_async=False)
-        return await settled(*(actor.add.remote(number) for number in (1, -1, 2)))
+        return await settled(*(actor.add.remote(number) for number in (1, -1, 0, 2)))
 
-    first, error, last = asyncio.run(main())
+    first, error, no_exception, last = asyncio.run(main())
     assert (first, last, counted.calls) == (1, 3, 1)
     assert isinstance(error, RuntimeError) and "No available servers in load balancer" in str(error)
+    assert isinstance(no_exception, RuntimeError) and str(no_exception.cause) == "Outcome: no number"

@@ -6,9 +6,10 @@ import asyncio
 import copy
 
 import pytest
+from omegaconf import OmegaConf
 from support.agent_loops import ScriptedEngine, make_tokenizer, sql_call
 from support.configs import compose
-from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap, _agent_loop_registry
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, DictConfigWrap, ToolListWrap, _agent_loop_registry
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
@@ -67,6 +68,23 @@ def tools_of_each(rendered, monkeypatch):
     return tools_of_each
 
 
+class Environment:
+    """A part of a user's loop, with the state of a rollout."""
+
+    def __init__(self):
+        self.log = []
+
+
+class UsersLoop(AgentLoopBase):
+    """A user's loop with parts, named in its configuration."""
+
+    def __init__(self, *args, environment=None, notes=None, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.environment, self.notes = environment, notes
+
+    async def run(self, sampling_params, **kwargs): ...
+
+
 async def group(*rollouts):
     """Rollouts of one group."""
     PROMPT_TOKENS.set(PromptTokens())
@@ -93,6 +111,25 @@ def test_all_rollouts_have_one_loop_of_verls_which_keeps_nothing_of_them(make_ma
             assert kept(make()) == before and kept(getattr(make(), "tool_parser", make())) == parser
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("as_config", [OmegaConf.create, dict])
+@pytest.mark.parametrize(
+    "parts", [{}, {"environment": {"_target_": f"{__name__}.Environment"}}, {"notes": [1]}, {"notes": {"a": 1}}]
+)
+def test_rollouts_of_a_users_loop_share_neither_the_loop_nor_its_parts(make_maker, monkeypatch, as_config, parts):
+    users = as_config({"_target_": f"{__name__}.UsersLoop", **parts})
+    monkeypatch.setitem(_agent_loop_registry, "users", users)
+    make = make_maker("users", ScriptedEngine(make_tokenizer(), ""))
+    first, second = make(), make()
+    assert type(first) is type(second) is UsersLoop and first is not second
+    for part in parts:
+        assert getattr(first, part) is not getattr(second, part)
+    if "environment" in parts:
+        assert (first.environment.log, type(second.environment)) == ([], Environment)
+    elif parts:
+        assert first.notes == second.notes == parts["notes"]
+    assert (make.func is UsersLoop) == (not parts)  # hydra takes long
 
 
 def test_a_prompt_is_rendered_once_for_its_group(make_maker, rendered):

@@ -20,9 +20,9 @@ from support.update import LENGTH, PROMPT, VOCABULARY, gradient, log_probabiliti
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-from verl_ext.driver.agent_loop import PREFIX, ROLLOUTS, SAMPLING, SESSION_OFFSET
 from verl_ext.driver.checkpoint import BadCheckpoint, load_state
 from verl_ext.driver.modes import TRAINER_MODES, PolicyTrainerSync
+from verl_ext.driver.rows import PREFIX, ROLLOUTS, SAMPLING, SESSION_OFFSET
 from verl_ext.errors import RunError
 from verl_ext.policy import Cancel, Group, Prompt, Request, Rollout, Sampling
 from verl_ext.trajectory import Trajectory

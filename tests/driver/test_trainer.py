@@ -12,7 +12,7 @@ import pytest
 from support.agent_loops import make_tokenizer
 from support.configs import compose, good_overrides, write_rows
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
-from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
+from verl.trainer.ppo.v1.trainer_separate_async import HybridEngineMode, PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from verl_ext.driver import modes, stoppable
@@ -257,7 +257,7 @@ def test_engines_on_the_actors_devices_sleep_while_a_late_checkpoint_is_saved(tm
     made = trainer(tmp_path, *settings, mode=mode)
     made.global_steps, made.logger, made.timing_raw = 3, SimpleNamespace(log=lambda **_: None), {}
     made.checkpoint_manager = SimpleNamespace(
-        abort_replicas=lambda: calls.append("abort"),
+        abort_replicas=lambda reject_request=False: calls.append("abort"),
         sleep_replicas=lambda: calls.append("sleep"),
         update_weights=lambda step: calls.append(f"wake {step}"),
         resume_generation_replicas=lambda: calls.append("resume"),
@@ -268,10 +268,12 @@ def test_engines_on_the_actors_devices_sleep_while_a_late_checkpoint_is_saved(tm
     monkeypatch.setattr(PPOTrainer, "_compute_metrics", lambda self, *given: None)
     monkeypatch.setattr(type(made), "_save_checkpoint", lambda self: calls.append("save"))
     monkeypatch.setattr(type(made), "_validate", lambda self: calls.append("validate"))
-    for hook in ("on_validate_begin", "on_validate_end", "_shutdown_dump_executor"):
-        monkeypatch.setattr(type(made), hook, lambda self: None)
-    asleep = {"sync": ["sleep"], "colocate_async": ["abort", "sleep"], "separate_async": []}[mode]
-    awake = {"sync": ["wake 3"], "colocate_async": ["wake 3", "resume"], "separate_async": []}[mode]
+    monkeypatch.setattr(type(made), "_shutdown_dump_executor", lambda self: None)
+    for routes in ("add_replicas_to_balancer", "remove_replicas_from_balancer"):
+        monkeypatch.setattr(type(made), routes, lambda self: None, raising=False)
+    made.current_mode = HybridEngineMode.ROLLOUT  # a validation has just been, and the next step has not begun
+    asleep = {"sync": ["sleep"], "colocate_async": ["abort", "sleep"], "separate_async": ["abort", "sleep"]}[mode]
+    awake = ["wake 3"] if mode == "sync" else ["wake 3", "resume"]
 
     monkeypatch.setattr(stoppable, "stop_requested", lambda: True)
     StoppableTrainer._compute_metrics(made, "batch", {}, {"step": 1.0}, 3, 1)
@@ -279,6 +281,7 @@ def test_engines_on_the_actors_devices_sleep_while_a_late_checkpoint_is_saved(tm
     calls.clear()
     made.global_steps = 4
     made.end_used_up(CannotFillBatch("no prompt is left"))
+    asleep = [] if mode == "separate_async" else asleep  # its engines have slept since the last save
     assert calls == [*asleep, "save", *awake, "validate"]
 
 

@@ -9,7 +9,8 @@ import ray
 import torch
 from tensordict import TensorDict
 
-from verl_ext.driver.agent_loop import ROLLOUTS, WaveManager
+from verl_ext.driver.agent_loop import WaveManager
+from verl_ext.driver.rows import ROLLOUTS
 
 
 class Worker:

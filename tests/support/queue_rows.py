@@ -13,7 +13,7 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from support.configs import changed, compose
 from support.forks import with_verl
-from verl_ext.driver.agent_loop import CANCELLED, FAILED, key_without_row
+from verl_ext.driver.rows import CANCELLED, FAILED, key_without_row
 
 CAPACITY = 200  # rows
 _running = False

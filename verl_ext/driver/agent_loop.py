@@ -27,20 +27,21 @@ from verl_ext.allocation.balance import partition, random_dispatch
 from verl_ext.driver.loops import PROMPT_TOKENS, PromptTokens, loop_maker
 from verl_ext.driver.prefixes import PLAYBACK, PrefixClient, PrefixPlayback, mask_prefix
 from verl_ext.driver.prompt_data import id_of
-from verl_ext.driver.rows import Rows
+from verl_ext.driver.rows import (
+    CANCELLED,
+    DIVERGED,
+    FAILED,
+    GENERATED,
+    REPLAYED,
+    ROLLOUTS,
+    TRUNCATED,
+    Rows,
+    key_without_row,
+)
 from verl_ext.driver.services import RewardWorker, TokenClient, gather_requests
 from verl_ext.driver.transcript import TRANSCRIPT, WAVE, RunningWave, Transcript, TranscriptClient
 from verl_ext.prompts import prompt_id_of_group
 from verl_ext.trajectory import Trajectory
-
-# Fields of a prompt's row.
-ROLLOUTS = "__rollout_n__"  # verl's own: the number of rollouts
-SESSION_OFFSET = "session_offset"
-PREFIX = "rollout_prefix"  # state_dict() of the prefix, a Trajectory; {} for rollouts without a prefix
-SAMPLING = "rollout_sampling"  # state_dict() of the request's Sampling; {} for rollouts sampled as configured
-# Extra fields of a trajectory's row.
-GENERATED, REPLAYED, TRUNCATED, DIVERGED = "generated_tokens", "prefix_tokens", "truncated", "diverged"
-CANCELLED, FAILED = "cancelled", "failed"  # status of the key of a rollout without a row
 
 
 class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
@@ -218,7 +219,9 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
                 transcript.most or self.rollout_config.response_length,
                 (transcript.context or math.inf) - len(output.prompt_ids),
             )
-            return len(output.response_ids) >= most
+            if len(output.response_ids) >= most:
+                return True
+        # Not every model ends a call with eos, so the last token does not tell whether a call is left unanswered.
         return bool(self.tools) and await has_unanswered_call(output, self._tool_parser)
 
 
@@ -241,11 +244,6 @@ def time_limit(seconds: float | None, transcript: Transcript) -> Iterator[None]:
     finally:
         if timer is not None:
             timer.cancel()
-
-
-def key_without_row(uid: str, session: int, status: str, tokens: int) -> tuple[str, dict[str, Any]]:
-    """Key and tag of a rollout without a row, which is ``CANCELLED`` or ``FAILED`` and has generated ``tokens``."""
-    return f"{uid}_{session}_0", {"status": status, GENERATED: tokens, "min_global_steps": None}
 
 
 def cut_to(output: AgentLoopOutput, most: int | None) -> None:

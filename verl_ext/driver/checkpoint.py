@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,8 @@ from omegaconf import DictConfig, open_dict
 
 from verl_ext.errors import RunError
 from verl_ext.files import write_text
+
+logger = logging.getLogger(__name__)
 
 FILE_NAME = "rollout_policy.json"
 TRACKER = "latest_checkpointed_iteration.txt"  # verl's: the step of the last complete checkpoint
@@ -172,10 +175,18 @@ def prune(folder: Path, keep: int | None = None, but: Path | None = None) -> Non
     weighty = sorted((each for each in older if (each / WEIGHTS).is_dir()), key=_step, reverse=True)
     for each in weighty[keep - 1 :] if keep else []:
         if but is None or each.resolve() != but.resolve():
-            shutil.rmtree(each / WEIGHTS)
+            _remove(each / WEIGHTS)
     for each in older:
         if not (each / WEIGHTS).is_dir() and (each / QUEUE).is_dir():
-            shutil.rmtree(each / QUEUE)
+            _remove(each / QUEUE)
+
+
+def _remove(folder: Path) -> None:
+    """Remove the folder. A failure is a warning, because the run can go on: the newest checkpoint is complete."""
+    try:
+        shutil.rmtree(folder)
+    except OSError as error:
+        logger.warning("%s cannot be removed (%s); remove it if the disk fills", folder, error.strerror)
 
 
 def _step(folder: Path) -> int:

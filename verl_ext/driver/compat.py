@@ -133,6 +133,7 @@ def _signatures() -> dict[Callable, tuple[str, ...]]:
         PPOTrainer.prepare_step: ("self",),
         PPOTrainer.fit: ("self", "agent_loop_manager"),
         PPOTrainerSeparateAsync._setup: ("self",),
+        PPOTrainerSeparateAsync.switch_to_trainer: ("self",),
         Tracking.log: ("self", "data", "step", "backend"),
         LLMServerManager.get_replicas: ("self",),
     }
@@ -144,6 +145,7 @@ def _constants() -> dict[Callable, tuple[str, ...]]:
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
     from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+    from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
     from verl.utils.reward_score import default_compute_score
     from verl.utils.tracking import Tracking, _TensorboardAdapter
     from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerClient
@@ -184,6 +186,7 @@ def _constants() -> dict[Callable, tuple[str, ...]]:
         ToolAgentLoop._handle_generating_state: ("self.server_manager.generate(", "if not agent_data.extra_fields"),
         default_compute_score: ("raise NotImplementedError(",),
         compute_rollout_correction_and_rejection_mask: ("response_mask must contain at least one valid token",),
+        PPOTrainerSeparateAsync.on_step_begin: ("self.current_mode != HybridEngineMode.ROLLOUT",),
         PPOTrainer.fit: ("self.global_steps <= self.total_training_steps", "self.config.trainer.test_freq > 0"),
         Tracking.__init__: ('self.logger["wandb"] = wandb', 'self.logger["tensorboard"] = _TensorboardAdapter('),
         _TensorboardAdapter.__init__: ("self.writer = SummaryWriter(",),

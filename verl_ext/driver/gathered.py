@@ -11,6 +11,7 @@ verl's actors are not changed: Ray's ``__ray_call__`` runs :func:`_answers` in t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import pickle
 import traceback
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -24,7 +25,7 @@ from ray.exceptions import RayTaskError
 Answer = tuple[int, bytes]  # number of the call, and its result and error, packed by themselves
 
 
-class Wave:
+class Bundle:
     """Collects items for ``seconds`` after the first, then hands them to ``send`` together.
 
     With 0 seconds the items of one turn of the event loop go together.
@@ -85,14 +86,14 @@ class _Method:
 
     def __init__(self, owner: GatheredActor, name: str):
         self._owner, self._name = owner, name
-        self._wave = Wave(self._send, owner._seconds)
+        self._bundle = Bundle(self._send, owner._seconds)
 
     def remote(self, *args: Any, **kwargs: Any) -> asyncio.Future:
         # Each call is packed by itself: rollouts of a group share arguments, and verl's methods change arguments.
         call = _packed(self._owner._sent(self._name, args, kwargs))
         answer = asyncio.get_running_loop().create_future()
         answer.add_done_callback(_note_error)
-        self._wave.add((call, answer))
+        self._bundle.add((call, answer))
         self._owner._asked(self._name, kwargs, answer)
         return answer
 
@@ -175,9 +176,7 @@ async def _answer(actor: object, name: str, call: bytes) -> bytes:
     try:
         args, kwargs = pickle.loads(call)
         return _packed((await attrgetter(name)(actor)(*args, **kwargs), None))
-    except asyncio.CancelledError:  # a CancelledError as the answer would cancel the rollout
-        return _packed_error(name, RuntimeError(f"{name} was cancelled"))
-    except Exception as error:
+    except BaseException as error:  # without an answer, the caller would wait for ever
         return _packed_error(name, error)
 
 
@@ -187,17 +186,23 @@ def _answers_in_order(actor: object, name: str, calls: Sequence[bytes]) -> list[
         try:
             args, kwargs = pickle.loads(call)
             answers.append((number, _packed((getattr(actor, name)(*args, **kwargs), None))))
-        except Exception as error:
+        except (KeyboardInterrupt, SystemExit):  # Ray ends this process; its death fails the calls
+            raise
+        except BaseException as error:
             answers.append((number, _packed_error(name, error)))
     return answers
 
 
-def _packed_error(name: str, error: Exception) -> bytes:
-    """The error that is being handled, packed; its text alone, if the error cannot be packed and read again."""
+def _packed_error(name: str, error: BaseException) -> bytes:
+    """The error that is being handled, packed; its text alone, if the error cannot be packed and read again.
+
+    An error that is no Exception is packed as text, too: a CancelledError would cancel the rollout, and a SystemExit
+    would end the caller's event loop.
+    """
     text = traceback.format_exc()
-    try:
-        packed = _packed((None, RayTaskError(name, text, error)))
-        pickle.loads(packed)
-        return packed
-    except Exception:
-        return _packed((None, RayTaskError(name, text, RuntimeError(f"{type(error).__name__}: {error}"))))
+    if isinstance(error, Exception):
+        with contextlib.suppress(Exception):
+            packed = _packed((None, RayTaskError(name, text, error)))
+            pickle.loads(packed)
+            return packed
+    return _packed((None, RayTaskError(name, text, RuntimeError(f"{type(error).__name__}: {error}"))))

@@ -6,10 +6,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import hydra
-from omegaconf import DictConfig
+from omegaconf import DictConfig, ListConfig
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
@@ -19,12 +20,15 @@ def loop_maker(target: DictConfig | dict[str, Any], **arguments: Any) -> Callabl
     """A function that returns an agent loop for one rollout.
 
     verl's own loops keep nothing of a rollout in ``self``, so all rollouts use the same loop. Users' own loops may keep
-    state, so each rollout gets its own loop.
+    state, so each rollout gets its own loop. If the configuration has nested parts, such as an environment with its
+    own ``_target_``, hydra composes them anew for each rollout, as under verl: loops may change these parts, too.
 
     Args:
         target: configuration of the loop, with its class in ``_target_``, as registered with verl.
         arguments: of the loop's constructor.
     """
+    if any(isinstance(value, dict | list | DictConfig | ListConfig) for value in target.values()):
+        return partial(hydra.utils.instantiate, target, **arguments)
     make = hydra.utils.instantiate(target, _partial_=True, **arguments)
     shared_class = SHARED.get(make.func)
     if shared_class is None:

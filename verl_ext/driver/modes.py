@@ -8,7 +8,7 @@ from omegaconf import open_dict
 from verl.single_controller.ray import RayResourcePool
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
-from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
+from verl.trainer.ppo.v1.trainer_separate_async import HybridEngineMode, PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from verl_ext.driver.stop import stop_requested
@@ -76,6 +76,11 @@ class PolicyTrainerSeparateAsync(PolicyTrainer, PPOTrainerSeparateAsync):
         if not self._saves_checkpoint() and not stop_requested():
             self._begun_ahead = self.global_steps + 1
             self.controller.begin_step(self._begun_ahead)
+
+    def _save_late(self) -> None:
+        if self.current_mode == HybridEngineMode.ROLLOUT:  # a validation has woken the engines on the actor's devices
+            self.switch_to_trainer()
+        super()._save_late()
 
     @property
     def _last_begun(self) -> int:  # if the next step has begun before the request to stop, the next step is the last

@@ -15,8 +15,8 @@ import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
-from verl_ext.controller import RolloutController
-from verl_ext.driver.agent_loop import (
+from verl_ext.controller import WHY_ROLLOUTS_FAIL, RolloutController
+from verl_ext.driver.rows import (
     CANCELLED,
     DIVERGED,
     FAILED,
@@ -140,10 +140,7 @@ class GroupReplayBuffer(ReplayBuffer):
         stored = {key: tag for key, tag in zip(batch.keys, batch.tags, strict=True) if tag}
         self._drop_unstored(batch.partition_id, [key for key in batch.keys if key not in stored])
         if not stored:
-            raise EveryRolloutFailed(
-                f"validation at step {self._step}: all rollouts failed; the log of the agent-loop workers says why "
-                "(often the reward function or the rollout engine)"
-            )
+            raise EveryRolloutFailed(f"validation at step {self._step}: all rollouts failed; {WHY_ROLLOUTS_FAIL}")
         return KVBatchMeta(partition_id=batch.partition_id, keys=list(stored), tags=list(stored.values())), metrics
 
     def finished_waves(self) -> list[tuple[str, list[Rollout]]]:

@@ -1,4 +1,4 @@
-"""Rows of finished rollouts, written to TransferQueue together.
+"""Rows in TransferQueue: the fields that this driver adds, and rows of finished rollouts, written together.
 
 A write takes four messages between three processes, with one row or with a hundred. verl writes each rollout's row by
 itself.
@@ -18,6 +18,14 @@ import transfer_queue as tq
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 MOST = 256  # rows of a write
+# Fields of a prompt's row.
+ROLLOUTS = "__rollout_n__"  # verl's own: the number of rollouts
+SESSION_OFFSET = "session_offset"
+PREFIX = "rollout_prefix"  # state_dict() of the prefix, a Trajectory; {} for rollouts without a prefix
+SAMPLING = "rollout_sampling"  # state_dict() of the request's Sampling; {} for rollouts sampled as configured
+# Extra fields of a trajectory's row.
+GENERATED, REPLAYED, TRUNCATED, DIVERGED = "generated_tokens", "prefix_tokens", "truncated", "diverged"
+CANCELLED, FAILED = "cancelled", "failed"  # status of the key of a rollout without a row
 
 
 @dataclass(frozen=True)
@@ -116,6 +124,11 @@ class Rows:
             for write in writes:
                 if not write.done.done():  # cancelled, with its rollout
                     write.done.set_result(None)
+
+
+def key_without_row(uid: str, session: int, status: str, tokens: int) -> tuple[str, dict[str, Any]]:
+    """Key and tag of a rollout without a row, which is ``CANCELLED`` or ``FAILED`` and has generated ``tokens``."""
+    return f"{uid}_{session}_0", {"status": status, GENERATED: tokens, "min_global_steps": None}
 
 
 def _parts(writes: Iterable[_Write]) -> list[list[_Write]]:

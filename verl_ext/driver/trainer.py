@@ -19,8 +19,8 @@ from verl.single_controller.ray import RayResourcePool
 from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import collate_fn
 
-from verl_ext.controller import RolloutController
-from verl_ext.driver.agent_loop import PREFIX, ROLLOUTS, SAMPLING, SESSION_OFFSET, WaveManager
+from verl_ext.controller import WHY_ROLLOUTS_FAIL, RolloutController
+from verl_ext.driver.agent_loop import WaveManager
 from verl_ext.driver.allocation_table import AllocationTables
 from verl_ext.driver.checkpoint import (
     BadCheckpoint,
@@ -36,12 +36,13 @@ from verl_ext.driver.cluster import check_queue_full
 from verl_ext.driver.liveness import EngineWatch, check_workers, forget_workers, note_nodes, note_workers
 from verl_ext.driver.prompt_data import PromptDataset, PromptTexts, endless_rows, fetch, prompt_loader
 from verl_ext.driver.replay_buffer import PARTITION, GroupReplayBuffer, set_aside
+from verl_ext.driver.rows import PREFIX, ROLLOUTS, SAMPLING, SESSION_OFFSET
 from verl_ext.driver.step_line import VALIDATION_FAILED, step_line
 from verl_ext.driver.stop import stop_requested
 from verl_ext.driver.stoppable import StoppableTrainer
 from verl_ext.driver.update import GroupUpdates
 from verl_ext.driver.weight_sync import WeightTurns
-from verl_ext.errors import BadConfig, CannotFillBatch
+from verl_ext.errors import BadConfig, CannotFillBatch, EveryRolloutFailed
 from verl_ext.policy import Group, Prompt, RolloutPolicy
 from verl_ext.prompts import RowKey
 from verl_ext.record import RecordingController
@@ -140,16 +141,23 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, GroupUpdates, WeightTurn
         forget_workers()
 
     def _fit_until_used_up(self, agent_loop_manager: WaveManager) -> None:
-        """verl's ``fit``; data that is used up after the first step ends the run."""
+        """verl's ``fit``; data that is used up after the first step ends the run.
+
+        If most rollouts of the step that cannot be filled have failed, the failures are at fault, and not the data.
+        """
         try:
             with EngineWatch():
                 super().fit(agent_loop_manager)
         except CannotFillBatch as error:
             check_workers()
+            counts = self.controller.ledger.step
+            sampled, failed = counts["rollouts/sampled"], counts["rollouts/failed"]
+            sentence = f"{error}; {failed:,} of its {sampled:,} rollouts failed" if failed else str(error)
+            if 2 * failed > sampled:
+                raise EveryRolloutFailed(f"{sentence}; {WHY_ROLLOUTS_FAIL}") from error
             if self.global_steps <= 1:  # nothing was learned, so the settings are at fault
-                raise
-            spent = self.controller.ledger.step["rollouts/sampled"]
-            self.end_used_up(CannotFillBatch(f"{error}; its {spent:,} rollouts are in the metrics of no step"))
+                raise CannotFillBatch(sentence) from error
+            self.end_used_up(CannotFillBatch(f"{sentence}; its {sampled:,} rollouts are in the metrics of no step"))
 
     # ---- methods called by the controller ----
 
@@ -270,9 +278,9 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, GroupUpdates, WeightTurn
             try:
                 with weights_before_kept(trainer):
                     super()._save_checkpoint()
-                prune(folder, weights_to_keep(trainer), but=named)
             except (ray.exceptions.RayTaskError, OSError, RuntimeError) as error:  # in a worker, here, by torch
                 raise unwritten(folder, error) from error
+        prune(folder, weights_to_keep(trainer), but=named)
 
     def _kl_state(self) -> dict[str, float]:
         """The coefficient of ``use_kl_in_reward``, if verl adapts it: verl saves it nowhere."""
