@@ -264,7 +264,9 @@ def page(outcomes: list[Outcome], entries: list[dict[str, str]], how: str) -> It
     if alive := [(outcome.module, mutant) for outcome in outcomes for mutant in outcome.alive]:
         yield "\n## Alive\n\n| module | line | mutant |\n|---|---|---|"
         yield from (f"| `{module}` | {_code(mutant.line)} | {_code(mutant.mutation)} |" for module, mutant in alive)
-    yield "\n## Equivalent\n\n| module | line | mutant | why nothing can notice |\n|---|---|---|---|"
+    yield "\n## Equivalent\n"
+    yield "Other samples have drawn some of these, so a module can have more of them here than in the first table.\n"
+    yield "| module | line | mutant | why nothing can notice |\n|---|---|---|---|"
     for entry in entries:
         cells = f"`{entry['module']}`", _code(entry["line"]), _code(entry["mutation"]), entry["why"]
         yield f"| {' | '.join(cells)} |"

@@ -11,6 +11,7 @@ from scipy import stats
 from support.engine import controller, prompts, run_step
 
 from recipe.recall.policy import FEWEST, RATE, RECENT, START, Memory, Recall
+from verl_ext.errors import CannotFillBatch
 from verl_ext.policy import Group, Rollout
 
 RATES = [0.0] * 60 + [1.0] * 60 + [0.5] * 40
@@ -38,9 +39,12 @@ def test_the_prior_has_the_moments_of_the_pilots(a, b, n_pilot, seed):
     policy.pilots = (counts / n_pilot).tolist()
     fitted = stats.betabinom(n_pilot, *policy.prior)
     assert fitted.mean() == pytest.approx(counts.mean())
-    a, b = policy.prior
-    if 0.021 < 1 / (a + b + 1) < 0.949:  # the correlation is within its bounds
+    rate = counts.mean() / n_pilot
+    correlation = (counts.var() / (n_pilot * rate * (1 - rate)) - 1) / (n_pilot - 1)
+    if 0.02 < correlation < 0.95:
         assert fitted.var() == pytest.approx(counts.var(), rel=1e-6)
+    else:
+        assert 1 / (sum(policy.prior) + 1) == pytest.approx(0.02 if correlation < 0.5 else 0.95)
 
 
 @pytest.mark.parametrize("pilots", [[0.0] * 40, [1.0] * 40, [0.5] * 40])
@@ -62,6 +66,13 @@ def test_pilots_with_a_failed_rollout_are_no_part_of_the_fit():
     assert policy.pilots == []
     policy._judge(whole)
     assert policy.pilots == [0.5]
+
+
+def test_the_prior_is_fitted_to_the_last_pilots():
+    policy = Recall(train_batch_size=4)
+    policy._step, policy.pilots = 1, [0.0] * RECENT
+    policy._judge(group(prompts(1)[0], 1, 2))
+    assert policy.pilots == [0.0] * (RECENT - 1) + [0.5]
 
 
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8), st.integers(1, 9)), max_size=12), st.integers(1, 6))
@@ -199,3 +210,16 @@ def test_settings_for_give_an_eighth_of_large_groups_to_the_pilot():
         {"n": 8, "n_pilot": 2},
         {"n": 32, "n_pilot": 4},
     ]
+
+
+def test_a_step_without_a_signal_has_max_rounds_rounds_and_then_says_so():
+    run = controller(Recall(train_batch_size=4, n=4, max_rounds=3), [0.0] * 400)
+    with pytest.raises(CannotFillBatch, match="in 3 rounds"):
+        run_step(run, 1)
+    assert len(run.engine.submitted) == 3
+
+
+def test_rounds_are_counted():
+    run = controller(Recall(train_batch_size=4, n=4), RATES)
+    run_step(run, 1)
+    assert run.metrics()["recall/rounds"] == 1
