@@ -128,7 +128,7 @@ def test_no_answer_runs_as_code(task, function, tmp_path):
 @pytest.mark.parametrize("task", ["coin_flip", "countdown", "puzzle24"])
 def test_a_constant_answer_is_right_for_few_entries(task):
     right = references = 0
-    for entry in islice(distinct_entries(Level(task, 1), seed=3), 40):
+    for entry in islice(distinct_entries(Level(task, 1), seed=3), 20):
         numbers = entry["metadata"].get("numbers", [])
         constant = {
             "coin_flip": "0",
@@ -137,7 +137,7 @@ def test_a_constant_answer_is_right_for_few_entries(task):
         }[task]
         references += is_correct(task, "{}", entry["answer"], json.dumps(entry))
         right += is_correct(task, "{}", constant, json.dumps(entry))
-    assert references == 40 and right <= 4
+    assert references == 20 and right <= 2
 
 
 @pytest.mark.parametrize(("answer", "right"), [("2*(4*3)*1", True), ("2.4*10*1", False), ("(2*4)*3*1.", False)])

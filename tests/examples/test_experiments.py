@@ -146,9 +146,19 @@ def test_the_three_differ_in_the_method_and_in_names_only(model, n):
 # ---- HORA, VIP, Knapsack-RL ----
 
 
-@pytest.mark.parametrize("script", [*HORA, *VIP, *KNAPSACK])
-def test_the_baseline_differs_in_the_policy_and_in_names_only(script):
-    method, baseline = resolved(script), resolved(script, RECIPE="grpo")
+@pytest.mark.parametrize(
+    ("script", "choice"),
+    [
+        *((script, {}) for script in (*HORA, *VIP, *KNAPSACK)),
+        (HORA[0], {"ESTIMATOR": "rloo"}),
+        (VIP[0], {"N": "16", "ESTIMATOR": "dr_grpo"}),
+        (KNAPSACK[0], {"N": "4"}),
+        (KNAPSACK[0], {"N": "16"}),
+        (KNAPSACK[0], {"ESTIMATOR": "reinforce_plus_plus"}),
+    ],
+)
+def test_the_baseline_differs_in_the_policy_and_in_names_only(script, choice):
+    method, baseline = resolved(script, **choice), resolved(script, RECIPE="grpo", **choice)
     assert baseline["recipe"] == "grpo" and baseline["rollout_policy"]["_target_"] == "recipe.grpo.policy.Uniform"
     assert set(baseline["rollout_policy"]) == {"_target_", "train_batch_size", "n", "prompt_weight"}
     own = ("rollout_policy", "recipe")

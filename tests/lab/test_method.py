@@ -131,4 +131,4 @@ def test_a_recipe_that_is_not_finished_has_no_panels_and_hides_none(tmp_path, mo
     assert before and recipe_panels() == before
     for name, message in (("halfway", "it cannot be imported"), ("unread", "unread.yaml cannot be read")):
         with pytest.raises(ValueError, match=message):
-            recipe_method(name, 4, 8, 0, texts=False)
+            recipe_method(Method.parse(name, 4), 8, 0, texts=False)

@@ -106,9 +106,20 @@ def _files(recipe: str, groups: tuple[str, ...]) -> bytes:
         return pickle.dumps(hydra.compose(recipe, list(groups)))
 
 
+_last: tuple[DictConfig | None, bytes] = (None, b"")
+
+
+def _pickled(config: DictConfig) -> bytes:
+    """Most tests change the config of the test before, which is pickled once. No test may change it in place."""
+    global _last
+    if _last[0] is not config:
+        _last = config, pickle.dumps(config)
+    return _last[1]
+
+
 def changed(config: DictConfig, *overrides: str) -> DictConfig:
     """A copy with ``key=value`` overrides, ``+key=value`` where the key is new; composing anew takes much longer."""
-    copied = pickle.loads(pickle.dumps(config))
+    copied = pickle.loads(_pickled(config))
     for override in overrides:
         key, value = override.split("=", 1)
         new = key.startswith("+")

@@ -48,6 +48,13 @@ def model(folder: Path, but: str = "", config: str = '{"model_type": "qwen2"}') 
     return folder
 
 
+def with_weights(folder: Path) -> Path:
+    """A model folder whose weights have names."""
+    path, names = model(folder / "model"), ("model.layers.0.self_attn.q_proj.weight", "model.norm.weight")
+    save_file({name: np.zeros((2, 2)) for name in names}, path / "model.safetensors")
+    return path
+
+
 @pytest.mark.parametrize(
     ("but", "lacks"),
     [
@@ -131,18 +138,27 @@ def test_the_context_has_no_more_tokens_than_the_model_has_positions(section, ov
     ],
 )
 def test_an_adapter_has_a_target_in_the_model(targets, refused, config, tmp_path):
-    path, names = model(tmp_path / "model"), ("model.layers.0.self_attn.q_proj.weight", "model.norm.weight")
-    keys = (f"{MODEL}.path={path}", f"{MODEL}.lora_rank=8", f"{MODEL}.target_modules={targets}")
-    validate(changed(config, *keys))  # the file of weights cannot be read
-    save_file({name: np.zeros((2, 2)) for name in names}, path / "model.safetensors")
+    keys = (f"{MODEL}.path={with_weights(tmp_path)}", f"{MODEL}.lora_rank=8", f"{MODEL}.target_modules={targets}")
     with pytest.raises(BadConfig) if refused else nullcontext() as refusal:
         validate(changed(config, *keys))
     if refused:
         value = f"{MODEL}.target_modules={yaml.safe_load(targets)}"
         assert str(refusal.value) == f"{value} is not valid: the model has none of them; it has norm, q_proj"
-    without = (f"{MODEL}.path={path}", f"{MODEL}.target_modules={targets}")
-    validate(changed(config, *without))
-    validate(changed(config, *keys, f"+{MODEL}.target_parameters=[mlp.experts.down_proj]"))
+
+
+def test_the_targets_of_an_adapter_are_looked_up_only_where_they_decide(config, tmp_path):
+    unreadable = f"{MODEL}.path={model(tmp_path / 'unreadable')}"  # the file of weights is empty
+    path, rank, target = (
+        f"{MODEL}.path={with_weights(tmp_path)}",
+        f"{MODEL}.lora_rank=8",
+        f"{MODEL}.target_modules=[nosuch]",
+    )
+    for keys in (
+        (unreadable, rank, target),
+        (path, target),
+        (path, rank, target, f"+{MODEL}.target_parameters=[mlp.experts.down_proj]"),
+    ):
+        validate(changed(config, *keys))
 
 
 def test_the_context_can_hold_the_longest_response(config):

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import cycle
 
 import pytest
 from support.learner import LEVELS, files, prepare
@@ -45,8 +46,11 @@ def records(log):
     ]
 
 
-@pytest.mark.parametrize("text", METHODS)
-@pytest.mark.parametrize("task", ["words", "tool"])
+# Each method with one of the tasks; GRPO and the method with prefixes with both.
+@pytest.mark.parametrize(
+    ("text", "task"),
+    [*zip(METHODS, cycle(["words", "tool"]), strict=False), ("grpo n=4", "tool"), ("prefix_sampling n=4", "tool")],
+)
 def test_every_recipe_trains_and_its_books_balance(tmp_path, text, task):
     run = prepare(text, task, Length(rollouts=250, test_every=100))
     learn(run, files(tmp_path))
@@ -68,11 +72,11 @@ def test_every_recipe_trains_and_its_books_balance(tmp_path, text, task):
         "prefix_sampling n=4",
         "knapsack n=4",
         "speed_rl n_init=2 n_cont=2",
-        "reinforce_ada n=2 M=3 actor_rollout_ref.actor.optim.lr_warmup_steps=30",
+        "reinforce_ada n=2 M=3 actor_rollout_ref.actor.optim.lr_warmup_steps=15",
     ],
 )
 def test_an_interrupted_run_goes_on_bit_by_bit(tmp_path, text):
-    length = Length(rollouts=700, test_every=150)
+    length = Length(rollouts=350, test_every=75)
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     uninterrupted = prepare(text, length=length)
     learn(uninterrupted, files(whole))
@@ -90,7 +94,7 @@ def test_an_interrupted_run_goes_on_bit_by_bit(tmp_path, text):
 
         return on_step
 
-    for rollouts, saved in ((100, 0), (300, 0), (500, 150)):
+    for rollouts, saved in ((60, 0), (150, 0), (280, 75)):
         heard.clear()
         with pytest.raises(Killed):
             learn(prepare(text, length=length), files(parts), kill_at(rollouts))

@@ -8,6 +8,7 @@ from verl_ext.lab.plot import styles
 from verl_ext.lab.report.plots import plots
 from verl_ext.lab.report.runs import Run, by_method, read_run
 
+ONE_OF_EACH_KIND = {"reward_mean", "destinations", "allocation"}  # lines, stacks, families
 ACCURACY = ["accuracy_rollouts", "accuracy_tokens", "accuracy_step", "accuracy_seconds"]
 
 
@@ -51,7 +52,8 @@ def test_nothing_without_metrics():
 def test_a_plot_is_there_when_any_run_has_its_metric(metric, names):
     found = drawn(run_with("blind"), run_with("a", **{metric: 1.0}))
     assert list(found) == names
-    assert found[names[0]].png().startswith(b"\x89PNG")
+    if names[0] in ONE_OF_EACH_KIND:
+        assert found[names[0]].png().startswith(b"\x89PNG")
 
 
 def test_everything_at_once_is_in_the_order_of_the_sections():

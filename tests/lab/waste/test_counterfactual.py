@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from support.rollout_logs import log_of
 
+from verl_ext.lab.method import Method
 from verl_ext.lab.waste.counterfactual import RecordedEngine, Spending, recipe_method, spend, spending_of_log
 from verl_ext.lab.waste.rates import RecordedRates, fit_prior
 from verl_ext.policy import Group, Prompt
@@ -24,7 +25,7 @@ def recorded_log(epochs=3, seed=0, prompts=64):
 
 
 def run(name, log, budget=None, seed=0, **settings):
-    method, _ = recipe_method(name, BATCH, N, seed, texts=False)
+    method, _ = recipe_method(Method.parse(name, BATCH), N, seed, texts=False)
     policy = method.with_settings(settings).policy(seed)
     budget = budget or int(log.rollouts.sum())
     recorded = RecordedRates(log, fit_prior(log.correct, log.rollouts))
@@ -42,7 +43,7 @@ def test_uniform_goes_through_the_log_as_it_was():
             return super().nearest(prompts, batch)
 
     recorded = Noting(log, (0.1, 0.1))
-    policy = recipe_method("grpo", BATCH, N, 0, texts=False)[0].policy(0)
+    policy = recipe_method(Method.parse("grpo", BATCH), N, 0, texts=False)[0].policy(0)
     outcome = spend(policy, log, recorded, train_batch_size=BATCH, budget=10**9, seed=0)
     assert drawn == list(zip(log.prompt.tolist(), log.batch.tolist(), strict=True))
     assert outcome.steps == len(log.batches) and outcome.sampled == log.rollouts.sum() == 1536
@@ -146,23 +147,25 @@ RECIPES = [name for name in recipes() if name != "prefix_sampling"]
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("n", [3, 4, 8, 64])
 def test_recipes_take_their_settings(name, n):
-    method, _ = recipe_method(name, 1, n, 0, texts=False)
+    method, _ = recipe_method(Method.parse(name, 1), n, 0, texts=False)
     assert isinstance(method.policy(0), method.policy_class)
 
 
 def test_a_log_says_nothing_about_rollouts_from_prefixes():
-    assert recipe_method("prefix_sampling", BATCH, N, 0, texts=True) is None
+    assert recipe_method(Method.parse("prefix_sampling", BATCH), N, 0, texts=True) is None
 
 
 def test_waves_add_up():
     for n in (3, 4, 8, 32, 64):
-        _, options = recipe_method("pilot_commit", BATCH, n, 7, texts=False)
+        _, options = recipe_method(Method.parse("pilot_commit", BATCH), n, 7, texts=False)
         assert options["n_pilot"] + options["n_commit"] == n and options["seed"] == 7
-    assert recipe_method("pilot_commit", BATCH, 64, 0, texts=False)[1]["n_pilot"] == 16
-    assert recipe_method("hora", BATCH, 32, 0, texts=False)[1]["G0"] == 8
+    assert recipe_method(Method.parse("pilot_commit", BATCH), 64, 0, texts=False)[1]["n_pilot"] == 16
+    assert recipe_method(Method.parse("hora", BATCH), 32, 0, texts=False)[1]["G0"] == 8
 
 
 def test_only_an_estimator_that_reads_texts_is_replaced_and_only_without_texts():
-    changed = {name for name in RECIPES if "estimator" in recipe_method(name, BATCH, N, 0, texts=False)[1]}
+    changed = {
+        name for name in RECIPES if "estimator" in recipe_method(Method.parse(name, BATCH), N, 0, texts=False)[1]
+    }
     assert changed == {"vip"}
-    assert "estimator" not in recipe_method("vip", BATCH, N, 0, texts=True)[1]
+    assert "estimator" not in recipe_method(Method.parse("vip", BATCH), N, 0, texts=True)[1]

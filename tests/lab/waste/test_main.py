@@ -20,6 +20,13 @@ from verl_ext.recipes import recipes
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.fixture(autouse=True)
+def undrawn_plots(request, monkeypatch):
+    """Drawing takes most of a command's time here, so only the test of the plots draws them."""
+    if request.node.name != "test_page_plots_numbers_and_histories":
+        monkeypatch.setattr("verl_ext.lab.plot.Plot.png", lambda plot: b"\x89PNG")
+
+
 @pytest.fixture(scope="module")
 def benchmark():
     sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -222,9 +229,9 @@ def test_all_files_are_written_before_the_output(tmp_path, monkeypatch):
     assert {"waste.html", "waste.json", "prompts.parquet"} <= {path.name for path in (tmp_path / "out").iterdir()}
 
 
-@pytest.mark.parametrize("score", [0.0, 1.0])
-def test_one_line_is_a_log(tmp_path, score):
-    result = invoke(main, write_lines(tmp_path / "1.jsonl", [line(score=score)]), "--out", tmp_path / "out")
+@pytest.mark.parametrize(("score", "options"), [(0.0, ()), (1.0, ("--repeats", 1))])
+def test_one_line_is_a_log(tmp_path, score, options):
+    result = invoke(main, write_lines(tmp_path / "1.jsonl", [line(score=score)]), "--out", tmp_path / "out", *options)
     assert result.exit_code == 0, result.output
     assert "1 rollouts in 1 groups of 1 prompts, 1 steps; 1 of them (100.0%)" in result.output
 

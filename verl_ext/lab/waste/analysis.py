@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from verl_ext.estimation.by_name import BY_TEXT
+from verl_ext.lab.method import Method
 from verl_ext.lab.report.runs import Run
 from verl_ext.lab.report.summary import SAMPLED
 from verl_ext.lab.table import times_fewer
@@ -81,7 +82,8 @@ def analyse(
     done = progress("Spending the budget with each method", budget["rollouts"] * repeats * len(recipes()))
     for name in recipes():
         try:
-            found = [recipe_method(name, train_batch_size, n, seed, texts=embeddings) for seed in range(repeats)]
+            recipe = Method.parse(name, train_batch_size)
+            found = [recipe_method(recipe, n, seed, texts=embeddings) for seed in range(repeats)]
             if None in found:
                 left_out[name] = "a log of rollouts is not enough to run it."
                 continue

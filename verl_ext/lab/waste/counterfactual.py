@@ -72,14 +72,11 @@ class Spending:
         self.gradient_rollouts += int(rollouts[gradient].sum())
 
 
-def recipe_method(
-    name: str, train_batch_size: int, n: int, seed: int, texts: bool
-) -> tuple[Method, dict[str, Any]] | None:
-    """A recipe set up for the log's batch size and rollouts per prompt, with the settings changed for this.
+def recipe_method(method: Method, n: int, seed: int, texts: bool) -> tuple[Method, dict[str, Any]] | None:
+    """A recipe set up for the log's rollouts per prompt, with the settings changed for this.
 
     Args:
-        name: of the recipe.
-        train_batch_size: prompts per step.
+        method: the recipe with the log's batch size.
         n: rollouts per prompt on average.
         seed: of the policy.
         texts: whether the prompts' texts are known. Without them, each prompt's own history replaces an
@@ -88,8 +85,7 @@ def recipe_method(
     Returns:
         None: logged rollouts are not enough to run the recipe.
     """
-    method = Method.parse(name, train_batch_size)
-    settings = method.policy_class.settings_for(train_batch_size, n, seed)
+    settings = method.policy_class.settings_for(method.train_batch_size, n, seed)
     if settings is None:
         return None
     if not texts and method.with_settings(settings).reads_texts:
