@@ -123,6 +123,9 @@ def test_the_budget_of_the_metrics(small_log, tmp_path):
     }
     assert summary["counterfactual"]["methods"]["the log"]["sampled"] == 12_000
     assert "as the metrics say, 20 tokens in all; discarded: 3,808 too_hard." in flat(result)
+    lost = 12_000 - 8 * sum(len(set(scores)) > 1 for scores in groups_of(small_log).values())
+    answer = f"Of 12,000 sampled rollouts, {lost:,} ({lost / 12_000:.1%}) were not trained on with a gradient."
+    assert f"8,192 logged rollouts in 1,024 groups of 512 prompts, 4 steps. {answer}" in flat(result)
 
 
 def test_metrics_that_begin_after_the_first_step_give_the_budget_of_their_steps(small_log, tmp_path):
