@@ -204,6 +204,16 @@ def test_metrics_with_discarded_rollouts_are_a_sign_of_chosen_groups(tmp_path):
     assert other["methods"]["grpo"]["times_fewer_rollouts"] is None
 
 
+def test_groups_whose_scores_differ_while_their_verdicts_agree_are_explained(tmp_path):
+    """In the first of two groups, every rollout is wrong, at different scores."""
+    rows = [line(prompt, score) for prompt, scores in (("a", (0.0, 0.1)), ("b", (0.0, 1.0))) for score in scores]
+    _, shown = numbers_of(tmp_path, rows)
+    note = "In the table of methods, a group has a gradient if it has correct and wrong rollouts"
+    assert f"{note}: 1 groups of the log; by scores it is 2 groups." in shown
+    _, shown = numbers_of(tmp_path, rows[2:])
+    assert note not in shown
+
+
 def test_malformed_lines_are_shown_and_not_fatal(tmp_path):
     path = write_lines(
         tmp_path / "[bold]<b>.jsonl", [line(score=1.0), line(score=0.0), '{"inp', line(score=float("nan"))]

@@ -46,6 +46,12 @@ def notes(summary: dict[str, Any]) -> list[str]:
             "verl logs the rollouts that are trained on. Rollouts that a method sampled and discarded are not in the "
             "log, and count in the budget only with --metrics."
         )
+    by_scores, by_verdicts = summary["spent"]["total"]["groups"][WITH], other["methods"][LOG]["gradient_groups"]
+    if by_scores != by_verdicts:
+        found.append(
+            "In the table of methods, a group has a gradient if it has correct and wrong rollouts: "
+            f"{by_verdicts:,.0f} groups of the log; by scores it is {by_scores:,} groups."
+        )
     found += [
         f"{name} predicts from each prompt's history here; with --embeddings, from texts as in training."
         for name, options in other["settings"].items()
