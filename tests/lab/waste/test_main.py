@@ -255,6 +255,7 @@ def test_one_line_is_a_log(tmp_path, score, options):
         (["{}/none"], "no such file or folder"),
         (["{}/metrics.jsonl"], "--n is missing"),
         (["{}/other.txt"], "not one line is a rollout"),
+        (["{}/other.txt"], "; verl-ext waste also reads exported metrics of a run: .csv, .json or .parquet of W&B, or"),
         (["{}/1.jsonl", "--metrics", "{}/none.jsonl"], "there is no such file"),
         (["{}/1.jsonl", "--metrics", "{}"], "holds 2 runs"),
         (["{}/1.jsonl", "--correct-above", "nan"], "correct_above=nan is not valid: use a finite number"),
