@@ -65,6 +65,7 @@ def test_groups_count_up_to_the_target_or_to_the_end_of_a_run_that_misses_it():
     _, (slow, fast) = compare(RUNS, 0.35)
     assert slow.to_target("step") == [None, 2] and slow.groups_per_1000() == [30, 30]
     assert fast.groups_per_1000() == [20, 20]
+    assert MethodCost("stuck", [LabRun("a", {})]).groups_per_1000() == [None]
     assert compare(RUNS)[1][0].groups_per_1000() == [30, 20]  # the target is 0.3, in the second run after step 1
 
 
@@ -103,7 +104,10 @@ def shown(*renderables) -> str:
     [
         (lambda t, f: cost_table(t, f), ("150 ± 71", "1.41", "25.0 ± 7.1", "geometric mean", "30.0%")),
         (lambda _, f: waste_table(f), ("easy 25%",)),
-        (lambda _, f: step_table(f), ("100 ± 0", "1.00", "1800 ± 0", "25.0 ± 0.0 %", "18.8 ± 0.0 %")),
+        (
+            lambda _, f: step_table([MethodCost(each.name, each.runs) for each in f]),
+            ("100 ± 0", "1.00", "1800 ± 0", "25.0 ± 0.0 % 30.0 ± 0.0", "18.8 ± 0.0 % 20.0 ± 0.0"),
+        ),
     ],
 )
 def test_tables_show_them(make, expected):
@@ -114,8 +118,8 @@ def test_tables_show_them(make, expected):
 def test_a_step_that_takes_twice_as_long_has_a_two_in_its_row():
     runs = {"slow": [lab_run([0.1, 0.4], 100, seconds=200.0)], "fast": [lab_run([0.1, 0.4], 150, seconds=100.0)]}
     _, (slow, fast) = compare(runs)
-    assert "fast 150 1.00 100 0.50 1000 25.0 %" in shown(step_table([slow, fast]))
-    assert "slow 100 1.00 200 2.00 1000 25.0 %" in shown(step_table([fast, slow]))
+    assert "fast 150 1.00 100 0.50 1000 25.0 % 13.3" in shown(step_table([slow, fast]))
+    assert "slow 100 1.00 200 2.00 1000 25.0 % 20.0" in shown(step_table([fast, slow]))
 
 
 def test_the_accuracy_of_a_run_that_gets_worse_is_its_best():

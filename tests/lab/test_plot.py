@@ -76,6 +76,15 @@ def test_reasons_of_discards_differ():
     assert [colors[f"discarded: {reason}"] for reason in sorted(reasons)] == list(REASONS[: len(reasons)])
 
 
+def test_a_reference_that_is_no_method_is_black_and_dashed_beside_methods_with_their_usual_styles():
+    names = ["the log", *recipes()]
+    curves = [over_seeds(name, [series([1, 2], [1, 2])]) for name in names]
+    reference, *methods = lines(curves, "x", "y", among=names, mark=True, reference="the log").axes[0].get_lines()
+    assert (reference.get_color(), reference.get_linestyle()) == ("#000000", "--")
+    assert reference.get_marker() not in {line.get_marker() for line in methods}
+    assert [(line.get_color(), line.get_linestyle()) for line in methods] == [(c, "-") for c in COLORS[: len(methods)]]
+
+
 def test_a_method_without_a_curve_leaves_its_colour_free():
     curve = over_seeds("zz", [series([1, 2], [1, 2])])
     (line,) = lines([None, curve], "x", "y", among=["grpo", "zz", "mine"]).axes[0].get_lines()

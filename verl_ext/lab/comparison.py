@@ -104,7 +104,7 @@ class MethodCost:
 
     def groups_per_1000(self) -> Values:
         """Trained groups with a gradient per 1,000 rollouts, up to the target or the end of a run that misses it."""
-        reached = (first_at(run, self.target) for run in self.runs)
+        reached = (first_at(run, self.target) if run.records else None for run in self.runs)
         return [
             groups_per_1000(run, point.step if point else math.inf)
             for run, point in zip(self.runs, reached, strict=True)
@@ -205,7 +205,10 @@ def cost_table(target: float, costs: Sequence[MethodCost]) -> Table:
 
 
 def step_table(costs: Sequence[MethodCost]) -> Table:
-    """Cost of a training step, on average over whole runs; the first method is the reference for "times longer"."""
+    """Cost of a training step, on average over whole runs; the first method is the reference for "times longer".
+
+    The methods have no target, so the groups with a gradient are those of whole runs, too.
+    """
     reference = mean(costs[0].average(SECONDS))
 
     def times_longer(cost: MethodCost) -> float | None:
@@ -221,12 +224,14 @@ def step_table(costs: Sequence[MethodCost]) -> Table:
             number(times_longer(cost)),
             spread(cost.average("timing_s/gen"), ".0f"),
             spread(cost.with_gradient(), ".1f", 100, " %"),
+            spread(cost.groups_per_1000(), ".1f"),
         )
         for cost in costs
     ]
     title = f"A training step; mean ± standard deviation of {len(costs[0].runs)} seeds"
-    header = ("method", "rollouts", "tokens, M", "seconds", "times longer", "generation, s", "sampled with a gradient")
-    return Table(title, header, rows, expendable=("generation, s", "times longer", "tokens, M"))
+    header = ("method", "rollouts", "tokens, M", "seconds", "times longer", "generation, s", "sampled with a gradient",
+              "groups per 1,000")  # fmt: skip
+    return Table(title, header, rows, GROUPS_PER_1000, expendable=("generation, s", "times longer", "tokens, M"))
 
 
 def waste_table(costs: Sequence[MethodCost]) -> Table:

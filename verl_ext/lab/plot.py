@@ -163,6 +163,7 @@ def lines(
     target: float | None = None,
     scale: float = 1,
     mark: bool = False,
+    reference: str | None = None,
 ) -> Figure:
     """One line per method, and a band where a method has several seeds.
 
@@ -174,9 +175,12 @@ def lines(
             at or above it.
         scale: factor of all y values, 100 for percent.
         mark: whether short lines have a marker at every point.
+        reference: name of a curve that is no method. It is black and dashed, and takes no colour from the methods.
     """
     drawn = [curve for curve in curves if curve is not None]
-    style = styles([*among, *(curve.name for curve in drawn)])
+    style = styles({*among, *(curve.name for curve in drawn)} - {reference})
+    if reference is not None:
+        style[reference] = Style("#000000", DASHES[1], MARKERS[-1])
     figure = Figure(figsize=(7.5, 4.4), layout="constrained")
     axes = figure.subplots()
     _clean(axes)

@@ -51,7 +51,9 @@ def test_prompts_of_a_file(tmp_path):
     assert result.exit_code == 0, result.output
     rows = [line.split() for line in result.output.splitlines() if line.startswith("grpo")]
     assert [row[1] for row in rows[:2]] == ["320", "160"]  # rollouts of a step
-    assert all(48 <= float(row[-2]) <= 52 and row[-1] == "%" for row in rows[:2])  # sampled with a gradient
+    assert all(48 <= float(row[-3]) <= 52 and row[-2] == "%" for row in rows[:2])  # sampled with a gradient
+    # Groups with a gradient per 1,000 rollouts: groups of 8 give twice as many as groups of 16.
+    assert 30 <= float(rows[0][-1]) <= 32.5 and 60 <= float(rows[1][-1]) <= 65
 
 
 def test_a_run_that_ends_in_its_first_step_is_told(tmp_path):

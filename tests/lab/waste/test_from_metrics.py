@@ -246,6 +246,20 @@ def test_tables_are_joined_by_step_and_so_are_the_rows_of_one(tmp_path):
     assert run.records == {1: {"a/x": 5, "a/y": 6}, 2: {"a/x": 7, "a/y": 8}, 3: {"a/x": 1, "a/y": 4}, 4: {"a/x": 2}}
 
 
+@pytest.mark.parametrize("steps", ["_step", "Step", "step", "training/global_step"])
+def test_a_charts_steps_have_the_name_of_its_x_axis(tmp_path, steps):
+    (tmp_path / "chart.csv").write_text(f'"{steps}","run - a/x","run - a/x__MIN"\n3,1,1\n4,2,2\n')
+    run = read_export([tmp_path / "chart.csv"])
+    assert {step: record["a/x"] for step, record in run.records.items()} == {3: 1, 4: 2}
+
+
+def test_the_history_of_a_run_has_the_steps_of_wandb_and_those_of_verl(tmp_path):
+    """W&B's column gives the steps, and verl's stays a metric."""
+    (tmp_path / "history.csv").write_text("_step,training/global_step,a/x\n1,1,5\n2,2,6\n")
+    records = read_export([tmp_path / "history.csv"]).records
+    assert records == {step: {"training/global_step": step, "a/x": step + 4} for step in (1, 2)}
+
+
 def test_tables_that_contradict_each_other_are_refused(tmp_path):
     frame = verls([79, 79]).drop(columns="text")
     frame.to_csv(tmp_path / "a.csv")
@@ -263,7 +277,7 @@ def test_tables_that_contradict_each_other_are_refused(tmp_path):
     [
         ("a.csv", "_step,critic/score/mean\n1,0.5\n", [], "--n is missing: use actor_rollout_ref.rollout.n"),
         ("a.csv", "_step,actor/loss\n1,0.5\n", ["--n", "8"], "has neither rollouts/effective_ratio nor"),
-        ("a.csv", "a,b\n1,0.5\n", ["--n", "8"], "has no column _step, Step or step"),
+        ("a.csv", "a,b\n1,0.5\n", ["--n", "8"], "has no column _step, Step, step or training/global_step"),
         ("a.csv", "_step,critic/score/mean\n1,abc\n", ["--n", "8"], "holds no number at any step"),
         ("a.csv", "_step,critic/score/mean\n1,3.5\n", ["--n", "8"], "export these, too"),
         ("a.csv", "_step,critic/score/mean\n1,0.5\n", ["--n", "1"], "greater than or equal to 2"),
@@ -276,7 +290,7 @@ def test_tables_that_contradict_each_other_are_refused(tmp_path):
             [],
             "rollouts/sampled is 0 in every step",
         ),
-        ("a.json", "[[1, 2], [3, 4]]", ["--n", "8"], "has no column _step, Step or step"),
+        ("a.json", "[[1, 2], [3, 4]]", ["--n", "8"], "has no column _step, Step, step or training/global_step"),
         ("a.csv", "", ["--n", "8"], "cannot be read as a table"),
         ("a.parquet", "abc", ["--n", "8"], "cannot be read as a table"),
         ("a.json", "[1", ["--n", "8"], "cannot be read as a table"),

@@ -123,6 +123,9 @@ def test_the_budget_of_the_metrics(small_log, tmp_path):
     }
     assert summary["counterfactual"]["methods"]["the log"]["sampled"] == 12_000
     assert "as the metrics say, 20 tokens in all; discarded: 3,808 too_hard." in flat(result)
+    lost = 12_000 - 8 * sum(len(set(scores)) > 1 for scores in groups_of(small_log).values())
+    answer = f"Of 12,000 sampled rollouts, {lost:,} ({lost / 12_000:.1%}) were not trained on with a gradient."
+    assert f"8,192 logged rollouts in 1,024 groups of 512 prompts, 4 steps. {answer}" in flat(result)
 
 
 def test_metrics_that_begin_after_the_first_step_give_the_budget_of_their_steps(small_log, tmp_path):
@@ -201,6 +204,16 @@ def test_metrics_with_discarded_rollouts_are_a_sign_of_chosen_groups(tmp_path):
     assert other["methods"]["grpo"]["times_fewer_rollouts"] is None
 
 
+def test_groups_whose_scores_differ_while_their_verdicts_agree_are_explained(tmp_path):
+    """In the first of two groups, every rollout is wrong, at different scores."""
+    rows = [line(prompt, score) for prompt, scores in (("a", (0.0, 0.1)), ("b", (0.0, 1.0))) for score in scores]
+    _, shown = numbers_of(tmp_path, rows)
+    note = "In the table of methods, a group has a gradient if it has correct and wrong rollouts"
+    assert f"{note}: 1 groups of the log; by scores it is 2 groups." in shown
+    _, shown = numbers_of(tmp_path, rows[2:])
+    assert note not in shown
+
+
 def test_malformed_lines_are_shown_and_not_fatal(tmp_path):
     path = write_lines(
         tmp_path / "[bold]<b>.jsonl", [line(score=1.0), line(score=0.0), '{"inp', line(score=float("nan"))]
@@ -242,6 +255,7 @@ def test_one_line_is_a_log(tmp_path, score, options):
         (["{}/none"], "no such file or folder"),
         (["{}/metrics.jsonl"], "--n is missing"),
         (["{}/other.txt"], "not one line is a rollout"),
+        (["{}/other.txt"], "; verl-ext waste also reads exported metrics of a run: .csv, .json or .parquet of W&B, or"),
         (["{}/1.jsonl", "--metrics", "{}/none.jsonl"], "there is no such file"),
         (["{}/1.jsonl", "--metrics", "{}"], "holds 2 runs"),
         (["{}/1.jsonl", "--correct-above", "nan"], "correct_above=nan is not valid: use a finite number"),

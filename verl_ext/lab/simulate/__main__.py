@@ -73,9 +73,8 @@ def main(
 ) -> None:
     """Simulate methods on a population of prompts, and compare the cost of a step and where rollouts go."""
     console = open_console()
-    logging.getLogger("recipe").setLevel(
-        logging.ERROR
-    )  # recipes warn at each short step, and groups/in_batch logs its size
+    # Recipes warn of each short step; its size is in the logs as groups/in_batch.
+    logging.getLogger("recipe").setLevel(logging.ERROR)
     with option_errors():
         check_folder(out)
         world = World(

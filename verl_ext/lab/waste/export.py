@@ -14,8 +14,9 @@ from verl_ext.lab.report.events import event_files
 from verl_ext.lab.report.runs import Run, find_runs, home, read_run
 
 ENDINGS = (".csv", ".json", ".parquet")
-STEPS = ("_step", "Step", "step")
-"""Columns with the training step: of ``run.history()``, of a chart's CSV, and of verl's ``file`` logger."""
+STEPS = ("_step", "Step", "step", "training/global_step")
+"""Columns with the training step: of ``run.history()``, of a chart's CSV, of verl's ``file`` logger, and of a chart's
+CSV whose x axis is verl's own metric."""
 CHART = " - "
 """A chart's CSV calls its columns ``<run> - <metric>``, and adds ``__MIN`` and ``__MAX`` of each point's steps."""
 SAME = 1e-6

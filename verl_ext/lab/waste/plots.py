@@ -8,7 +8,7 @@ import numpy as np
 
 from verl_ext.lab import plot
 from verl_ext.lab.plot import Curve, Plot, over_seeds
-from verl_ext.lab.waste.analysis import CORRECT, EQUAL, WITH, WRONG, Analysis, by_batch
+from verl_ext.lab.waste.analysis import CORRECT, EQUAL, LOG, WITH, WRONG, Analysis, by_batch
 from verl_ext.lab.waste.counterfactual import Spending
 from verl_ext.lab.waste.log import RolloutLog
 from verl_ext.lab.waste.prediction import history_error
@@ -25,17 +25,19 @@ def plots(log: RolloutLog, analysis: Analysis) -> Iterator[Plot]:
     """The plots in their order on the page."""
     steps = np.unique(log.step)
     parts = {name: _over_steps(name, steps, shares) for name, shares in by_batch(log).items()}
-    figure = plot.stacks({"the log": parts}, "share of groups", COLORS)
+    figure = plot.stacks({LOG: parts}, "share of groups", COLORS)
     caption = "Groups of each step by whether their scores differ."
     yield Plot("spent", SPENT, "Groups with and without a gradient", caption, figure)
 
     curves = [_gained(name, spendings) for name, spendings in analysis.spendings.items()]
     caption = "Computed from the recorded success rates. A line ends where the budget or the log's steps are used up."
-    figure = plot.lines(curves, "rollouts sampled", "groups with a gradient", among=analysis.spendings)
+    figure = plot.lines(curves, "rollouts sampled", "groups with a gradient", among=analysis.spendings, reference=LOG)
     yield Plot("gradient_groups", OTHERS, "Groups with a gradient against rollouts", caption, figure)
     curves = [_allocated(name, spendings) for name, spendings in analysis.spendings.items()]
     caption = "Rollouts of a drawn prompt in all waves, by bands of its success rate."
-    figure = plot.lines(curves, "success rate", "rollouts per prompt", among=analysis.spendings, mark=True)
+    figure = plot.lines(
+        curves, "success rate", "rollouts per prompt", among=analysis.spendings, mark=True, reference=LOG
+    )
     yield Plot("allocation", OTHERS, "Allocation by difficulty", caption, figure)
 
     curves = [_over_steps(NAMES[name], steps, each.mae) for name, each in analysis.predictions.items()]

@@ -31,6 +31,7 @@ PADDING = re.compile(r"pad[0-9a-f]{32}")
 MOST_ROLLOUTS = 4096
 """Rollouts of a group with a lower number than this are checked for repeated lines, with a bit each."""
 REPORT_EVERY = 5000  # lines
+METRICS = "exported metrics of a run: .csv, .json or .parquet of W&B, or a log of verl's file or tensorboard logger"
 
 # Arguments of the commands that read such logs.
 Rollouts = Annotated[
@@ -38,7 +39,7 @@ Rollouts = Annotated[
     typer.Argument(
         metavar="FOLDER_OR_FILE...",
         help="Folders or files that verl wrote under trainer.rollout_data_dir, all of one run. For verl-ext waste also "
-        "exported metrics of a run: .csv, .json or .parquet of W&B, or a log of verl's file or tensorboard logger.",
+        f"{METRICS}.",
     ),
 ]
 CorrectAbove = Annotated[
@@ -130,7 +131,7 @@ def read_rollouts(
         why = "; ".join(f"{count:,} × {reason} ({examples[reason]})" for reason, count in skipped.most_common(3))
         raise ValueError(
             f"{files[0]}{' and the others' if len(files) > 1 else ''}: not one line is a rollout as verl logs it under "
-            f"trainer.rollout_data_dir{': ' + why if why else ''}."
+            f"trainer.rollout_data_dir{': ' + why if why else ''}; verl-ext waste also reads {METRICS}."
         )
     log = columns.groups(correct_above)
     return replace(log, skipped=dict(skipped.most_common()), examples=examples, repeated_steps=tuple(sorted(repeated)))

@@ -46,6 +46,12 @@ def notes(summary: dict[str, Any]) -> list[str]:
             "verl logs the rollouts that are trained on. Rollouts that a method sampled and discarded are not in the "
             "log, and count in the budget only with --metrics."
         )
+    by_scores, by_verdicts = summary["spent"]["total"]["groups"][WITH], other["methods"][LOG]["gradient_groups"]
+    if by_scores != by_verdicts:
+        found.append(
+            "In the table of methods, a group has a gradient if it has correct and wrong rollouts: "
+            f"{by_verdicts:,.0f} groups of the log; by scores it is {by_scores:,} groups."
+        )
     found += [
         f"{name} predicts from each prompt's history here; with --embeddings, from texts as in training."
         for name, options in other["settings"].items()
@@ -69,18 +75,24 @@ def notes(summary: dict[str, Any]) -> list[str]:
 
 def lead(summary: dict[str, Any]) -> str:
     """The answer in a sentence, after a caution if the log holds only chosen groups."""
-    log, total, selection = summary["log"], summary["spent"]["total"], summary["counterfactual"]["selection"]
-    without = log["rollouts"] - total["rollouts"][WITH]
+    log, budget, selection = summary["log"], summary["budget"], summary["counterfactual"]["selection"]
+    sampled = budget["rollouts"]  # without metrics, the logged rollouts
+    without = sampled - summary["spent"]["total"]["rollouts"][WITH]
+    extent = f"rollouts in {log['groups']:,} groups of {log['prompts']:,} prompts, {log['steps']:,} steps"
+    share = f"({without / sampled:.1%})"
     caution = (
         f"Caution: the log seems to hold only some of the sampled groups, since {selection}. Success rates, "
         "difficulties and the numbers of other methods are estimated from the logged groups, so they do not hold for "
         "the data, and no other method has a number of times fewer rollouts. "
     )
-    return (
-        f"{caution if selection else ''}"
-        f"{log['rollouts']:,} rollouts in {log['groups']:,} groups of {log['prompts']:,} prompts, {log['steps']:,} "
-        f"steps; {without:,} of them ({without / log['rollouts']:.1%}) were in groups without a gradient."
-    )
+    if budget["from_metrics"]:
+        answer = (
+            f"{log['rollouts']:,} logged {extent}. Of {sampled:,} sampled rollouts, {without:,} {share} were not "
+            "trained on with a gradient."
+        )
+    else:
+        answer = f"{sampled:,} {extent}; {without:,} of them {share} were in groups without a gradient."
+    return f"{caution if selection else ''}{answer}"
 
 
 def _spent(summary: dict[str, Any]) -> Table:
