@@ -236,6 +236,21 @@ def test_the_time_of_a_log_that_begins_later_is_unknown(tmp_path):
     assert summary_of([path])["runs"][0]["seconds"] == 6 and not summary_of([path])["notes"]
 
 
+def test_the_cost_of_a_target_that_the_first_validation_reaches_is_unknown(tmp_path):
+    """The run may have reached it earlier. At step 0, nothing has been sampled."""
+    runs = {"grpo": [0.5, None, None, 0.8], "late": [None, None, None, 0.8, 0.9], "begun": [0.8, 0.9]}
+    summary = summary_of([write_run(tmp_path / f"{name}.jsonl", values, 1000) for name, values in runs.items()])
+    assert [run["rollouts_to_target"] for run in summary["runs"]] == [3000, None, 0]
+    assert [run["times_fewer_rollouts"] for run in summary["runs"]] == [1, None, None]
+    assert summary["runs"][1]["to_target"] == {
+        "step": 3, "rollouts": None, "tokens": None, "seconds": None, "accuracy": 0.8
+    }  # fmt: skip
+    note = (
+        "Cost to the target unknown, since the first validation reaches it: late at step 3, so at most 3,000 rollouts."
+    )
+    assert note in summary["notes"]
+
+
 def test_seeds_of_different_length_are_in_the_notes(tmp_path):
     paths = [write_run(tmp_path / f"a_{seed}.jsonl", [0.1] * steps, 10) for seed, steps in ((1, 3), (2, 5))]
     (note,) = summary_of(paths)["notes"]

@@ -247,12 +247,15 @@ def summarize(runs: Sequence[Run], target: float | None = None) -> dict[str, Any
         "rule": rule,
         "runs": list(rows.values()),
         "methods": methods,
-        "notes": listed(untrained) + _notes(runs, left_out, rewarded),
+        "notes": listed(untrained) + _notes(runs, left_out, rewarded, rows),
     }
 
 
 def _of_run(run: Run, target: float | None) -> dict[str, Any]:
     validations, reached = points(run), first_at(run, target)
+    if reached and reached.step == validations[0].step > 0:
+        # The run may have reached the target at any step up to its first validation.
+        reached = replace(reached, rollouts=None, tokens=None, seconds=None)
     accuracies = [point.accuracy for point in validations]
     _, deciding = run.series(DECIDING)
     _, shares = deciding_share(run)
@@ -318,12 +321,18 @@ def paired_costs(
     return ([ours[seed] for seed in common], [theirs[seed] for seed in common]) if common else None
 
 
-def _notes(runs: Sequence[Run], left_out: set[str], rewarded: Mapping[str, Mapping[str, bool]]) -> list[str]:
+def _notes(
+    runs: Sequence[Run],
+    left_out: set[str],
+    rewarded: Mapping[str, Mapping[str, bool]],
+    rows: Mapping[str, Mapping[str, Any]],
+) -> list[str]:
     """Sentences on how the runs were read.
 
     Args:
         left_out: data sources on which only some of the runs were validated.
         rewarded: by run, :func:`sources_by_reward`.
+        rows: each run's numbers by the run's name.
     """
     by_reward: dict[bool, list[str]] = {True: [], False: []}
     for run, sources in rewarded.items():
@@ -346,6 +355,12 @@ def _notes(runs: Sequence[Run], left_out: set[str], rewarded: Mapping[str, Mappi
         "No accuracy from mean rewards outside 0 to 1 (return acc from the reward function)": by_reward[False],
         "No count of rollouts, so the comparison is by steps and time only": [
             run.name for run in runs if run.steps[-1] > 0 and run.last(ROLLOUTS) is None
+        ],
+        "Cost to the target unknown, since the first validation reaches it": [
+            f"{name} at step {first['step']}, so at most {first['rollouts']:,.0f} rollouts"
+            for name, row in rows.items()
+            for first in row["validations"][:1]
+            if first["rollouts"] and row["to_target"] and row["to_target"]["step"] == first["step"]
         ],
         "Time unknown, since the log begins after step 1": [
             f"{run.name} begins at step {run.steps[0]}"
