@@ -84,6 +84,15 @@ def test_lead_table_and_choice_have_one_ratio(tmp_path):
     assert ratios == pytest.approx([1, (1 / 5 * 1000 / 502) ** 0.5, (1000 / 1200) ** 0.5])
 
 
+def test_methods_validated_at_different_steps_have_no_interval(tmp_path):
+    runs = {f"grpo_{seed}": ([0.5, None, 0.7], 100 + seed) for seed in (1, 2)}
+    runs |= {f"vip_{seed}": ([0.5, 0.7, 0.7], 102) for seed in (1, 2)}
+    assert sentence(tmp_path, **runs) == (
+        "To reach an accuracy of 70.0%, vip needed 1.99 times fewer rollouts than grpo; the two were validated at "
+        "different steps, so no interval is computed."
+    )
+
+
 def test_a_seed_that_begins_at_the_target_leaves_no_ratio(tmp_path):
     runs = {"grpo_1": ([0.5, 0.7], 100), "grpo_2": ([0.5, 0.7], 200)}
     runs |= {"vip_1": ([0.7, 0.7], 100), "vip_2": ([0.5, 0.7], 100)}

@@ -41,7 +41,22 @@ def test_what_two_runs_paid_for_the_target(two):
     # 0.7 lies between 0.69 and 0.71: the first validation at or above the target counts, without interpolation.
     assert (second["final_accuracy"], second["rollouts_to_target"], second["seconds"]) == (0.9, 300, 6)
     assert (first["times_fewer_rollouts"], second["times_fewer_rollouts"]) == (1, pytest.approx(400 / 300))
-    assert summary["notes"] == []
+    assert summary["notes"] == [
+        "Validated at different steps, and a run that validates more often reaches a target earlier: "
+        "grpo every 2; pilot_commit every 1."
+    ]
+
+
+def test_the_steps_between_validations_are_compared(tmp_path):
+    """The last step is validated whatever trainer.test_freq, and a single validation has none."""
+    often, seldom, once = [0.5, 0.6, 0.7, 0.7], [0.5, None, 0.6, None, 0.7, 0.7], [None, 0.5]
+    runs = {"a_1": often, "a_2": seldom, "b_1": seldom, "b_2": seldom, "c": once}
+    paths = {name: write_run(tmp_path / f"{name}.jsonl", values, 10) for name, values in runs.items()}
+    summary = summary_of(paths.values())
+    assert [run["validated_every"] for run in summary["runs"]] == [1, 2, 2, 2, None]
+    assert any(note.endswith("earlier: a_1 every 1; a_2 every 2; b every 2.") for note in summary["notes"])
+    alike = summary_of([paths[name] for name in ("b_1", "b_2", "c")])
+    assert not any("different steps, and" in note for note in alike["notes"])
 
 
 def test_a_target_of_ones_own(two):

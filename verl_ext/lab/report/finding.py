@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from verl_ext.lab.report.summary import paired_costs
+from verl_ext.lab.report.summary import paired_costs, validated_alike
 
 
 class Ratio(NamedTuple):
@@ -41,7 +41,8 @@ def paired(reference: Sequence[float], method: Sequence[float], chosen_among: in
 def finding(summary: Mapping[str, Any]) -> str:
     """The best method against the first one, from :func:`~verl_ext.lab.report.summary.summarize`.
 
-    The sentence has an interval if both methods have two seeds or more in common, and the ratios of these seeds differ.
+    The sentence has an interval if both methods were validated equally often and have two seeds or more in common, and
+    the ratios of these seeds differ.
     A method that misses the target with a seed has no ratio.
     """
     reference, *others = summary["methods"]
@@ -70,6 +71,8 @@ def finding(summary: Mapping[str, Any]) -> str:
     costs = paired_costs(rows, reference["runs"], best["runs"])
     if costs is None or len(costs[0]) < 2:
         return f"{said}; with fewer than two seeds in common, nobody can tell this from chance."
+    if not validated_alike(rows, [*reference["runs"], *best["runs"]]):
+        return f"{said}; the two were validated at different steps, so no interval is computed."
     seeds = len(costs[0])
     if len({ours / theirs for ours, theirs in zip(*costs, strict=True)}) == 1:
         return f"{said}; all {seeds} seeds have this ratio, so no interval can be computed."

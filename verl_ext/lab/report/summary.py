@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -173,6 +175,12 @@ def first_at(run: Run, target: float | None) -> Point | None:
     return next((point for point in points(run) if target is not None and point.accuracy >= target), None)
 
 
+def validated_every(run: Run) -> int | None:
+    """The most frequent number of steps between two validations; None for a run with fewer than two."""
+    distances = Counter(after.step - before.step for before, after in pairwise(points(run)))
+    return max(distances, key=lambda distance: distances[distance]) if distances else None
+
+
 def destinations(run: Run) -> dict[str, np.ndarray]:
     """(steps,) rollouts trained, discarded (by reason) and failed up to each step, and buffered at that step.
 
@@ -271,6 +279,7 @@ def _of_run(run: Run, target: float | None) -> dict[str, Any]:
         "best_accuracy": max(accuracies, default=None),
         "rollouts_to_target": reached.rollouts if reached else None,
         "to_target": asdict(reached) if reached else None,
+        "validated_every": validated_every(run),
         "groups_per_1000": groups_per_1000(run),
         "destinations": {part: float(counts[-1]) for part, counts in destinations(run).items()},
         "deciding_median_seconds": float(np.median(deciding)) if deciding.size else None,
@@ -321,6 +330,16 @@ def paired_costs(
     return ([ours[seed] for seed in common], [theirs[seed] for seed in common]) if common else None
 
 
+def validated_alike(rows: Mapping[str, Mapping[str, Any]], names: Iterable[str]) -> bool:
+    """Whether the runs were validated equally often: runs validated more often reach a target earlier.
+
+    Args:
+        rows: each run's numbers by the run's name.
+        names: of the runs; those with fewer than two validations do not count.
+    """
+    return len({rows[name]["validated_every"] for name in names} - {None}) < 2
+
+
 def _notes(
     runs: Sequence[Run],
     left_out: set[str],
@@ -362,6 +381,9 @@ def _notes(
             for first in row["validations"][:1]
             if first["rollouts"] and row["to_target"] and row["to_target"]["step"] == first["step"]
         ],
+        "Validated at different steps, and a run that validates more often reaches a target earlier": _differing(
+            runs, lambda run: None if (every := rows[run.name]["validated_every"]) is None else f"every {every}"
+        ),
         "Time unknown, since the log begins after step 1": [
             f"{run.name} begins at step {run.steps[0]}"
             for run in runs
@@ -377,6 +399,19 @@ def _notes(
 def listed(notes: Mapping[str, Sequence[str]]) -> list[str]:
     """A sentence for each note that applies to something, such as to names of runs."""
     return [f"{note}: {'; '.join(names)}." for note, names in notes.items() if names]
+
+
+def _differing(runs: Sequence[Run], of_run: Callable[[Run], str | None]) -> list[str]:
+    """The value of each method, or of each run if the method's runs differ; empty if all runs have the same value."""
+    known = {run.name: value for run in runs if (value := of_run(run)) is not None}
+    if len(set(known.values())) < 2:
+        return []
+    found = []
+    for method in by_method(runs):
+        own = {run.name: known[run.name] for run in method.runs if run.name in known}
+        same = len(set(own.values())) == 1
+        found += [f"{method.name if same else name} {value}" for name, value in own.items()]
+    return list(dict.fromkeys(found))
 
 
 def _partial_validations(run: Run) -> int:
