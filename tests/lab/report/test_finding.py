@@ -56,7 +56,7 @@ def test_methods_with_other_seeds_are_paired_over_the_seeds_in_common(tmp_path):
     summary = summarize([read_run([path]) for path in sorted(tmp_path.glob("*.jsonl"))])
     assert summary["methods"][1]["times_fewer_rollouts"] == pytest.approx(ratio.mean)
     missed = sentence(tmp_path, 0.7, **runs, vip_6=([0.5, 0.6], 100))
-    assert missed.startswith("Nothing compares with grpo: a run never reaches 70.0%")
+    assert missed == "Nothing compares with grpo: vip_6 never reaches 70.0%."
     del runs["vip_0"], runs["vip_1"]
     assert "vip needed 1.05 times fewer rollouts than grpo; with fewer than two seeds in common" in sentence(
         tmp_path, **runs
@@ -97,7 +97,7 @@ def test_a_seed_that_begins_at_the_target_leaves_no_ratio(tmp_path):
     runs = {"grpo_1": ([0.5, 0.7], 100), "grpo_2": ([0.5, 0.7], 200)}
     runs |= {"vip_1": ([0.7, 0.7], 100), "vip_2": ([0.5, 0.7], 100)}
     said = sentence(tmp_path, **runs)
-    assert said == "Nothing compares with grpo: a run never reaches 70.0%, begins there, or counts no rollouts."
+    assert said == "Nothing compares with grpo: vip_1 has its first validation at or above 70.0%."
 
 
 def test_an_interval_around_1_is_said_to_be_chance(tmp_path):
@@ -160,5 +160,9 @@ def test_runs_that_cannot_be_compared(tmp_path):
         "grpo ends at an accuracy of 60.0% after 1,000 rollouts; no other method is here to compare."
     )
     missed = sentence(tmp_path, 0.9, grpo=([0.5, 0.6], 100), hora=([0.5, 0.95], 100))
-    assert missed == "Nothing compares with grpo: a run never reaches 90.0%, begins there, or counts no rollouts."
+    assert missed == "Nothing compares with grpo: grpo never reaches 90.0%."
+    unseen = sentence(tmp_path, grpo=([None, None], 100), hora=([0.5, 0.7], 100))
+    assert unseen == "Nothing compares with grpo: grpo has no validation."
+    uncounted = sentence(tmp_path, grpo=([0.5, 0.7], float("nan")), hora=([0.5, 0.7], 100))
+    assert uncounted == "Nothing compares with grpo: grpo counts no rollouts."
     assert sentence(tmp_path, a=([None, None], 1), b=([None, None], 1)).startswith("No run has a validation accuracy")

@@ -176,6 +176,7 @@ def test_without_validation_the_rest_is_there(tmp_path):
     summary = summary_of([blind, write_run(tmp_path / "a.jsonl", [0.1, 0.2], 10)])
     assert summary["target_accuracy"] == 0.2
     assert (summary["runs"][0]["rollouts"], summary["runs"][0]["final_accuracy"]) == (20, None)
+    assert summary["rule"].startswith("The target is the best accuracy that every run with a validation reached.")
     assert summary["notes"] == ["No validation accuracy (trainer.test_freq and data.val_files give one): blind."]
     assert summary_of([blind])["target_accuracy"] is None
 

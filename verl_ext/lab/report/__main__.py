@@ -41,7 +41,11 @@ def main(
     ),
     target: Annotated[
         float | None,
-        typer.Option(min=0, max=1, help="Accuracy to reach. Default: the best accuracy that every run reached."),
+        typer.Option(
+            min=0,
+            max=1,
+            help="Accuracy to reach. Default: the best accuracy that every run with a validation reached.",
+        ),
     ] = None,
 ) -> None:
     """Compare runs by the rollouts needed for the same accuracy."""

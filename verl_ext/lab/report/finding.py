@@ -57,10 +57,11 @@ def finding(summary: Mapping[str, Any]) -> str:
         spent = "" if rollouts is None else f" after {rollouts:,.0f} rollouts"
         return f"{reference['name']} ends at an accuracy of {final:.1%}{spent}; no other method is here to compare."
     if not rated:
-        reached = all(run["rollouts_to_target"] for run in summary["runs"])
-        why = f"a run never reaches {target:.1%}, begins there, or counts no rollouts"
-        why = "no other method has a seed in common with it" if reached else why
-        return f"Nothing compares with {reference['name']}: {why}."
+        why = [
+            f"{run['name']} {_without_cost(run, target)}" for run in summary["runs"] if not run["rollouts_to_target"]
+        ]
+        why = why or ["no other method has a seed in common with it"]
+        return f"Nothing compares with {reference['name']}: {'; '.join(why)}."
     best = max(rated, key=lambda method: method["times_fewer_rollouts"])
     times, choice = best["times_fewer_rollouts"], len(others)
     fewer = times >= 1
@@ -81,3 +82,13 @@ def finding(summary: Mapping[str, Any]) -> str:
     widened = "" if choice == 1 else f", widened for the choice among {choice}"
     interval = f"{seeds} seeds; 95 % interval {low:.2f} to {high:.2f} times {direction}{widened}"
     return f"{said} ({interval}){'; chance alone can explain this' if low <= 1 <= high else ''}."
+
+
+def _without_cost(run: Mapping[str, Any], target: float) -> str:
+    """Why a run has no cost to the target."""
+    if not run["validations"]:
+        return "has no validation"
+    if run["to_target"] is None:
+        return f"never reaches {target:.1%}"
+    first = run["to_target"]["step"] == run["validations"][0]["step"]
+    return f"has its first validation at or above {target:.1%}" if first else "counts no rollouts"

@@ -27,7 +27,7 @@ RULE = "Costs to the target are those up to the first validation at or above it.
 EMPTY = "Files without a step, left out, such as those of a start that died before its first step"
 NO_LOG = "Files of a folder left out, since they hold no step of verl's file logger"
 UNTRAINED = "Runs left out, since they have not trained a step yet"
-COMMON = "The target is the best accuracy that every run reached."
+COMMON = "The target is the best accuracy that every run with a validation reached."
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,7 @@ def summarize(runs: Sequence[Run], target: float | None = None) -> dict[str, Any
     Args:
         runs: at least one; the first run that has trained a step, and its method, is the reference of all ratios. Runs
             that have not are left out, unless no run has.
-        target: accuracy in [0, 1]; None: the best accuracy that every run reached.
+        target: accuracy in [0, 1]; None: the best accuracy that every run with a validation reached.
 
     Raises:
         ValueError: the runs were validated, and on no common data source.
