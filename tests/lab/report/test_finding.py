@@ -100,6 +100,17 @@ def test_a_seed_that_begins_at_the_target_leaves_no_ratio(tmp_path):
     assert said == "Nothing compares with grpo: vip_1 has its first validation at or above 70.0%."
 
 
+def test_an_interval_around_equal_costs_has_the_direction_of_the_sentence(tmp_path):
+    runs = {"grpo_1": ([0.5, 0.7], 1000), "grpo_2": ([0.5, 0.7], 1001)}
+    runs |= {"vip_1": ([0.5, 0.7], 1000), "vip_2": ([0.5, 0.7], 1000)}
+    ratio = paired([1000, 1001], [1000, 1000])
+    assert f"{1 / ratio.high:.2f} to {1 / ratio.low:.2f}" == "0.99 to 1.01"
+    assert sentence(tmp_path, **runs).endswith(
+        "vip needed as many rollouts as grpo (2 seeds; 95 % interval 0.99 to 1.01 times as many); chance "
+        "alone can explain this."
+    )
+
+
 def test_an_interval_around_1_is_said_to_be_chance(tmp_path):
     runs = {"grpo_1": ([0.5, 0.7], 100), "grpo_2": ([0.5, 0.7], 200)}
     runs |= {"vip_1": ([0.5, 0.7], 200), "vip_2": ([0.5, 0.7], 110)}
@@ -122,7 +133,14 @@ def test_a_method_that_surely_needs_more_is_not_said_to_be_chance(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("rollouts", "said"), [(50, "2.00 times fewer rollouts than"), (300, "3.00 times as many rollouts as")]
+    ("rollouts", "said"),
+    [
+        (50, "2.00 times fewer rollouts than"),
+        (300, "3.00 times as many rollouts as"),
+        (100, "as many rollouts as"),
+        (100.4, "as many rollouts as"),
+        (99.6, "as many rollouts as"),
+    ],
 )
 def test_seeds_with_the_same_ratio_have_no_interval(tmp_path, rollouts, said):
     """Each seed of a method may reach the target at the same validation, since a run has few."""

@@ -64,8 +64,10 @@ def finding(summary: Mapping[str, Any]) -> str:
         return f"Nothing compares with {reference['name']}: {'; '.join(why)}."
     best = max(rated, key=lambda method: method["times_fewer_rollouts"])
     times, choice = best["times_fewer_rollouts"], len(others)
-    fewer = times >= 1
-    compared = f"{times:.2f} times fewer rollouts than" if fewer else f"{1 / times:.2f} times as many rollouts as"
+    shown = f"{max(times, 1 / times):.2f}"
+    fewer = times >= 1 and shown != "1.00"
+    compared = f"{shown} times fewer rollouts than" if fewer else f"{shown} times as many rollouts as"
+    compared = compared.removeprefix("1.00 times ")
     named = best["name"] if choice == 1 else f"{best['name']}, the best of {choice} methods,"
     said = f"To reach an accuracy of {target:.1%}, {named} needed {compared} {reference['name']}"
     rows = {run["name"]: run for run in summary["runs"]}
