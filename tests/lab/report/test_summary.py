@@ -105,7 +105,10 @@ def test_a_run_that_has_not_trained_a_step_yet_is_left_out(tmp_path):
     assert summary["target_accuracy"] == 0.7
     assert [run["name"] for run in summary["runs"]] == ["grpo_1", "hora_1", "hora_2"]
     assert [method["rollouts_to_target"] for method in summary["methods"]] == [20, 10]
-    assert summary["notes"] == ["Runs left out, since they have not trained a step yet: hora_3; vip."]
+    assert summary["notes"] == [
+        "Runs left out, since they have not trained a step yet: hora_3; vip.",
+        "Taken as seeds: hora 1, 2.",
+    ]
 
 
 def test_data_sources_weigh_the_same():
@@ -269,8 +272,14 @@ def test_the_cost_of_a_target_that_the_first_validation_reaches_is_unknown(tmp_p
 
 def test_seeds_of_different_length_are_in_the_notes(tmp_path):
     paths = [write_run(tmp_path / f"a_{seed}.jsonl", [0.1] * steps, 10) for seed, steps in ((1, 3), (2, 5))]
-    (note,) = summary_of(paths)["notes"]
-    assert note.endswith(": a 2, 4.")
+    assert summary_of(paths)["notes"][-1].endswith(": a 2, 4.")
+
+
+def test_numbers_taken_as_seeds_are_in_the_notes(tmp_path):
+    """They may be sizes of groups."""
+    names = ["grpo_8", "grpo_64", "hora-seed1", "hora", "vip_3"]
+    paths = [write_run(tmp_path / f"{name}.jsonl", [0.1, 0.2], 10) for name in names]
+    assert summary_of(paths)["notes"] == ["Taken as seeds: grpo 8, 64; hora 1, no number."]
 
 
 def test_where_rollouts_went(tmp_path):

@@ -357,7 +357,8 @@ def _notes(
     for run, sources in rewarded.items():
         for source, is_accuracy in sources.items():
             by_reward[is_accuracy].append(f"{run} {source}")
-    ends = {method.name: [run.steps[-1] for run in method.runs] for method in by_method(runs)}
+    methods = by_method(runs)
+    ends = {method.name: [run.steps[-1] for run in method.runs] for method in methods}
     notes = {
         EMPTY: [name for run in runs for name in run.empty_parts],
         "Lines skipped because they are not those of verl's file logger": _counts(runs, "skipped_lines"),
@@ -389,6 +390,9 @@ def _notes(
             for run in runs
             if begins_late(run) and run.last(SECONDS) is not None
         ],
+        "Taken as seeds": [
+            f"{method.name} {', '.join(map(_seed, method.runs))}" for method in methods if len(method.runs) > 1
+        ],
         "Seeds with different last steps; the mean ends with the shortest seed": [
             f"{name} {', '.join(map(str, steps))}" for name, steps in ends.items() if len(set(steps)) > 1
         ],
@@ -412,6 +416,11 @@ def _differing(runs: Sequence[Run], of_run: Callable[[Run], str | None]) -> list
         same = len(set(own.values())) == 1
         found += [f"{method.name if same else name} {value}" for name, value in own.items()]
     return list(dict.fromkeys(found))
+
+
+def _seed(run: Run) -> str:
+    seed = seed_of(run.name)
+    return "no number" if seed is None else str(seed)
 
 
 def _partial_validations(run: Run) -> int:
