@@ -174,6 +174,23 @@ def test_a_method_of_which_a_seed_fails_has_no_rollouts_to_target(tmp_path):
     assert (grpo["reached_target"], grpo["rollouts_to_target"]) == (1, None)
 
 
+def test_validations_with_different_numbers_of_samples_are_in_the_notes(tmp_path):
+    paths = [
+        write_log(
+            tmp_path / f"{name}.jsonl",
+            {step: {f"val-core/{source}/{kind}/mean@{n}": 0.5 for source, n in samples.items()} for step in range(2)},
+        )
+        for name, kind, samples in (
+            ("grpo_1", "acc", {"x": 1, "y": 1}),
+            ("grpo_2", "acc", {"x": 1, "y": 1}),
+            ("hora", "reward", {"x": 1, "y": 16}),
+        )
+    ]
+    note = "Validated with different numbers of samples: grpo mean@1; hora x mean@1, y mean@16."
+    assert note in summary_of(paths)["notes"]
+    assert not any("samples" in note for note in [*summary_of(paths[:2])["notes"], *summary_of(paths[2:])["notes"]])
+
+
 def test_without_validation_the_rest_is_there(tmp_path):
     blind = write_run(tmp_path / "blind.jsonl", [None, None, None], 10)
     summary = summary_of([blind, write_run(tmp_path / "a.jsonl", [0.1, 0.2], 10)])

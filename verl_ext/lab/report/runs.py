@@ -199,6 +199,7 @@ def names(paths: Sequence[Path]) -> list[str]:
     """Different names for runs: the file name without ending, or the name of the folder of event files.
 
     A run without a seed gets the seed of its folder: ``seed3/grpo.jsonl`` becomes ``grpo_seed3``.
+
     If two runs of a method have the same name, all runs of that method get their folder's name in front, so seeds of
     one folder stay together. Names still equal become whole paths, with the ending where even these are equal.
     """

@@ -20,7 +20,7 @@ ROLLOUTS, TOKENS, SECONDS = "rollouts/sampled_total", "tokens/sampled_total", "t
 TRAINED, SIGNAL = "rollouts/trained", "rollouts/effective_ratio"
 GROUPS, GROUP_SIGNAL, SAMPLED = "groups/trained", "groups/effective_ratio", "rollouts/sampled"
 DECIDING = "allocation/seconds"
-ACCURACY = re.compile(r"val-core/(?P<source>.+)/acc/mean@\d+")
+ACCURACY = re.compile(r"val-core/(?P<source>.+)/acc/mean@(?P<samples>\d+)")
 REWARD = re.compile(r"val-core/(?P<source>.+)/reward/mean@\d+")
 DISCARDED = re.compile(r"rollouts/discarded_(.+)_total")
 RULE = "Costs to the target are those up to the first validation at or above it."
@@ -173,6 +173,16 @@ def common_target(runs: Sequence[Run]) -> float | None:
 def first_at(run: Run, target: float | None) -> Point | None:
     """First validation at or above the target; None if there is none."""
     return next((point for point in points(run) if target is not None and point.accuracy >= target), None)
+
+
+def samples_of(run: Run) -> str | None:
+    """Samples of each validated prompt, ``mean@16``, by data source where they differ; None without a validation."""
+    matches = [ACCURACY.fullmatch(name) for name in run.metrics()]
+    found = sorted((match["source"], int(match["samples"])) for match in matches if match)
+    sizes = {samples for _, samples in found}
+    if len(sizes) < 2:
+        return f"mean@{sizes.pop()}" if sizes else None
+    return ", ".join(f"{source} mean@{samples}" for source, samples in found)
 
 
 def validated_every(run: Run) -> int | None:
@@ -385,6 +395,7 @@ def _notes(
         "Validated at different steps, and a run that validates more often reaches a target earlier": _differing(
             runs, lambda run: None if (every := rows[run.name]["validated_every"]) is None else f"every {every}"
         ),
+        "Validated with different numbers of samples": _differing(runs, samples_of),
         "Time unknown, since the log begins after step 1": [
             f"{run.name} begins at step {run.steps[0]}"
             for run in runs
