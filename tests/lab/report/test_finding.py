@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
-import numpy as np
 import pytest
-from scipy import stats
 from support.runs import write_run
 
-from verl_ext.lab.report.finding import finding, paired
+from verl_ext.lab.report.finding import finding
+from verl_ext.lab.report.ratio import paired
 from verl_ext.lab.report.runs import read_run
 from verl_ext.lab.report.summary import summarize
 
@@ -18,14 +15,6 @@ def sentence(folder, target=None, **runs):
     """Of runs given as their accuracies and rollouts a step."""
     paths = [write_run(folder / f"{name}.jsonl", accuracies, rollouts) for name, (accuracies, rollouts) in runs.items()]
     return finding(summarize([read_run([path]) for path in paths], target))
-
-
-def test_the_ratio_is_paired_by_seed_with_students_interval():
-    ours, theirs = np.random.default_rng(0).uniform(100, 1000, (2, 12))
-    ratio = paired(ours, theirs)
-    expected = stats.ttest_rel(np.log(ours), np.log(theirs)).confidence_interval(0.95)
-    assert ratio.mean == pytest.approx(math.exp(np.log(ours / theirs).mean()))
-    assert (ratio.low, ratio.high) == (pytest.approx(math.exp(expected.low)), pytest.approx(math.exp(expected.high)))
 
 
 def test_several_seeds_give_an_interval(tmp_path):
@@ -64,13 +53,6 @@ def test_methods_with_other_seeds_are_paired_over_the_seeds_in_common(tmp_path):
     del runs["vip_2"]
     runs["vip_5"] = ([0.5, 0.7], 440)
     assert sentence(tmp_path, **runs) == "Nothing compares with grpo: no other method has a seed in common with it."
-
-
-def test_the_interval_of_the_best_of_several_methods_has_bonferronis_quantile():
-    ours, theirs = np.random.default_rng(0).uniform(100, 1000, (2, 12))
-    ratio = paired(ours, theirs, chosen_among=5)
-    expected = stats.ttest_rel(np.log(ours), np.log(theirs)).confidence_interval(1 - 0.05 / 5)
-    assert (ratio.low, ratio.high) == (pytest.approx(math.exp(expected.low)), pytest.approx(math.exp(expected.high)))
 
 
 def test_lead_table_and_choice_have_one_ratio(tmp_path):

@@ -5,6 +5,7 @@ import json
 import pytest
 from support.runs import training_steps, write_log, write_run
 
+from verl_ext.lab.report.ratio import paired
 from verl_ext.lab.report.runs import Run, read_run
 from verl_ext.lab.report.summary import (
     accuracy_against,
@@ -16,6 +17,7 @@ from verl_ext.lab.report.summary import (
     points,
     summarize,
 )
+from verl_ext.lab.report.tables import tables
 
 
 def summary_of(paths, target=None):
@@ -166,6 +168,32 @@ def test_seeds_give_mean_and_range(tmp_path):
     assert (grpo["rollouts_to_target"], grpo["rollouts_to_target_range"]) == (150, [100, 200])
     assert grpo["final_accuracy"] == pytest.approx(0.85) and grpo["final_accuracy_range"] == [0.8, 0.9]
     assert hora["times_fewer_rollouts"] == pytest.approx(200 / 75)  # of the common seed, 1
+
+
+def test_each_method_has_its_own_interval_over_the_seeds_in_common(tmp_path):
+    costs = {"grpo": (400, 500, 450, 300), "hora": (200, 210, 230), "vip": (200, 250, 225)}
+    runs = {f"{name}_{seed}": cost for name, each in costs.items() for seed, cost in enumerate(each)} | {"one": 100}
+    summary = summary_of([write_run(tmp_path / f"{name}.jsonl", [0.5, 0.7], cost) for name, cost in runs.items()])
+    ratio = paired(costs["grpo"][:3], costs["hora"])
+    assert [method["paired_seeds"] for method in summary["methods"]] == [4, 3, 3, 0]
+    intervals = [None, [ratio.low, ratio.high], None, None]  # those of vip have one ratio
+    assert [method["times_fewer_rollouts_interval"] for method in summary["methods"]] == intervals
+    (table,) = (table for table in tables(summary) if table.title.startswith("Over seeds"))
+    shown = {row[0]: row[table.header.index("95 % interval")] for row in table.rows}
+    assert shown == {"grpo": "–", "hora": f"{ratio.low:.2f} to {ratio.high:.2f}", "vip": "–", "one": "–"}
+    assert table.caption.endswith(
+        "Each interval is for one method alone, and is not widened for the choice of the best."
+    )
+
+
+def test_there_is_no_interval_without_costs_or_between_different_validations(tmp_path):
+    runs = {f"grpo_{seed}": ([0.5, None, 0.7], 100 + seed) for seed in (1, 2)}
+    runs |= {f"often_{seed}": ([0.5, 0.7, 0.7], 100) for seed in (1, 2)}
+    runs |= {"begun_1": ([0.7, None, 0.7], 100), "begun_2": ([0.5, None, 0.7], 100)}
+    paths = [write_run(tmp_path / f"{name}.jsonl", *values) for name, values in runs.items()]
+    methods = summary_of(paths)["methods"]
+    assert [method["times_fewer_rollouts_interval"] for method in methods] == [None] * 3
+    assert [method["paired_seeds"] for method in methods] == [2, 2, 2]
 
 
 def test_a_method_of_which_a_seed_fails_has_no_rollouts_to_target(tmp_path):

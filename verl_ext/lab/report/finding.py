@@ -2,40 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
-import numpy as np
-
+from verl_ext.lab.report.ratio import paired
 from verl_ext.lab.report.summary import paired_costs, validated_alike
-
-
-class Ratio(NamedTuple):
-    """Cost of the reference / cost of a method: geometric mean over paired seeds, with its 95 % interval."""
-
-    mean: float
-    low: float
-    high: float
-
-
-def paired(reference: Sequence[float], method: Sequence[float], chosen_among: int = 1) -> Ratio:
-    """How many times less a method needs; Student's t over the logarithms of the ratios of seeds.
-
-    If all seeds have the same ratio, the interval has no width. It then says nothing of chance.
-
-    Args:
-        reference: (S,) costs above 0, one per seed; at least two.
-        method: (S,) costs of the method with the same seeds.
-        chosen_among: number of compared methods, if this method was chosen for its ratio. The interval is widened by
-            Bonferroni's correction: with 95 % certainty, the intervals of all these methods hold.
-    """
-    from scipy import stats  # takes a second, and a report of single runs needs none
-
-    logs = np.log(np.divide(reference, method))
-    middle, error = float(logs.mean()), float(logs.std(ddof=1)) / math.sqrt(logs.size)
-    width = float(stats.t.ppf(1 - 0.025 / chosen_among, logs.size - 1)) * error
-    return Ratio(math.exp(middle), math.exp(middle - width), math.exp(middle + width))
 
 
 def finding(summary: Mapping[str, Any]) -> str:
@@ -77,7 +48,7 @@ def finding(summary: Mapping[str, Any]) -> str:
     if not validated_alike(rows, [*reference["runs"], *best["runs"]]):
         return f"{said}; the two were validated at different steps, so no interval is computed."
     seeds = len(costs[0])
-    if len({ours / theirs for ours, theirs in zip(*costs, strict=True)}) == 1:
+    if best["times_fewer_rollouts_interval"] is None:
         return f"{said}; all {seeds} seeds have this ratio, so no interval can be computed."
     ratio = paired(*costs, chosen_among=choice)
     low, high, direction = (ratio.low, ratio.high, "fewer") if fewer else (1 / ratio.high, 1 / ratio.low, "as many")

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from verl_ext.lab.plot import Series
+from verl_ext.lab.report.ratio import paired
 from verl_ext.lab.report.runs import Run, as_series, by_method, seed_of
 from verl_ext.lab.table import mean_times_fewer, times_fewer
 
@@ -259,7 +260,10 @@ def summarize(runs: Sequence[Run], target: float | None = None) -> dict[str, Any
     ]  # fmt: skip
     for method in methods:
         costs = paired_costs(rows, methods[0]["runs"], method["runs"])
+        method["paired_seeds"] = len(costs[0]) if costs else 0
         method["times_fewer_rollouts"] = mean_times_fewer(*costs) if costs else None
+        alike = validated_alike(rows, [*methods[0]["runs"], *method["runs"]])
+        method["times_fewer_rollouts_interval"] = _interval(*costs) if costs and alike else None
     return {
         "target_accuracy": target,
         "rule": rule,
@@ -338,6 +342,19 @@ def paired_costs(
         return [*ours.values()], [*theirs.values()]
     common = [seed for seed in ours if seed in theirs]
     return ([ours[seed] for seed in common], [theirs[seed] for seed in common]) if common else None
+
+
+def _interval(reference: Sequence[float], method: Sequence[float]) -> list[float] | None:
+    """The ends of the 95 % interval of :func:`~verl_ext.lab.report.ratio.paired`.
+
+    Returns:
+        None without two seeds, with a cost of 0, and if all seeds have the same ratio: such an interval has no width.
+    """
+    ratios = {times_fewer(*costs) for costs in zip(reference, method, strict=True)}
+    if len(ratios) < 2 or None in ratios:
+        return None
+    ratio = paired(reference, method)
+    return [ratio.low, ratio.high]
 
 
 def validated_alike(rows: Mapping[str, Mapping[str, Any]], names: Iterable[str]) -> bool:
