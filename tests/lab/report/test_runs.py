@@ -176,6 +176,11 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path):
         read_run([tmp_path / "none.jsonl"])
 
 
+def test_steps_share_the_names_of_their_metrics(tmp_path):
+    run = read_run([write_log(tmp_path / "a.jsonl", {step: {"actor/loss": 0.1} for step in (1, 2)})])
+    assert len({id(name) for data in run.records.values() for name in data}) == 1
+
+
 def test_lines_are_split_where_json_lets_them(tmp_path):
     """U+2028 is a line break to str.splitlines, and may stand in a JSON string."""
     (tmp_path / "a.jsonl").write_text(json.dumps({"step": 1, "data": {"a\u2028b": 1}}, ensure_ascii=False) + "\n")
