@@ -288,6 +288,13 @@ def test_the_steps_of_a_long_run_are_not_listed_at_each_of_its_steps(monkeypatch
     assert (len(found), found[-1].seconds) == (50, 98) and len(lists) < 10
 
 
+def test_the_validations_of_a_long_run_are_collected_few_times(monkeypatch):
+    """Each time passes over all metrics of all steps."""
+    collected = []
+    monkeypatch.setattr("verl_ext.lab.report.summary.points", lambda run: collected.append(run) or points(run))
+    assert summarize([Run("a", training_steps([0.5] * 50, 10))])["target_accuracy"] == 0.5 and len(collected) == 3
+
+
 def test_the_time_of_a_log_that_begins_later_is_unknown(tmp_path):
     steps = training_steps([0.4, 0.5], 7, first=6)
     path = write_log(tmp_path / "a.jsonl", steps)

@@ -186,9 +186,9 @@ def samples_of(run: Run) -> str | None:
     return ", ".join(f"{source} mean@{samples}" for source, samples in found)
 
 
-def validated_every(run: Run) -> int | None:
-    """The most frequent number of steps between two validations; None for a run with fewer than two."""
-    distances = Counter(after.step - before.step for before, after in pairwise(points(run)))
+def validated_every(validations: Sequence[Point]) -> int | None:
+    """The most frequent number of steps between two validations of a run; None for fewer than two."""
+    distances = Counter(after.step - before.step for before, after in pairwise(validations))
     return max(distances, key=lambda distance: distances[distance]) if distances else None
 
 
@@ -293,7 +293,7 @@ def _of_run(run: Run, target: float | None) -> dict[str, Any]:
         "best_accuracy": max(accuracies, default=None),
         "rollouts_to_target": reached.rollouts if reached else None,
         "to_target": asdict(reached) if reached else None,
-        "validated_every": validated_every(run),
+        "validated_every": validated_every(validations),
         "groups_per_1000": groups_per_1000(run),
         "destinations": {part: float(counts[-1]) for part, counts in destinations(run).items()},
         "deciding_median_seconds": float(np.median(deciding)) if deciding.size else None,
@@ -396,7 +396,7 @@ def _notes(
             f"{run.name} {count}" for run in runs if (count := _partial_validations(run))
         ],
         "No validation accuracy (trainer.test_freq and data.val_files give one)": [
-            run.name for run in runs if not points(run) and not rewarded[run.name]
+            run.name for run in runs if not rows[run.name]["validations"] and not rewarded[run.name]
         ],
         "The accuracy is the mean reward, since the reward function returns no acc": by_reward[True],
         "No accuracy from mean rewards outside 0 to 1 (return acc from the reward function)": by_reward[False],
