@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from verl_ext.lab.plot import styles
-from verl_ext.lab.report.finding import Ratio, paired
+from verl_ext.lab.report.ratio import Ratio, paired
 from verl_ext.lab.table import NOTHING
 
 REFERENCE = "grpo"

@@ -27,7 +27,7 @@ from support.commands import invoke
 
 from verl_ext.lab.learn.run import Length
 from verl_ext.lab.learn.worlds import CLASSES, WorldSource
-from verl_ext.lab.report.finding import Ratio
+from verl_ext.lab.report.ratio import Ratio
 
 TUNING, FRESH = (100, 101), (0, 1, 2)
 LOW, HIGH = Setting(1e-4, 32, 8), Setting(1e-3, 32, 8)

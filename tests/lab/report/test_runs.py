@@ -5,7 +5,7 @@ import json
 import pytest
 from support.runs import training_steps, write_log, write_run
 
-from verl_ext.lab.report.runs import Run, by_method, find_runs, names, read_run
+from verl_ext.lab.report.runs import Run, by_method, find_runs, names, read_run, seed_of, without_seed
 
 
 def test_a_killed_run_loses_only_its_last_line(tmp_path):
@@ -176,6 +176,11 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path):
         read_run([tmp_path / "none.jsonl"])
 
 
+def test_steps_share_the_names_of_their_metrics(tmp_path):
+    run = read_run([write_log(tmp_path / "a.jsonl", {step: {"actor/loss": 0.1} for step in (1, 2)})])
+    assert len({id(name) for data in run.records.values() for name in data}) == 1
+
+
 def test_lines_are_split_where_json_lets_them(tmp_path):
     """U+2028 is a line break to str.splitlines, and may stand in a JSON string."""
     (tmp_path / "a.jsonl").write_text(json.dumps({"step": 1, "data": {"a\u2028b": 1}}, ensure_ascii=False) + "\n")
@@ -195,6 +200,24 @@ def test_runs_that_differ_by_their_seed_are_one_method():
         "grpo": ["grpo_1", "grpo_2"],
         "pilot_commit": ["pilot_commit_1", "pilot_commit_12"],
     }
+
+
+@pytest.mark.parametrize("form", ["_{}", "_s{}", "-s{}", "_seed{}", "-seed{}", "_seed_{}", "-Seed_{}", "_S{}"])
+def test_forms_of_seeds(form):
+    run_names = [f"grpo{form.format(seed)}" for seed in (1, 12)]
+    assert groups(*run_names) == {"grpo": run_names} and [seed_of(name) for name in run_names] == [1, 12]
+
+
+@pytest.mark.parametrize("name", ["grpo", "grpo-3", "grpo3", "grpos3", "s3", "_s", "grpo_seed", "grpo_v3", "seed_3b"])
+def test_a_name_without_a_seed(name):
+    assert seed_of(name) is None and without_seed(name) == name
+
+
+def test_a_folder_per_seed(tmp_path):
+    paths = [tmp_path / folder / f"{name}.jsonl" for folder in ("seed1", "Seed_2") for name in ("grpo", "hora_3")]
+    assert names(paths) == ["grpo_seed1", "seed1/hora_3", "grpo_Seed_2", "Seed_2/hora_3"]
+    assert groups(*names(paths)[::2]) == {"grpo": ["grpo_seed1", "grpo_Seed_2"]}
+    assert names(paths[:2]) == ["grpo_seed1", "hora_3"]
 
 
 @pytest.mark.parametrize(

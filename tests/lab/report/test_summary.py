@@ -5,6 +5,7 @@ import json
 import pytest
 from support.runs import training_steps, write_log, write_run
 
+from verl_ext.lab.report.ratio import paired
 from verl_ext.lab.report.runs import Run, read_run
 from verl_ext.lab.report.summary import (
     accuracy_against,
@@ -16,6 +17,7 @@ from verl_ext.lab.report.summary import (
     points,
     summarize,
 )
+from verl_ext.lab.report.tables import tables
 
 
 def summary_of(paths, target=None):
@@ -41,7 +43,22 @@ def test_what_two_runs_paid_for_the_target(two):
     # 0.7 lies between 0.69 and 0.71: the first validation at or above the target counts, without interpolation.
     assert (second["final_accuracy"], second["rollouts_to_target"], second["seconds"]) == (0.9, 300, 6)
     assert (first["times_fewer_rollouts"], second["times_fewer_rollouts"]) == (1, pytest.approx(400 / 300))
-    assert summary["notes"] == []
+    assert summary["notes"] == [
+        "Validated at different steps, and a run that validates more often reaches a target earlier: "
+        "grpo every 2; pilot_commit every 1."
+    ]
+
+
+def test_the_steps_between_validations_are_compared(tmp_path):
+    """The last step is validated whatever trainer.test_freq, and a single validation has none."""
+    often, seldom, once = [0.5, 0.6, 0.7, 0.7], [0.5, None, 0.6, None, 0.7, 0.7], [None, 0.5]
+    runs = {"a_1": often, "a_2": seldom, "b_1": seldom, "b_2": seldom, "c": once}
+    paths = {name: write_run(tmp_path / f"{name}.jsonl", values, 10) for name, values in runs.items()}
+    summary = summary_of(paths.values())
+    assert [run["validated_every"] for run in summary["runs"]] == [1, 2, 2, 2, None]
+    assert any(note.endswith("earlier: a_1 every 1; a_2 every 2; b every 2.") for note in summary["notes"])
+    alike = summary_of([paths[name] for name in ("b_1", "b_2", "c")])
+    assert not any("different steps, and" in note for note in alike["notes"])
 
 
 def test_a_target_of_ones_own(two):
@@ -90,7 +107,10 @@ def test_a_run_that_has_not_trained_a_step_yet_is_left_out(tmp_path):
     assert summary["target_accuracy"] == 0.7
     assert [run["name"] for run in summary["runs"]] == ["grpo_1", "hora_1", "hora_2"]
     assert [method["rollouts_to_target"] for method in summary["methods"]] == [20, 10]
-    assert summary["notes"] == ["Runs left out, since they have not trained a step yet: hora_3; vip."]
+    assert summary["notes"] == [
+        "Runs left out, since they have not trained a step yet: hora_3; vip.",
+        "Taken as seeds: hora 1, 2.",
+    ]
 
 
 def test_data_sources_weigh_the_same():
@@ -150,10 +170,53 @@ def test_seeds_give_mean_and_range(tmp_path):
     assert hora["times_fewer_rollouts"] == pytest.approx(200 / 75)  # of the common seed, 1
 
 
+def test_each_method_has_its_own_interval_over_the_seeds_in_common(tmp_path):
+    costs = {"grpo": (400, 500, 450, 300), "hora": (200, 210, 230), "vip": (200, 250, 225)}
+    runs = {f"{name}_{seed}": cost for name, each in costs.items() for seed, cost in enumerate(each)} | {"one": 100}
+    summary = summary_of([write_run(tmp_path / f"{name}.jsonl", [0.5, 0.7], cost) for name, cost in runs.items()])
+    ratio = paired(costs["grpo"][:3], costs["hora"])
+    assert [method["paired_seeds"] for method in summary["methods"]] == [4, 3, 3, 0]
+    intervals = [None, [ratio.low, ratio.high], None, None]  # those of vip have one ratio
+    assert [method["times_fewer_rollouts_interval"] for method in summary["methods"]] == intervals
+    (table,) = (table for table in tables(summary) if table.title.startswith("Over seeds"))
+    shown = {row[0]: row[table.header.index("95 % interval")] for row in table.rows}
+    assert shown == {"grpo": "–", "hora": f"{ratio.low:.2f} to {ratio.high:.2f}", "vip": "–", "one": "–"}
+    assert table.caption.endswith(
+        "Each interval is for one method alone, and is not widened for the choice of the best."
+    )
+
+
+def test_there_is_no_interval_without_costs_or_between_different_validations(tmp_path):
+    runs = {f"grpo_{seed}": ([0.5, None, 0.7], 100 + seed) for seed in (1, 2)}
+    runs |= {f"often_{seed}": ([0.5, 0.7, 0.7], 100) for seed in (1, 2)}
+    runs |= {"begun_1": ([0.7, None, 0.7], 100), "begun_2": ([0.5, None, 0.7], 100)}
+    paths = [write_run(tmp_path / f"{name}.jsonl", *values) for name, values in runs.items()]
+    methods = summary_of(paths)["methods"]
+    assert [method["times_fewer_rollouts_interval"] for method in methods] == [None] * 3
+    assert [method["paired_seeds"] for method in methods] == [2, 2, 2]
+
+
 def test_a_method_of_which_a_seed_fails_has_no_rollouts_to_target(tmp_path):
     paths = [write_run(tmp_path / f"grpo_{seed}.jsonl", [0.1, best], 100) for seed, best in ((1, 0.9), (2, 0.5))]
     (grpo,) = summary_of(paths, 0.8)["methods"]
     assert (grpo["reached_target"], grpo["rollouts_to_target"]) == (1, None)
+
+
+def test_validations_with_different_numbers_of_samples_are_in_the_notes(tmp_path):
+    paths = [
+        write_log(
+            tmp_path / f"{name}.jsonl",
+            {step: {f"val-core/{source}/{kind}/mean@{n}": 0.5 for source, n in samples.items()} for step in range(2)},
+        )
+        for name, kind, samples in (
+            ("grpo_1", "acc", {"x": 1, "y": 1}),
+            ("grpo_2", "acc", {"x": 1, "y": 1}),
+            ("hora", "reward", {"x": 1, "y": 16}),
+        )
+    ]
+    note = "Validated with different numbers of samples: grpo mean@1; hora x mean@1, y mean@16."
+    assert note in summary_of(paths)["notes"]
+    assert not any("samples" in note for note in [*summary_of(paths[:2])["notes"], *summary_of(paths[2:])["notes"]])
 
 
 def test_without_validation_the_rest_is_there(tmp_path):
@@ -161,6 +224,7 @@ def test_without_validation_the_rest_is_there(tmp_path):
     summary = summary_of([blind, write_run(tmp_path / "a.jsonl", [0.1, 0.2], 10)])
     assert summary["target_accuracy"] == 0.2
     assert (summary["runs"][0]["rollouts"], summary["runs"][0]["final_accuracy"]) == (20, None)
+    assert summary["rule"].startswith("The target is the best accuracy that every run with a validation reached.")
     assert summary["notes"] == ["No validation accuracy (trainer.test_freq and data.val_files give one): blind."]
     assert summary_of([blind])["target_accuracy"] is None
 
@@ -224,6 +288,13 @@ def test_the_steps_of_a_long_run_are_not_listed_at_each_of_its_steps(monkeypatch
     assert (len(found), found[-1].seconds) == (50, 98) and len(lists) < 10
 
 
+def test_the_validations_of_a_long_run_are_collected_few_times(monkeypatch):
+    """Each time passes over all metrics of all steps."""
+    collected = []
+    monkeypatch.setattr("verl_ext.lab.report.summary.points", lambda run: collected.append(run) or points(run))
+    assert summarize([Run("a", training_steps([0.5] * 50, 10))])["target_accuracy"] == 0.5 and len(collected) == 3
+
+
 def test_the_time_of_a_log_that_begins_later_is_unknown(tmp_path):
     steps = training_steps([0.4, 0.5], 7, first=6)
     path = write_log(tmp_path / "a.jsonl", steps)
@@ -236,10 +307,31 @@ def test_the_time_of_a_log_that_begins_later_is_unknown(tmp_path):
     assert summary_of([path])["runs"][0]["seconds"] == 6 and not summary_of([path])["notes"]
 
 
+def test_the_cost_of_a_target_that_the_first_validation_reaches_is_unknown(tmp_path):
+    """The run may have reached it earlier. At step 0, nothing has been sampled."""
+    runs = {"grpo": [0.5, None, None, 0.8], "late": [None, None, None, 0.8, 0.9], "begun": [0.8, 0.9]}
+    summary = summary_of([write_run(tmp_path / f"{name}.jsonl", values, 1000) for name, values in runs.items()])
+    assert [run["rollouts_to_target"] for run in summary["runs"]] == [3000, None, 0]
+    assert [run["times_fewer_rollouts"] for run in summary["runs"]] == [1, None, None]
+    assert summary["runs"][1]["to_target"] == {
+        "step": 3, "rollouts": None, "tokens": None, "seconds": None, "accuracy": 0.8
+    }  # fmt: skip
+    note = (
+        "Cost to the target unknown, since the first validation reaches it: late at step 3, so at most 3,000 rollouts."
+    )
+    assert note in summary["notes"]
+
+
 def test_seeds_of_different_length_are_in_the_notes(tmp_path):
     paths = [write_run(tmp_path / f"a_{seed}.jsonl", [0.1] * steps, 10) for seed, steps in ((1, 3), (2, 5))]
-    (note,) = summary_of(paths)["notes"]
-    assert note.endswith(": a 2, 4.")
+    assert summary_of(paths)["notes"][-1].endswith(": a 2, 4.")
+
+
+def test_numbers_taken_as_seeds_are_in_the_notes(tmp_path):
+    """They may be sizes of groups."""
+    names = ["grpo_8", "grpo_64", "hora-seed1", "hora", "vip_3"]
+    paths = [write_run(tmp_path / f"{name}.jsonl", [0.1, 0.2], 10) for name in names]
+    assert summary_of(paths)["notes"] == ["Taken as seeds: grpo 8, 64; hora 1, no number."]
 
 
 def test_where_rollouts_went(tmp_path):

@@ -32,8 +32,9 @@ def main(
             ".jsonl file is a run, and so is each folder with event files, even if it was resumed. The files "
             "<name>-restart-<k>.jsonl of a run's restarts join <name>.jsonl. Write a run that was resumed into a file "
             "of another name as a.jsonl+b.jsonl, the older file first. Runs whose names differ only by "
-            "a trailing _<seed> are seeds of one method. The first run's method is the reference; runs of a folder are "
-            "in the order of their names.",
+            "a number at the end, behind _, _s, -s, _seed or -seed, are seeds of one method, and so are runs of the "
+            "same name in folders seed<number>. The first run's method is the reference; runs of a folder are in the "
+            "order of their names.",
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder for report.html, report.json and the plots.")] = Path(
@@ -41,7 +42,11 @@ def main(
     ),
     target: Annotated[
         float | None,
-        typer.Option(min=0, max=1, help="Accuracy to reach. Default: the best accuracy that every run reached."),
+        typer.Option(
+            min=0,
+            max=1,
+            help="Accuracy to reach. Default: the best accuracy that every run with a validation reached.",
+        ),
     ] = None,
 ) -> None:
     """Compare runs by the rollouts needed for the same accuracy."""

@@ -2,46 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
-import numpy as np
-
-from verl_ext.lab.report.summary import paired_costs
-
-
-class Ratio(NamedTuple):
-    """Cost of the reference / cost of a method: geometric mean over paired seeds, with its 95 % interval."""
-
-    mean: float
-    low: float
-    high: float
-
-
-def paired(reference: Sequence[float], method: Sequence[float], chosen_among: int = 1) -> Ratio:
-    """How many times less a method needs; Student's t over the logarithms of the ratios of seeds.
-
-    If all seeds have the same ratio, the interval has no width. It then says nothing of chance.
-
-    Args:
-        reference: (S,) costs above 0, one per seed; at least two.
-        method: (S,) costs of the method with the same seeds.
-        chosen_among: number of compared methods, if this method was chosen for its ratio. The interval is widened by
-            Bonferroni's correction: with 95 % certainty, the intervals of all these methods hold.
-    """
-    from scipy import stats  # takes a second, and a report of single runs needs none
-
-    logs = np.log(np.divide(reference, method))
-    middle, error = float(logs.mean()), float(logs.std(ddof=1)) / math.sqrt(logs.size)
-    width = float(stats.t.ppf(1 - 0.025 / chosen_among, logs.size - 1)) * error
-    return Ratio(math.exp(middle), math.exp(middle - width), math.exp(middle + width))
+from verl_ext.lab.report.ratio import paired
+from verl_ext.lab.report.summary import paired_costs, validated_alike
 
 
 def finding(summary: Mapping[str, Any]) -> str:
     """The best method against the first one, from :func:`~verl_ext.lab.report.summary.summarize`.
 
-    The sentence has an interval if both methods have two seeds or more in common, and the ratios of these seeds differ.
+    The sentence has an interval if both methods were validated equally often and have two seeds or more in common, and
+    the ratios of these seeds differ.
     A method that misses the target with a seed has no ratio.
     """
     reference, *others = summary["methods"]
@@ -56,25 +28,40 @@ def finding(summary: Mapping[str, Any]) -> str:
         spent = "" if rollouts is None else f" after {rollouts:,.0f} rollouts"
         return f"{reference['name']} ends at an accuracy of {final:.1%}{spent}; no other method is here to compare."
     if not rated:
-        reached = all(run["rollouts_to_target"] for run in summary["runs"])
-        why = f"a run never reaches {target:.1%}, begins there, or counts no rollouts"
-        why = "no other method has a seed in common with it" if reached else why
-        return f"Nothing compares with {reference['name']}: {why}."
+        why = [
+            f"{run['name']} {_without_cost(run, target)}" for run in summary["runs"] if not run["rollouts_to_target"]
+        ]
+        why = why or ["no other method has a seed in common with it"]
+        return f"Nothing compares with {reference['name']}: {'; '.join(why)}."
     best = max(rated, key=lambda method: method["times_fewer_rollouts"])
     times, choice = best["times_fewer_rollouts"], len(others)
-    fewer = times >= 1
-    compared = f"{times:.2f} times fewer rollouts than" if fewer else f"{1 / times:.2f} times as many rollouts as"
+    shown = f"{max(times, 1 / times):.2f}"
+    fewer = times >= 1 and shown != "1.00"
+    compared = f"{shown} times fewer rollouts than" if fewer else f"{shown} times as many rollouts as"
+    compared = compared.removeprefix("1.00 times ")
     named = best["name"] if choice == 1 else f"{best['name']}, the best of {choice} methods,"
     said = f"To reach an accuracy of {target:.1%}, {named} needed {compared} {reference['name']}"
     rows = {run["name"]: run for run in summary["runs"]}
     costs = paired_costs(rows, reference["runs"], best["runs"])
     if costs is None or len(costs[0]) < 2:
         return f"{said}; with fewer than two seeds in common, nobody can tell this from chance."
+    if not validated_alike(rows, [*reference["runs"], *best["runs"]]):
+        return f"{said}; the two were validated at different steps, so no interval is computed."
     seeds = len(costs[0])
-    if len({ours / theirs for ours, theirs in zip(*costs, strict=True)}) == 1:
+    if best["times_fewer_rollouts_interval"] is None:
         return f"{said}; all {seeds} seeds have this ratio, so no interval can be computed."
     ratio = paired(*costs, chosen_among=choice)
     low, high, direction = (ratio.low, ratio.high, "fewer") if fewer else (1 / ratio.high, 1 / ratio.low, "as many")
     widened = "" if choice == 1 else f", widened for the choice among {choice}"
     interval = f"{seeds} seeds; 95 % interval {low:.2f} to {high:.2f} times {direction}{widened}"
     return f"{said} ({interval}){'; chance alone can explain this' if low <= 1 <= high else ''}."
+
+
+def _without_cost(run: Mapping[str, Any], target: float) -> str:
+    """Why a run has no cost to the target."""
+    if not run["validations"]:
+        return "has no validation"
+    if run["to_target"] is None:
+        return f"never reaches {target:.1%}"
+    first = run["to_target"]["step"] == run["validations"][0]["step"]
+    return f"has its first validation at or above {target:.1%}" if first else "counts no rollouts"

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,8 @@ import numpy as np
 from verl_ext.lab.plot import Series
 from verl_ext.lab.report.events import PATTERN, event_files, read_events
 
-SEED = re.compile(r"(?P<method>.+)_(?P<seed>\d+)")
+SEED = re.compile(r"(?P<method>.+?)(_|[_-]seed_?|[_-]s)(?P<seed>\d+)", re.IGNORECASE)
+SEED_FOLDER = re.compile(r"seed_?\d+", re.IGNORECASE)
 RESTART = re.compile(r"(?P<run>.+)-restart-\d+")  # name of the file of a run's restart, without .jsonl
 OF_TRAINING = ("timing_s/step", "rollouts/sampled")  # verl's metric and this project's, in the record of a trained step
 
@@ -83,13 +85,16 @@ class RunGroup:
 
 
 def without_seed(name: str) -> str:
-    """The name without a trailing ``_<seed>``."""
+    """The name without its seed at the end: a number behind ``_``, ``_s``, ``_seed`` or ``_seed_``.
+
+    Before ``s`` and ``seed``, ``-`` may replace ``_``. Capital letters do not matter.
+    """
     match = SEED.fullmatch(name)
     return match["method"] if match else name
 
 
 def seed_of(name: str) -> int | None:
-    """The number behind ``_`` at the end of a run's name."""
+    """The seed at the end of a run's name."""
     match = SEED.fullmatch(name)
     return int(match["seed"]) if match else None
 
@@ -194,17 +199,28 @@ def home(part: Path) -> Path:
 def names(paths: Sequence[Path]) -> list[str]:
     """Different names for runs: the file name without ending, or the name of the folder of event files.
 
+    A run without a seed gets the seed of its folder: ``seed3/grpo.jsonl`` becomes ``grpo_seed3``.
+
     If two runs of a method have the same name, all runs of that method get their folder's name in front, so seeds of
     one folder stay together. Names still equal become whole paths, with the ending where even these are equal.
     """
     homes = [home(path) for path in paths]
-    stems = [path.name for path in homes]
+    stems = [_with_seed(path) for path in homes]
     clashing = {without_seed(stem) for stem in stems if stems.count(stem) > 1}
-    chosen = [f"{path.parent.name}/{path.name}" if without_seed(path.name) in clashing else path.name for path in homes]
+    chosen = [
+        f"{path.parent.name}/{stem}" if without_seed(stem) in clashing else stem
+        for path, stem in zip(homes, stems, strict=True)
+    ]
     return [
         name if chosen.count(name) == 1 else str(whole) if homes.count(whole) == 1 else str(path.absolute())
         for name, whole, path in zip(chosen, homes, paths, strict=True)
     ]
+
+
+def _with_seed(path: Path) -> str:
+    """The last part of the path, with the seed of the folder if it has none of its own."""
+    folder = path.parent.name
+    return f"{path.name}_{folder}" if seed_of(path.name) is None and SEED_FOLDER.fullmatch(folder) else path.name
 
 
 def read_run(parts: Sequence[Path], name: str | None = None) -> Run:
@@ -273,7 +289,8 @@ def _read_lines(path: Path) -> tuple[list[tuple[int, dict[str, Any]]], int]:
 def _parse(line: str) -> tuple[int, dict[str, Any]] | None:
     try:
         record = json.loads(line)
-        return int(record["step"]), dict(record["data"])
+        # Each line repeats the names of all metrics. Shared names save a third of the memory for a long log.
+        return int(record["step"]), {sys.intern(name): value for name, value in dict(record["data"]).items()}
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from verl_ext.lab.plot import Series
+from verl_ext.lab.report.ratio import paired
 from verl_ext.lab.report.runs import Run, as_series, by_method, seed_of
 from verl_ext.lab.table import mean_times_fewer, times_fewer
 
@@ -18,14 +21,14 @@ ROLLOUTS, TOKENS, SECONDS = "rollouts/sampled_total", "tokens/sampled_total", "t
 TRAINED, SIGNAL = "rollouts/trained", "rollouts/effective_ratio"
 GROUPS, GROUP_SIGNAL, SAMPLED = "groups/trained", "groups/effective_ratio", "rollouts/sampled"
 DECIDING = "allocation/seconds"
-ACCURACY = re.compile(r"val-core/(?P<source>.+)/acc/mean@\d+")
+ACCURACY = re.compile(r"val-core/(?P<source>.+)/acc/mean@(?P<samples>\d+)")
 REWARD = re.compile(r"val-core/(?P<source>.+)/reward/mean@\d+")
 DISCARDED = re.compile(r"rollouts/discarded_(.+)_total")
 RULE = "Costs to the target are those up to the first validation at or above it."
 EMPTY = "Files without a step, left out, such as those of a start that died before its first step"
 NO_LOG = "Files of a folder left out, since they hold no step of verl's file logger"
 UNTRAINED = "Runs left out, since they have not trained a step yet"
-COMMON = "The target is the best accuracy that every run reached."
+COMMON = "The target is the best accuracy that every run with a validation reached."
 
 
 @dataclass(frozen=True)
@@ -173,6 +176,22 @@ def first_at(run: Run, target: float | None) -> Point | None:
     return next((point for point in points(run) if target is not None and point.accuracy >= target), None)
 
 
+def samples_of(run: Run) -> str | None:
+    """Samples of each validated prompt, ``mean@16``, by data source where they differ; None without a validation."""
+    matches = [ACCURACY.fullmatch(name) for name in run.metrics()]
+    found = sorted((match["source"], int(match["samples"])) for match in matches if match)
+    sizes = {samples for _, samples in found}
+    if len(sizes) < 2:
+        return f"mean@{sizes.pop()}" if sizes else None
+    return ", ".join(f"{source} mean@{samples}" for source, samples in found)
+
+
+def validated_every(validations: Sequence[Point]) -> int | None:
+    """The most frequent number of steps between two validations of a run; None for fewer than two."""
+    distances = Counter(after.step - before.step for before, after in pairwise(validations))
+    return max(distances, key=lambda distance: distances[distance]) if distances else None
+
+
 def destinations(run: Run) -> dict[str, np.ndarray]:
     """(steps,) rollouts trained, discarded (by reason) and failed up to each step, and buffered at that step.
 
@@ -218,7 +237,7 @@ def summarize(runs: Sequence[Run], target: float | None = None) -> dict[str, Any
     Args:
         runs: at least one; the first run that has trained a step, and its method, is the reference of all ratios. Runs
             that have not are left out, unless no run has.
-        target: accuracy in [0, 1]; None: the best accuracy that every run reached.
+        target: accuracy in [0, 1]; None: the best accuracy that every run with a validation reached.
 
     Raises:
         ValueError: the runs were validated, and on no common data source.
@@ -241,18 +260,24 @@ def summarize(runs: Sequence[Run], target: float | None = None) -> dict[str, Any
     ]  # fmt: skip
     for method in methods:
         costs = paired_costs(rows, methods[0]["runs"], method["runs"])
+        method["paired_seeds"] = len(costs[0]) if costs else 0
         method["times_fewer_rollouts"] = mean_times_fewer(*costs) if costs else None
+        alike = validated_alike(rows, [*methods[0]["runs"], *method["runs"]])
+        method["times_fewer_rollouts_interval"] = _interval(*costs) if costs and alike else None
     return {
         "target_accuracy": target,
         "rule": rule,
         "runs": list(rows.values()),
         "methods": methods,
-        "notes": listed(untrained) + _notes(runs, left_out, rewarded),
+        "notes": listed(untrained) + _notes(runs, left_out, rewarded, rows),
     }
 
 
 def _of_run(run: Run, target: float | None) -> dict[str, Any]:
     validations, reached = points(run), first_at(run, target)
+    if reached and reached.step == validations[0].step > 0:
+        # The run may have reached the target at any step up to its first validation.
+        reached = replace(reached, rollouts=None, tokens=None, seconds=None)
     accuracies = [point.accuracy for point in validations]
     _, deciding = run.series(DECIDING)
     _, shares = deciding_share(run)
@@ -268,6 +293,7 @@ def _of_run(run: Run, target: float | None) -> dict[str, Any]:
         "best_accuracy": max(accuracies, default=None),
         "rollouts_to_target": reached.rollouts if reached else None,
         "to_target": asdict(reached) if reached else None,
+        "validated_every": validated_every(validations),
         "groups_per_1000": groups_per_1000(run),
         "destinations": {part: float(counts[-1]) for part, counts in destinations(run).items()},
         "deciding_median_seconds": float(np.median(deciding)) if deciding.size else None,
@@ -318,18 +344,48 @@ def paired_costs(
     return ([ours[seed] for seed in common], [theirs[seed] for seed in common]) if common else None
 
 
-def _notes(runs: Sequence[Run], left_out: set[str], rewarded: Mapping[str, Mapping[str, bool]]) -> list[str]:
+def _interval(reference: Sequence[float], method: Sequence[float]) -> list[float] | None:
+    """The ends of the 95 % interval of :func:`~verl_ext.lab.report.ratio.paired`.
+
+    Returns:
+        None without two seeds, with a cost of 0, and if all seeds have the same ratio: such an interval has no width.
+    """
+    ratios = {times_fewer(*costs) for costs in zip(reference, method, strict=True)}
+    if len(ratios) < 2 or None in ratios:
+        return None
+    ratio = paired(reference, method)
+    return [ratio.low, ratio.high]
+
+
+def validated_alike(rows: Mapping[str, Mapping[str, Any]], names: Iterable[str]) -> bool:
+    """Whether the runs were validated equally often: runs validated more often reach a target earlier.
+
+    Args:
+        rows: each run's numbers by the run's name.
+        names: of the runs; those with fewer than two validations do not count.
+    """
+    return len({rows[name]["validated_every"] for name in names} - {None}) < 2
+
+
+def _notes(
+    runs: Sequence[Run],
+    left_out: set[str],
+    rewarded: Mapping[str, Mapping[str, bool]],
+    rows: Mapping[str, Mapping[str, Any]],
+) -> list[str]:
     """Sentences on how the runs were read.
 
     Args:
         left_out: data sources on which only some of the runs were validated.
         rewarded: by run, :func:`sources_by_reward`.
+        rows: each run's numbers by the run's name.
     """
     by_reward: dict[bool, list[str]] = {True: [], False: []}
     for run, sources in rewarded.items():
         for source, is_accuracy in sources.items():
             by_reward[is_accuracy].append(f"{run} {source}")
-    ends = {method.name: [run.steps[-1] for run in method.runs] for method in by_method(runs)}
+    methods = by_method(runs)
+    ends = {method.name: [run.steps[-1] for run in method.runs] for method in methods}
     notes = {
         EMPTY: [name for run in runs for name in run.empty_parts],
         "Lines skipped because they are not those of verl's file logger": _counts(runs, "skipped_lines"),
@@ -340,17 +396,30 @@ def _notes(runs: Sequence[Run], left_out: set[str], rewarded: Mapping[str, Mappi
             f"{run.name} {count}" for run in runs if (count := _partial_validations(run))
         ],
         "No validation accuracy (trainer.test_freq and data.val_files give one)": [
-            run.name for run in runs if not points(run) and not rewarded[run.name]
+            run.name for run in runs if not rows[run.name]["validations"] and not rewarded[run.name]
         ],
         "The accuracy is the mean reward, since the reward function returns no acc": by_reward[True],
         "No accuracy from mean rewards outside 0 to 1 (return acc from the reward function)": by_reward[False],
         "No count of rollouts, so the comparison is by steps and time only": [
             run.name for run in runs if run.steps[-1] > 0 and run.last(ROLLOUTS) is None
         ],
+        "Cost to the target unknown, since the first validation reaches it": [
+            f"{name} at step {first['step']}, so at most {first['rollouts']:,.0f} rollouts"
+            for name, row in rows.items()
+            for first in row["validations"][:1]
+            if first["rollouts"] and row["to_target"] and row["to_target"]["step"] == first["step"]
+        ],
+        "Validated at different steps, and a run that validates more often reaches a target earlier": _differing(
+            runs, lambda run: None if (every := rows[run.name]["validated_every"]) is None else f"every {every}"
+        ),
+        "Validated with different numbers of samples": _differing(runs, samples_of),
         "Time unknown, since the log begins after step 1": [
             f"{run.name} begins at step {run.steps[0]}"
             for run in runs
             if begins_late(run) and run.last(SECONDS) is not None
+        ],
+        "Taken as seeds": [
+            f"{method.name} {', '.join(map(_seed, method.runs))}" for method in methods if len(method.runs) > 1
         ],
         "Seeds with different last steps; the mean ends with the shortest seed": [
             f"{name} {', '.join(map(str, steps))}" for name, steps in ends.items() if len(set(steps)) > 1
@@ -362,6 +431,24 @@ def _notes(runs: Sequence[Run], left_out: set[str], rewarded: Mapping[str, Mappi
 def listed(notes: Mapping[str, Sequence[str]]) -> list[str]:
     """A sentence for each note that applies to something, such as to names of runs."""
     return [f"{note}: {'; '.join(names)}." for note, names in notes.items() if names]
+
+
+def _differing(runs: Sequence[Run], of_run: Callable[[Run], str | None]) -> list[str]:
+    """The value of each method, or of each run if the method's runs differ; empty if all runs have the same value."""
+    known = {run.name: value for run in runs if (value := of_run(run)) is not None}
+    if len(set(known.values())) < 2:
+        return []
+    found = []
+    for method in by_method(runs):
+        own = {run.name: known[run.name] for run in method.runs if run.name in known}
+        same = len(set(own.values())) == 1
+        found += [f"{method.name if same else name} {value}" for name, value in own.items()]
+    return list(dict.fromkeys(found))
+
+
+def _seed(run: Run) -> str:
+    seed = seed_of(run.name)
+    return "no number" if seed is None else str(seed)
 
 
 def _partial_validations(run: Run) -> int:

@@ -43,12 +43,16 @@ def _of_methods(summary: dict[str, Any]) -> Table | None:
             str(method["reached_target"]),
             _spread(method, "rollouts_to_target", count),
             number(method["times_fewer_rollouts"]),
+            _interval(method["times_fewer_rollouts_interval"]),
             *(_spread(method, field, percent) for field in ("first_accuracy", "final_accuracy", "best_accuracy")),
         )
         for method in summary["methods"]
     ]
-    header = ("method", "seeds", "reached", *_target_columns(summary), "start", "final", "best")
-    caption = f"{_explanation(summary, 'methods')} Over seeds: geometric mean of the ratios of the seeds in common."
+    header = ("method", "seeds", "reached", *_target_columns(summary), "95 % interval", "start", "final", "best")
+    caption = (
+        f"{_explanation(summary, 'methods')} Over seeds: geometric mean of the ratios of the seeds in common. Each "
+        "interval is for one method alone, and is not widened for the choice of the best."
+    )
     return Table("Over seeds: mean (least to largest)", header, rows, caption, expendable=("start", "final"))
 
 
@@ -92,6 +96,10 @@ def _spread(method: dict[str, Any], field: str, form: Callable[[float | None], s
         return NOTHING
     least, largest = map(form, method[f"{field}_range"])
     return least if least == largest else f"{form(method[field])} ({least} to {largest})"
+
+
+def _interval(ends: list[float] | None) -> str:
+    return NOTHING if ends is None else " to ".join(map(number, ends))
 
 
 def _duration(seconds: float | None) -> str:
