@@ -45,7 +45,7 @@ from verl_ext.lab.learn.run import Length
 from verl_ext.lab.learn.sweep import Job, Source, check, run_all, variants
 from verl_ext.lab.learn.worlds import WORLDS, WorldSource
 from verl_ext.lab.method import Method
-from verl_ext.lab.report.summary import ROLLOUTS, accuracy_of
+from verl_ext.lab.report.accuracy import ROLLOUTS, accuracy_of
 
 KEPT = Path(__file__).parent.parent / "docs" / "comparison"
 LRS = (1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3, 3.2e-3)

@@ -23,8 +23,8 @@ from verl_ext.lab.learn.hugging_face import SPLITS, FolderSource
 from verl_ext.lab.learn.sampler import success_rates
 from verl_ext.lab.learn.worlds import CLASSES, HELD_OUT, SEED, WORLDS
 from verl_ext.lab.method import Method
+from verl_ext.lab.report.accuracy import ROLLOUTS
 from verl_ext.lab.report.runs import read_run
-from verl_ext.lab.report.summary import ROLLOUTS
 
 TIMEOUT = 3600  # seconds of a training
 PROMPTS = 2048  # as in the quickstart

@@ -14,18 +14,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from verl_ext.lab.report.accuracy import ROLLOUTS, SECONDS, accuracy_against, common_target, first_at
 from verl_ext.lab.report.runs import Run
-from verl_ext.lab.report.summary import (
-    ROLLOUTS,
-    SECONDS,
-    TRAINED,
-    accuracy_against,
-    common_target,
-    destinations,
-    first_at,
-    groups_per_1000,
-    with_gradient,
-)
+from verl_ext.lab.report.summary import TRAINED, destinations, groups_per_1000, with_gradient
 from verl_ext.lab.report.tables import GROUPS_PER_1000
 from verl_ext.lab.table import NOTHING, Table, mean_times_fewer, number
 

@@ -5,16 +5,14 @@ import json
 import pytest
 from support.runs import training_steps, write_log, write_run
 
+from verl_ext.lab.report.accuracy import accuracy_against, points
 from verl_ext.lab.report.ratio import paired
 from verl_ext.lab.report.runs import Run, read_run
 from verl_ext.lab.report.summary import (
-    accuracy_against,
-    accuracy_of,
     deciding_share,
     destinations,
     groups_per_1000,
     paired_costs,
-    points,
     summarize,
 )
 from verl_ext.lab.report.tables import tables
@@ -111,12 +109,6 @@ def test_a_run_that_has_not_trained_a_step_yet_is_left_out(tmp_path):
         "Runs left out, since they have not trained a step yet: hora_3; vip.",
         "Taken as seeds: hora 1, 2.",
     ]
-
-
-def test_data_sources_weigh_the_same():
-    data = {"val-core/a/acc/mean@1": 0.2, "val-core/b/c/acc/mean@16": 0.6, "val-core/a/acc/best@4/mean": 1.0}
-    assert accuracy_of(data) == pytest.approx(0.4)
-    assert accuracy_of({"val-aux/a/acc/mean@1": 0.2}) is None
 
 
 def validated(path, steps, rollouts=100):
@@ -280,18 +272,11 @@ def test_broken_lines_and_values_are_in_the_notes(tmp_path):
     ]
 
 
-def test_the_steps_of_a_long_run_are_not_listed_at_each_of_its_steps(monkeypatch):
-    """To list them takes as long as to read them once more."""
-    lists = []
-    monkeypatch.setattr(Run, "steps", property(lambda run: lists.append(run) or tuple(run.records)))
-    found = points(Run("a", training_steps([0.5] * 50, 10)))
-    assert (len(found), found[-1].seconds) == (50, 98) and len(lists) < 10
-
-
 def test_the_validations_of_a_long_run_are_collected_few_times(monkeypatch):
     """Each time passes over all metrics of all steps."""
     collected = []
-    monkeypatch.setattr("verl_ext.lab.report.summary.points", lambda run: collected.append(run) or points(run))
+    for module in ("accuracy", "summary"):
+        monkeypatch.setattr(f"verl_ext.lab.report.{module}.points", lambda run: collected.append(run) or points(run))
     assert summarize([Run("a", training_steps([0.5] * 50, 10))])["target_accuracy"] == 0.5 and len(collected) == 3
 
 

@@ -25,8 +25,8 @@ from verl_ext.lab.learn.sampler import success_rates
 from verl_ext.lab.learn.update import Learner, Training, rows_of
 from verl_ext.lab.learn.worlds import World
 from verl_ext.lab.method import Method
+from verl_ext.lab.report.accuracy import ROLLOUTS
 from verl_ext.lab.report.runs import first_data, read_run
-from verl_ext.lab.report.summary import ROLLOUTS
 from verl_ext.lab.simulate.population import logit
 from verl_ext.lab.simulate.run import epochs, start_policy
 

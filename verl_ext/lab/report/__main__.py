@@ -15,10 +15,11 @@ import typer
 from verl_ext.errors import option_errors
 from verl_ext.files import check_folder
 from verl_ext.lab.page import Page
+from verl_ext.lab.report.accuracy import on_common_sources
 from verl_ext.lab.report.finding import finding
 from verl_ext.lab.report.plots import plots
 from verl_ext.lab.report.runs import by_method, find_runs, names, read_run
-from verl_ext.lab.report.summary import NO_LOG, listed, on_common_sources, summarize, trained
+from verl_ext.lab.report.summary import NO_LOG, listed, summarize, trained
 from verl_ext.lab.report.tables import tables
 from verl_ext.lab.table import open_console
 

@@ -12,8 +12,9 @@ import numpy as np
 from verl_ext.lab import plot
 from verl_ext.lab.method import recipe_panels
 from verl_ext.lab.plot import Curve, Plot, Series, over_seeds
+from verl_ext.lab.report.accuracy import accuracy_against
 from verl_ext.lab.report.runs import Run, RunGroup
-from verl_ext.lab.report.summary import DECIDING, accuracy_against, deciding_share, destinations
+from verl_ext.lab.report.summary import DECIDING, deciding_share, destinations
 
 UNITS = (("rollouts", "rollouts sampled"), ("tokens", "tokens sampled"), ("step", "step"), ("seconds", "wall clock"))
 TRAINED, OVERHEAD = "The trained batches", "Off-policy delay and overhead"
