@@ -155,7 +155,7 @@ class Verdicts:
             file.write(json.dumps({**row, "alive": alive}) + "\n")
 
     def outcome(self, chosen: list[Mutant], equivalents: set[tuple[str, str, str]]) -> Outcome:
-        """The outcome of those mutants that have a verdict."""
+        """Counts of the chosen mutants; mutants without a verdict are left out."""
         alive = [mutant for mutant in chosen if self.alive.get(mutant.key)]
         unlisted = [mutant for mutant in alive if (self.module, mutant.line, mutant.mutation) not in equivalents]
         killed = sum(self.alive.get(mutant.key) is False for mutant in chosen)

@@ -75,7 +75,7 @@ class Rollout:
 
 @dataclass
 class Group:
-    """A prompt and its rollouts for one update. Several waves may fill the group; the group's id stays the same.
+    """The rollouts of a prompt that one update trains on. Several waves may fill the group; its id stays the same.
 
     Attributes:
         id: unique over the whole run.

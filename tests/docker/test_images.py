@@ -93,7 +93,7 @@ def test_the_packages_that_an_installation_leaves_alone():
 
 @pytest.fixture
 def base(tmp_path) -> Path:
-    """A made-up image like verl's: its NCCL contradicts its torch, its transformers is too old for verl 0.9.1."""
+    """A made-up image like verl's: torch needs another NCCL, and transformers is too old for verl 0.9.1."""
     venv.create(tmp_path / "base", with_pip=False)
     (site_packages,) = (tmp_path / "base").glob("lib/*/site-packages")
     for name, version, *requires in (

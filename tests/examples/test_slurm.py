@@ -216,7 +216,7 @@ def test_a_job_that_would_begin_anew_is_not_put_back_into_the_queue(arguments, r
 
 
 def test_a_task_of_an_array_stops_and_requeues_itself_alone(tmp_path):
-    """Slurm takes the bare number of an array, which one of its tasks has as its SLURM_JOB_ID, for all tasks."""
+    """One task's SLURM_JOB_ID is the number of the whole array, and a command with this number acts on all tasks."""
     run = "trap 'exit 75' USR1; sleep 1; kill -USR1 $PPID; sleep 20 & wait"
     task = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2"}
     run_alone(tmp_path, "bash", "-c", run, **task)

@@ -1,4 +1,4 @@
-"""Each check of a node: what it finds on a good machine, and the sentence about a bad one."""
+"""Each check of a node: its result on a good machine, and its sentence about a bad machine."""
 
 from __future__ import annotations
 

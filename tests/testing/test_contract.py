@@ -144,7 +144,7 @@ class NoAction(Policy):
 
 
 class CancelsTwice(OverProvisioning):
-    """Cancels groups that it has seen finish."""
+    """Cancels groups whose rollouts have all finished."""
 
     def start_step(self, step, draw):
         self.cancelled = []

@@ -17,7 +17,7 @@ from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
 
 
 def loop_maker(target: DictConfig | dict[str, Any], **arguments: Any) -> Callable[[], AgentLoopBase]:
-    """A function that returns an agent loop for one rollout.
+    """A function to call for each rollout; it returns the rollout's agent loop.
 
     verl's own loops keep nothing of a rollout in ``self``, so all rollouts use the same loop. Users' own loops may keep
     state, so each rollout gets its own loop. If the configuration has nested parts, such as an environment with its

@@ -1,6 +1,6 @@
 """Checks of one node: driver, CUDA, NCCL, shared memory, limits, disks, caches, versions, tokenizer.
 
-Ray may run :func:`check_node` on another machine, so everything that it needs is in its argument.
+Ray may run :func:`check_node` on another machine, so its argument holds all of its input.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ activations of a token    2 bytes x hidden x layers (kept), and 68 bytes x hidde
 
 The factors of logits and activations are estimates, so training leaves a quarter of the GPU free; the others are exact.
 In the rollout, vLLM takes more than its share: ``ENGINE_EXCESS`` was measured on one H200 (docs/hardware.md). The
-arithmetic leaves out the memory that vLLM keeps while it sleeps, which was less than the quarter that stays free.
+arithmetic leaves out the memory that vLLM keeps while it sleeps: 7 GB of that H200, where a quarter stays free.
 """
 
 from __future__ import annotations

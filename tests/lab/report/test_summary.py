@@ -168,7 +168,7 @@ def test_each_method_has_its_own_interval_over_the_seeds_in_common(tmp_path):
     summary = summary_of([write_run(tmp_path / f"{name}.jsonl", [0.5, 0.7], cost) for name, cost in runs.items()])
     ratio = paired(costs["grpo"][:3], costs["hora"])
     assert [method["paired_seeds"] for method in summary["methods"]] == [4, 3, 3, 0]
-    intervals = [None, [ratio.low, ratio.high], None, None]  # those of vip have one ratio
+    intervals = [None, [ratio.low, ratio.high], None, None]  # all seeds of vip have the same ratio
     assert [method["times_fewer_rollouts_interval"] for method in summary["methods"]] == intervals
     (table,) = (table for table in tables(summary) if table.title.startswith("Over seeds"))
     shown = {row[0]: row[table.header.index("95 % interval")] for row in table.rows}

@@ -1,4 +1,4 @@
-"""Compare runs: a page, its plots and its numbers.
+"""Compare runs: write a page with plots, and a file with the page's numbers.
 
 verl-ext report grpo_1.jsonl hora_1.jsonl+hora_1_resumed.jsonl --out outputs/report
 verl-ext report outputs/benchmarks/learning --target 0.7

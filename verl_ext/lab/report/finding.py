@@ -37,8 +37,8 @@ def finding(summary: Mapping[str, Any]) -> str:
     times, choice = best["times_fewer_rollouts"], len(others)
     shown = f"{max(times, 1 / times):.2f}"
     fewer = times >= 1 and shown != "1.00"
-    compared = f"{shown} times fewer rollouts than" if fewer else f"{shown} times as many rollouts as"
-    compared = compared.removeprefix("1.00 times ")
+    factor = "" if shown == "1.00" else f"{shown} times "
+    compared = f"{factor}fewer rollouts than" if fewer else f"{factor}as many rollouts as"
     named = best["name"] if choice == 1 else f"{best['name']}, the best of {choice} methods,"
     said = f"To reach an accuracy of {target:.1%}, {named} needed {compared} {reference['name']}"
     rows = {run["name"]: run for run in summary["runs"]}

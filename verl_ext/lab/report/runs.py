@@ -78,7 +78,7 @@ def as_series(points: Iterable[tuple[float, float]]) -> Series:
 
 @dataclass(frozen=True)
 class RunGroup:
-    """The runs of one method, with one run per seed. A plot has one line for each group."""
+    """The runs of one method, one for each seed. A plot has one line for each group."""
 
     name: str
     runs: tuple[Run, ...]
@@ -226,10 +226,10 @@ def _with_seed(path: Path) -> str:
 def read_run(parts: Sequence[Path], name: str | None = None) -> Run:
     """Read the parts of one run in the order in which they were written.
 
-    A resumed run goes back to its checkpoint, so a record of a step drops all earlier records of later steps. A step
-    that is trained again replaces its earlier record, which may hold metrics that the new one lacks. Other records of
-    one step are merged, and the later value of a metric wins: a validation at the start of a resumed run adds to the
-    record of the step.
+    A resumed run goes back to its checkpoint, so a record of a step drops all earlier records of later steps. The
+    record of a step that is trained again replaces the earlier record whole, and no earlier metric stays. Other
+    records of one step are merged, and the later value of a metric wins: a validation at the start of a resumed run
+    adds to the record of the step.
 
     Args:
         parts: as :func:`find_runs` gives them.
