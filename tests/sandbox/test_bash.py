@@ -472,6 +472,15 @@ def test_a_command_that_breaks_the_shell_leaves_no_wrong_answer(tmp_path):
     at_once(tmp_path, test, BREAKS)
 
 
+def test_a_lost_output_ends_the_shell_before_the_command_ends(monkeypatch, tmp_path):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/dd").symlink_to("/bin/false")  # as if a program of the model had killed it
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    with pytest.raises(ShellEnded, match="the shell has ended"):
+        answers(tmp_path, "sleep 2; touch late")
+    assert not (tmp_path / "late").exists()
+
+
 def test_a_cancellation_is_not_lost_when_the_answer_comes(monkeypatch):
     async def work(answer):
         monkeypatch.setattr(Bash, "_exchange", lambda *_: answer)

@@ -125,6 +125,7 @@ await() { # seconds; sets `how` and `status` when the command has ended
     case $report in
       over\ *) how=over status=${report#over } && return 0 ;;
       "done $count "*) status=${report##* } && return 0 ;;
+      collected) exit ;; # the collector has ended before the command, so the output is lost
     esac
     report=
   done
