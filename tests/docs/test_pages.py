@@ -21,6 +21,7 @@ PATTERNS = ("README.md", "CONTRIBUTING.md", "AGENTS.md", "docs/*.md", "recipe/*/
 PAGES = [str(path.relative_to(ROOT)) for pattern in PATTERNS for path in sorted(ROOT.glob(pattern))]
 FOLDERS = ("benchmarks/", "docker/", "docs/", "driver/", "examples/", "recipe/", "requirements/", "tests/", "verl_ext/")
 SECTIONS = "actor_rollout_ref|algorithm|data|reward|rollout_driver|rollout_policy|trainer"
+RATIO = re.compile(r"\d+\.\d+ \[\d+\.\d+, \d+\.\d+\]")
 KEY = re.compile(rf"((?:{SECTIONS})[\w.]*)\.(\w+)(=.*)?")
 FILES = ("json", "pt")  # rollout_policy.json is no key
 
@@ -98,6 +99,15 @@ def test_readmes_first_table_has_the_ratios_of_the_comparisons_page():
     }
     assert len(order) == 5 and set(shown) == {*RECIPES} - {"grpo"}
     assert shown == {name: [ratios[name][f"`{world}`"] for world in order] for name in shown}
+
+
+def test_ratios_of_the_comparison_are_those_of_its_results_page():
+    """Except in paragraphs that name ratios which are not on the results page. Tables belong to the paragraph above."""
+    results = (ROOT / "docs/comparison_results.md").read_text()
+    paragraphs = re.split(r"\n\n(?!\|)", (ROOT / "docs/comparison.md").read_text())
+    one_line = [" ".join(paragraph.split()) for paragraph in paragraphs]
+    here = [ratio for text in one_line if "on the results page" not in text for ratio in RATIO.findall(text)]
+    assert len(here) > 100 and not [ratio for ratio in here if ratio not in results]
 
 
 def shortened(cell: str) -> str:
