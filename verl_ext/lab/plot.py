@@ -35,6 +35,8 @@ LEVELS = ("extremely_hard", "hard", "medium", "easy", "extremely_easy")
 """Levels of difficulty (Knapsack-RL, section 5.3), in the order in which plots and tables show them."""
 FEW = 30
 """Lines of at most this many points have markers."""
+POINTS = 200
+"""A longer series of single steps is drawn as means over this many stretches of about equal length."""
 ROWS = 3
 """Rows of a legend for which a figure has room; each further row makes it higher."""
 
@@ -98,6 +100,15 @@ def over_seeds(name: str, series: Iterable[Series]) -> Curve | None:
         return None
     values = np.stack([np.interp(x, own, y) for own, y in series])
     return Curve(name, x, values.mean(axis=0), values.min(axis=0), values.max(axis=0), len(series))
+
+
+def averaged(series: Series) -> Series:
+    """Means over at most ``POINTS`` stretches of the series, so that noise of single steps does not hide a line."""
+    x, y = series
+    if x.size <= POINTS:
+        return series
+    x, y = (np.array([part.mean() for part in np.array_split(each, POINTS)]) for each in (x, y))
+    return x, y
 
 
 # ---- colours ----

@@ -130,6 +130,23 @@ def test_the_range_of_allocation_is_not_cut_off():
     assert not figure.axes[0].collections
 
 
+def test_single_steps_of_long_runs_are_averaged_and_the_captions_say_so():
+    names = ("reward_mean", "allocation", "prefix_ratios")
+    metrics = ("groups/reward_mean", "allocation/mean", "prefix_sampling/ratio_k1")
+    short, long = (
+        drawn(Run("a", {step: dict.fromkeys(metrics, float(step % 2)) for step in range(1, steps + 1)}))
+        for steps in (200, 2000)
+    )
+    for name in names:
+        (line,), (mean,) = short[name].figure.axes[0].get_lines(), long[name].figure.axes[0].get_lines()
+        assert line.get_xdata().tolist() == list(range(1, 201)) and set(line.get_ydata()) == {0, 1}
+        assert mean.get_xdata().tolist() == [5.5 + 10 * place for place in range(200)] and set(mean.get_ydata()) == {
+            0.5
+        }
+        words = "A run of more than 200 steps is shown as means over 200 stretches of about equal length."
+        assert long[name].caption == f"{short[name].caption} {words}"
+
+
 @pytest.mark.parametrize(("seconds", "label"), [(1, "seconds"), (1000, "minutes"), (10_000, "hours")])
 def test_wall_clock_is_in_a_unit_for_readers(tmp_path, seconds, label):
     run = read_run([write_log(tmp_path / "a.jsonl", training_steps([0.1, 0.2], 10, seconds=seconds))])

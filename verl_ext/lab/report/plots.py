@@ -60,7 +60,8 @@ def plots(methods: Sequence[RunGroup], target: float | None) -> Iterator[Plot]:
 def _lines(methods: Sequence[RunGroup], among: list[str], wanted: Sequence[tuple]) -> Iterator[Plot]:
     for name, section, title, caption, y, values, scale in wanted:
         of_run = values if callable(values) else partial(Run.series, name=values)
-        if any(found := _of_methods(methods, of_run)):
+        if any(found := _of_methods(methods, lambda run: plot.averaged(of_run(run)))):  # noqa: B023
+            caption = _of_stretches(caption, methods)
             yield Plot(name, section, title, caption, plot.lines(found, "step", y, among=among, scale=scale))
 
 
@@ -87,6 +88,7 @@ def _rollouts(methods: Sequence[RunGroup]) -> Iterator[Plot]:
         yield Plot("destinations", section, "Trained, discarded, failed, buffered", caption, figure)
     if found := {method.name: {"mean": curve} for method in methods if (curve := _allocation(method))}:
         caption = "Mean rollouts of a trained prompt, and the range from the least to the most; over all seeds."
+        caption = _of_stretches(caption, methods)
         figure = plot.families(found, "rollouts per prompt", {"mean": plot.COLORS[0]})
         yield Plot("allocation", section, "Rollouts per prompt", caption, figure)
 
@@ -98,7 +100,17 @@ def _difficulty(methods: Sequence[RunGroup]) -> Iterator[Plot]:
             draw = plot.stacks if panel.stacked else plot.families
             colors = plot.ordered_colors(sorted(_keys(found), key=plot.hard_first))
             figure = draw(found, panel.unit, colors)
-            yield Plot(panel.name, "Decisions by difficulty", panel.title, panel.caption, figure)
+            caption = _of_stretches(panel.caption, methods)
+            yield Plot(panel.name, "Decisions by difficulty", panel.title, caption, figure)
+
+
+def _of_stretches(caption: str, methods: Sequence[RunGroup]) -> str:
+    """The caption, and a sentence on averages if a run has enough steps."""
+    averaged = any(len(run.steps) > plot.POINTS for method in methods for run in method.runs)
+    stretches = (
+        f"A run of more than {plot.POINTS} steps is shown as means over {plot.POINTS} stretches of about equal length."
+    )
+    return f"{caption} {stretches}" if averaged else caption
 
 
 def _of_methods(methods: Sequence[RunGroup], of_run: Callable[[Run], Series]) -> list[Curve | None]:
@@ -131,16 +143,20 @@ def _destinations(method: RunGroup) -> dict[str, Curve]:
 
 def _allocation(method: RunGroup) -> Curve | None:
     """Rollouts per prompt: the mean, with the least and the most of any seed as its band."""
-    curves = _parts(method, lambda run: {part: run.series(f"allocation/{part}") for part in ("min", "mean", "max")})
+    curves = _parts(method, _extent)
     if "mean" not in curves or not {"min", "max"} <= set(curves):
         return curves.get("mean")
     mean, least, most = curves["mean"], curves["min"], curves["max"]
     return replace(mean, low=np.interp(mean.x, least.x, least.low), high=np.interp(mean.x, most.x, most.high))
 
 
+def _extent(run: Run) -> dict[str, Series]:
+    return {part: plot.averaged(run.series(f"allocation/{part}")) for part in ("min", "mean", "max")}
+
+
 def _matching(run: Run, pattern: str) -> dict[str, Series]:
     names = {match[1]: match[0] for match in (re.fullmatch(pattern, name) for name in run.metrics()) if match}
-    return {part: run.series(names[part]) for part in sorted(names, key=plot.hard_first)}
+    return {part: plot.averaged(run.series(names[part])) for part in sorted(names, key=plot.hard_first)}
 
 
 def _readable(found: list[Curve | None]) -> tuple[list[Curve | None], str]:

@@ -17,8 +17,6 @@ from verl_ext.lab.waste.tables import NAMES
 
 SPENT, OTHERS, PREDICTED = "The logged rollouts", "The same budget under other methods", "Predicted success rates"
 COLORS = {WITH: "#0072B2", CORRECT: "#E69F00", WRONG: "#D55E00", EQUAL: "#CC79A7"}
-POINTS = 200
-"""Longer curves over steps are shown as means over this many stretches of about equal length."""
 
 
 def plots(log: RolloutLog, analysis: Analysis) -> Iterator[Plot]:
@@ -53,8 +51,7 @@ def plots(log: RolloutLog, analysis: Analysis) -> Iterator[Plot]:
 
 
 def _over_steps(name: str, steps: np.ndarray, values: np.ndarray) -> Curve:
-    count = min(POINTS, len(steps))
-    x, y = (np.array([part.mean() for part in np.array_split(each, count)]) for each in (steps, values))
+    x, y = plot.averaged((steps, values))
     return Curve(name, x, y, y, y, 1)
 
 
@@ -62,7 +59,7 @@ def _gained(name: str, spendings: list[Spending]) -> Curve | None:
     series = []
     for spending in spendings:
         points = np.array([(0, 0), *spending.curve], dtype=np.float64)
-        points = points[np.unique(np.linspace(0, len(points) - 1, POINTS).round().astype(int))]
+        points = points[np.unique(np.linspace(0, len(points) - 1, plot.POINTS).round().astype(int))]
         series.append((points[:, 0], points[:, 1]))
     return over_seeds(name, series)
 
