@@ -83,9 +83,9 @@ def models_table() -> str:
 def profiles_table() -> str:
     """Markdown: the profiles, and the memory of a GPU under each."""
     header = (
-        "| profile | size | GPUs, at least | longest sequence | TP | offload | vLLM's share | KV cache per GPU | "
-        "longest sequences at once, per engine | max_num_seqs | update tokens | their memory | log-prob tokens | "
-        "their memory | GPUs for a sequence | fullest |"
+        "| profile | its GPU | size | GPUs, at least | longest sequence | TP | offload | vLLM's share | "
+        "KV cache per GPU | longest sequences at once, per engine | max_num_seqs | update tokens | their memory | "
+        "log-prob tokens | their memory | GPUs for a sequence | fullest |"
     )
     rows = []
     for gpu, memory in GPU_MEMORY.items():
@@ -93,7 +93,8 @@ def profiles_table() -> str:
             chosen, _ = profile(gpu, size)
             held = use(SHAPES[model], memory, gpus, prompt + response, chosen)
             cells = (
-                f"`{gpu}` ({memory / 1e9:.0f} GB)",
+                gpu,
+                f"{memory / 1e9:.0f} GB",
                 f"`{size}`",
                 str(gpus),
                 f"{prompt} + {response}",
@@ -111,14 +112,14 @@ def profiles_table() -> str:
                 f"{held.fullest / 1e9:.0f} GB",
             )
             rows.append(cells)
-    return _markdown(header, rows)
+    return _markdown(header, _together(rows))
 
 
 def megatron_table() -> str:
     """Markdown: the profiles with Megatron, and the memory of a GPU under each."""
     header = (
-        "| profile | size | GPUs, at least | TP | CP | offload | training state | update takes | log-probs take | "
-        "fullest |"
+        "| profile | its GPU | size | GPUs, at least | TP | CP | offload | training state | update takes | "
+        "log-probs take | fullest |"
     )
     rows = []
     for gpu, memory in GPU_MEMORY.items():
@@ -127,7 +128,8 @@ def megatron_table() -> str:
             gpus = MEGATRON_GPUS.get((gpu, size), fewest)
             held = megatron_use(SHAPES[model], memory, gpus, prompt + response, chosen, sizes)
             cells = (
-                f"`{gpu}` ({memory / 1e9:.0f} GB)",
+                gpu,
+                f"{memory / 1e9:.0f} GB",
                 f"`{size}`",
                 str(gpus),
                 str(sizes.tensor_parallel),
@@ -139,7 +141,15 @@ def megatron_table() -> str:
                 f"{held.fullest / 1e9:.0f} GB",
             )
             rows.append(cells)
-    return _markdown(header, rows)
+    return _markdown(header, _together(rows))
+
+
+def _together(rows: Sequence[Sequence[str]]) -> list[Sequence[str]]:
+    """The rows, whose first cell is a profile; profiles with the same other cells share a row."""
+    profiles: dict[tuple[str, ...], list[str]] = {}
+    for name, *cells in rows:
+        profiles.setdefault(tuple(cells), []).append(f"`{name}`")
+    return [(", ".join(names), *cells) for cells, names in profiles.items()]
 
 
 def _markdown(header: str, rows: Sequence[Sequence[str]]) -> str:
