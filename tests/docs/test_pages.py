@@ -115,6 +115,17 @@ def shortened(cell: str) -> str:
     return re.sub(r" \[[^]]*\]", "", cell)
 
 
+def test_the_engines_share_of_the_memory_in_horas_experiments_is_that_of_the_page():
+    shares = {
+        size: OmegaConf.load(
+            ROOT / f"recipe/hora/config/experiment/qwen2_5_{size}b.yaml"
+        ).actor_rollout_ref.rollout.gpu_memory_utilization
+        for size in (3, 7)
+    }
+    row = "| memory of the engines | " + ", ".join(f"{share} ({size}B)" for size, share in shares.items())
+    assert row in (ROOT / "docs/paper_numbers.md").read_text()
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_keys_of_the_configuration_exist(page):
     for span in spans(page):
