@@ -21,6 +21,7 @@ from verl_ext.trajectory import Trajectory
 
 PROMPT_WEIGHT = checks.one_of("equal", "rollouts")
 BASELINE = checks.one_of("trained", "all")
+NOISE = 1e-6  # up to which rewards count as equal; verl keeps rewards as float32
 MODES = ("sync", "colocate_async", "separate_async")  # verl's trainer.v1.trainer_mode
 
 
@@ -119,13 +120,16 @@ class Group:
         """Whether each usable rollout is correct; None if the rewards are not verdicts.
 
         ``Rollout.correct`` decides where it has a value. The rewards of the other rollouts are verdicts if they are all
-        0 or 1, or all -1 or 1.
+        0 or 1, or all -1 or 1, up to float noise.
         """
         usable = self.usable
-        without = [rollout.reward for rollout in usable if rollout.correct is None]
+        without = [without_noise(rollout.reward) for rollout in usable if rollout.correct is None]
         if not any(set(without) <= {wrong, 1.0} for wrong in (0.0, -1.0)):
             return None
-        return [rollout.reward == 1.0 if rollout.correct is None else bool(rollout.correct) for rollout in usable]
+        return [
+            without_noise(rollout.reward) == 1 if rollout.correct is None else bool(rollout.correct)
+            for rollout in usable
+        ]
 
     @property
     def is_mixed(self) -> bool:
@@ -141,7 +145,7 @@ class Group:
             BadReward: there are no verdicts, and a reward lies outside [0, 1].
         """
         verdicts = self.verdicts
-        rewards = self.rewards if verdicts is None else np.array(verdicts, dtype=np.float64)
+        rewards = np.array(verdicts or [without_noise(reward) for reward in self.rewards], dtype=np.float64)
         if not rewards.size or rewards.min() < 0 or rewards.max() > 1:
             raise BadReward(
                 f"prompt {self.prompt.id} has rewards from {rewards.min(initial=np.inf):g} to "
@@ -440,7 +444,12 @@ def first_drawn(groups: Sequence[Group], drawn: Sequence[str], count: int) -> tu
     return ordered[:count], ordered[count:]
 
 
-def has_spread(rewards: Sequence[float] | np.ndarray, tolerance: float = 1e-6) -> bool:
+def has_spread(rewards: Sequence[float] | np.ndarray, tolerance: float = NOISE) -> bool:
     """Whether rewards differ by more than float noise, so that some advantage of the group is not zero."""
     rewards = np.asarray(rewards, dtype=np.float64)
     return rewards.size > 1 and bool(np.ptp(rewards) > tolerance * max(1.0, float(np.abs(rewards).max())))
+
+
+def without_noise(number: float) -> float:
+    """-1, 0 or 1 if ``number`` differs from it by float noise alone, as 0.7 + 0.2 + 0.1 does; else ``number``."""
+    return next((whole for whole in (-1, 0, 1) if abs(number - whole) <= NOISE), number)
