@@ -7,6 +7,7 @@ engine. This module imports numpy only.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -234,14 +235,20 @@ class Request:
 
 @dataclass(frozen=True)
 class Discard:
-    """Drop a group without training on it. ``reason`` becomes the metric ``rollouts/discarded_<reason>``."""
+    """Drop a group without training on it. ``reason`` becomes the metric ``rollouts/discarded_<reason>``.
+
+    A reason is a word. ``cancelled``, ``not_trained`` and words that end in ``total`` are refused: the ledger has
+    metrics of these names.
+    """
 
     group: Group
     reason: str
 
     def __post_init__(self) -> None:
-        if self.reason == "cancelled":
-            raise checks.InvalidValue("reason", self.reason, "use another word, the ledger counts rollouts by it")
+        word = isinstance(self.reason, str) and re.fullmatch(r"[a-z]\w*", self.reason)
+        checks.require(bool(word), "reason", self.reason, "use a word of letters, digits and _, such as no_spread")
+        ours = self.reason in ("cancelled", "not_trained") or self.reason.endswith("total")
+        checks.require(not ours, "reason", self.reason, "use another word, the ledger counts rollouts by it")
 
 
 @dataclass(frozen=True)
