@@ -146,7 +146,8 @@ class Group:
             BadReward: there are no verdicts, and a reward lies outside [0, 1].
         """
         verdicts = self.verdicts
-        rewards = np.array(verdicts or [without_noise(reward) for reward in self.rewards], dtype=np.float64)
+        values = [without_noise(reward) for reward in self.rewards] if verdicts is None else verdicts
+        rewards = np.array(values, dtype=np.float64)
         if not rewards.size or rewards.min() < 0 or rewards.max() > 1:
             raise BadReward(
                 f"prompt {self.prompt.id} has rewards from {rewards.min(initial=np.inf):g} to "
