@@ -490,8 +490,18 @@ def test_a_cancel_of_nothing_is_refused():
         with pytest.raises(RuntimeError, match=refused.format(group.prompt.id)):
             run._execute(actions)
     assert not run.engine.cancelled and not run.engine.waiting
-    with pytest.raises(ValueError, match="^reason=cancelled is not valid: use another word"):
-        Discard(group, "cancelled")
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        *((reason, "use another word") for reason in ("cancelled", "not_trained", "total", "dull_total")),
+        *((reason, "use a word of letters") for reason in ("", 5, "too dull", "a/b", "Dull")),
+    ],
+)
+def test_a_reason_to_discard_is_a_word_that_the_ledger_does_not_use(reason, said):
+    with pytest.raises(ValueError, match=f"^reason=.* is not valid: {said}"):
+        Discard(Group("g", Prompt("p", 0)), reason)
 
 
 def test_cancelled_rollouts_are_no_fault():

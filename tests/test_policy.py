@@ -89,6 +89,15 @@ def test_a_group_is_mixed_by_its_verdicts_or_without_them_by_its_rewards(made, m
     assert Group("g", Prompt("p", 0), made).is_mixed is mixed
 
 
+@pytest.mark.parametrize(("noisy", "verdict"), [(0.7 + 0.2 + 0.1, True), (1 + 2**-52, True), (0.1 + 0.2 - 0.3, False)])
+def test_rewards_with_float_noise_are_verdicts(noisy, verdict):
+    group = Group("g", Prompt("p", 0), rollouts(*[noisy] * 3, 0.0))
+    assert group.verdicts == [verdict] * 3 + [False] and group.success_rate == 0.75 * verdict
+    assert Group("g", Prompt("p", 0), rollouts(noisy, 0.5)).success_rate == (verdict + 0.5) / 2
+    assert Group("g", Prompt("p", 0), rollouts(-1.0, 1.0 - 1e-9)).verdicts == [False, True]
+    assert Group("g", Prompt("p", 0), rollouts(0.0, 0.99999)).verdicts is None
+
+
 def test_delay_is_of_the_oldest_rollout_and_failed_ones_do_not_count():
     group = Group("g", Prompt("p", 0), rollouts(1.0, version=2) + rollouts(0.0, version=5))
     assert group.delay(6) == 3

@@ -7,6 +7,7 @@ engine. This module imports numpy only.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -21,6 +22,7 @@ from verl_ext.trajectory import Trajectory
 
 PROMPT_WEIGHT = checks.one_of("equal", "rollouts")
 BASELINE = checks.one_of("trained", "all")
+NOISE = 1e-6  # up to which rewards count as equal; verl keeps rewards as float32
 MODES = ("sync", "colocate_async", "separate_async")  # verl's trainer.v1.trainer_mode
 
 
@@ -119,13 +121,16 @@ class Group:
         """Whether each usable rollout is correct; None if the rewards are not verdicts.
 
         ``Rollout.correct`` decides where it has a value. The rewards of the other rollouts are verdicts if they are all
-        0 or 1, or all -1 or 1.
+        0 or 1, or all -1 or 1, up to float noise.
         """
         usable = self.usable
-        without = [rollout.reward for rollout in usable if rollout.correct is None]
+        without = [without_noise(rollout.reward) for rollout in usable if rollout.correct is None]
         if not any(set(without) <= {wrong, 1.0} for wrong in (0.0, -1.0)):
             return None
-        return [rollout.reward == 1.0 if rollout.correct is None else bool(rollout.correct) for rollout in usable]
+        return [
+            without_noise(rollout.reward) == 1 if rollout.correct is None else bool(rollout.correct)
+            for rollout in usable
+        ]
 
     @property
     def is_mixed(self) -> bool:
@@ -141,7 +146,8 @@ class Group:
             BadReward: there are no verdicts, and a reward lies outside [0, 1].
         """
         verdicts = self.verdicts
-        rewards = self.rewards if verdicts is None else np.array(verdicts, dtype=np.float64)
+        values = [without_noise(reward) for reward in self.rewards] if verdicts is None else verdicts
+        rewards = np.array(values, dtype=np.float64)
         if not rewards.size or rewards.min() < 0 or rewards.max() > 1:
             raise BadReward(
                 f"prompt {self.prompt.id} has rewards from {rewards.min(initial=np.inf):g} to "
@@ -230,14 +236,20 @@ class Request:
 
 @dataclass(frozen=True)
 class Discard:
-    """Drop a group without training on it. ``reason`` becomes the metric ``rollouts/discarded_<reason>``."""
+    """Drop a group without training on it. ``reason`` becomes the metric ``rollouts/discarded_<reason>``.
+
+    A reason is a word. ``cancelled``, ``not_trained`` and words that end in ``total`` are refused: the ledger has
+    metrics of these names.
+    """
 
     group: Group
     reason: str
 
     def __post_init__(self) -> None:
-        if self.reason == "cancelled":
-            raise checks.InvalidValue("reason", self.reason, "use another word, the ledger counts rollouts by it")
+        word = isinstance(self.reason, str) and re.fullmatch(r"[a-z]\w*", self.reason)
+        checks.require(bool(word), "reason", self.reason, "use a word of letters, digits and _, such as no_spread")
+        ours = self.reason in ("cancelled", "not_trained") or self.reason.endswith("total")
+        checks.require(not ours, "reason", self.reason, "use another word, the ledger counts rollouts by it")
 
 
 @dataclass(frozen=True)
@@ -440,7 +452,12 @@ def first_drawn(groups: Sequence[Group], drawn: Sequence[str], count: int) -> tu
     return ordered[:count], ordered[count:]
 
 
-def has_spread(rewards: Sequence[float] | np.ndarray, tolerance: float = 1e-6) -> bool:
+def has_spread(rewards: Sequence[float] | np.ndarray, tolerance: float = NOISE) -> bool:
     """Whether rewards differ by more than float noise, so that some advantage of the group is not zero."""
     rewards = np.asarray(rewards, dtype=np.float64)
     return rewards.size > 1 and bool(np.ptp(rewards) > tolerance * max(1.0, float(np.abs(rewards).max())))
+
+
+def without_noise(number: float) -> float:
+    """-1, 0 or 1 if ``number`` differs from it by float noise alone, as 0.7 + 0.2 + 0.1 does; else ``number``."""
+    return next((whole for whole in (-1, 0, 1) if abs(number - whole) <= NOISE), number)

@@ -106,6 +106,25 @@ def test_integers_with_a_gap_stay_integers(tmp_path):
     assert sorted(row["reward_model"]["ground_truth"] for row in rows) == ["-7", "10"]
 
 
+def test_numbers_of_single_precision_keep_their_digits(tmp_path):
+    answers = pd.Series([0.1, None, 2.0, -1e-7], dtype="float32")
+    pd.DataFrame({"question": ["1?", "2?", "3?", "4?"], "answer": answers}).to_parquet(tmp_path / "sums.parquet")
+    columns = ("--prompt", "question", "--answer", "answer", "--leave-out")
+    assert run(tmp_path / "sums.parquet", *columns, "--out", tmp_path / "out").exit_code == 0
+    rows = [row for part in written(tmp_path / "out").values() for row in part]
+    assert sorted(row["reward_model"]["ground_truth"] for row in rows) == ["-1e-07", "0.1", "2"]
+
+
+@pytest.mark.parametrize("name", ["sums-v1.5", "sums-v1.5/train.jsonl"])
+def test_the_data_source_is_the_whole_name_of_a_folder_or_a_files_without_its_ending(name, tmp_path):
+    (tmp_path / "sums-v1.5").mkdir()
+    jsonl(tmp_path / "sums-v1.5/train.jsonl", ROWS[:2])
+    columns = ("--prompt", "question", "--answer", "answer", "--answer-after", "####")
+    assert run(tmp_path / name, *columns, "--out", tmp_path / "out").exit_code == 0
+    (row,) = written(tmp_path / "out")["train"]
+    assert row["data_source"] == ("train" if name.endswith("jsonl") else "sums-v1.5")
+
+
 @pytest.mark.parametrize("line", ["What is 1,000 + 1?,1001", "What is 1000 + 1?"])
 def test_a_csv_row_with_another_number_of_cells_is_refused(line, tmp_path):
     (tmp_path / "sums.csv").write_text(f"question,answer\n1 + 1?,2\n{line}\n")

@@ -54,8 +54,17 @@ SUM = r"\sum_{i=1}^{100000000} \frac{1}{i}"  # sympy would add for minutes
         (r"\boxed{50}", r"50\%", RIGHT),
         (r"\boxed{\frac{1}{2}\%}", "0.5", RIGHT),
         ("Answer: 50%", r"50\%", RIGHT),
+        (r"\boxed{50\%}", "0.5", WRONG),
+        (r"\boxed{50 percent}", "0.5", WRONG),
+        (r"\boxed{0.5}", r"50\%", WRONG),
         (r"\boxed{49\%}", "50", WRONG),
         (r"\boxed{49}", r"50\%", WRONG),
+        (r"\boxed{4343_7}", "4343_6", WRONG),
+        (r"\boxed{4343_{7}}", "4343_6", WRONG),
+        ("Answer: 10_2", "10_3", WRONG),
+        (r"\boxed{4343_{6}}", "4343_6", RIGHT),
+        (r"\boxed{999_{10} = 4343_6}", "4343_6", RIGHT),
+        (r"\boxed{4343}", "4343_6", RIGHT),
     ],
 )
 def test_answers(solution, truth, reward):
@@ -190,13 +199,49 @@ def test_no_number_of_the_reasoning_replaces_an_answer_line(solution, truth, rig
         (r"50~\%", "50", "49"),
         ("50%.", "50", "49"),
         ("−3", "-3", "3"),
+        ("–3", "-3", "3"),
+        ("(–1, –2)", "(-1, -2)", "(1, 2)"),
         ("2π", r"2\pi", "2"),
+        ("x^2+3·x", "x^2+3x", "x^2+3+x"),
+        ("[3, ∞)", r"[3,\infty)", r"(3,\infty)"),
+        ("-∞", r"-\infty", r"\infty"),
+        ("∅", r"\emptyset", "0"),
+        (r"\varnothing", r"\emptyset", r"\{0\}"),
+        (r"\emptyset", r"\varnothing", "0"),
+        ("2√(3)", r"2\sqrt{3}", "3"),
+        ("√x", r"\sqrt{x}", "x"),
+        ("√(x+1)", r"\sqrt{x+1}", r"\sqrt{x}+1"),
+        ("5 m/s", "5", "5 km/h"),
+        ("5 m/s", "5 m/s", "5 m"),
+        ("2.5 m/s^2", r"\frac{5}{2}", "6.25"),
+        ("12 cm^2", "12", "144"),
+        ("12 cm²", "12", "12 m^2"),
+        ("5 x^2", "5x^2", "5"),
+        ("5 x/y", r"\frac{5x}{y}", "5"),
+        ("60 miles per hour", "60", "60 kilometers per hour"),
+        ("50 percent", "50", "0.5"),
     ],
 )
 def test_common_notations(answer, truth, wrong):
     for solution in (rf"\boxed{{{answer}}}", f"We get 17.\nAnswer: {answer}", rf"Answer: \({answer}\)"):
         assert math_reward.is_correct(solution, truth), solution
         assert not math_reward.is_correct(solution, wrong)
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth"),
+    [
+        ("3–5", "-2"),  # a range
+        ("3 – 5", "-2"),
+        ("√ab", r"b\sqrt{a}"),
+        ("5", "5 m^2"),  # the truth may have a variable m
+        ("5m/s", "5"),
+        ("20 million per year", "20"),
+        ("20 parts per million", "20"),
+    ],
+)
+def test_unusual_notations_stay_wrong(answer, truth):
+    assert not math_reward.is_correct(rf"\boxed{{{answer}}}", truth)
 
 
 @pytest.mark.parametrize(

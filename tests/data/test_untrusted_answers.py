@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
@@ -248,6 +250,15 @@ def test_calls_end_if_no_process_of_the_pool_starts():
     with ThreadPoolExecutor(8) as threads:
         calls = [threads.submit(judge, misbehave, "return", "x" * MEGABYTE, warm_up=("interrupt",)) for _ in range(8)]
         assert all(isinstance(call.exception(), RuntimeError) for call in calls)
+
+
+@pytest.mark.timeout(60)
+def test_a_script_without_a_main_guard_is_told_so(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("from verl_ext.data.limited import judge\njudge(print)\n")
+    ended = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    last = ended.stderr.splitlines()[-1]
+    assert ended.returncode == 1 and last.endswith('call the reward under if __name__ == "__main__":')
 
 
 @pytest.mark.parametrize(("cores", "processes"), [(1, 2), (47, 2), (48, 3), (128, 8), (224, 14)])

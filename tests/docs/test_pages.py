@@ -13,7 +13,9 @@ import pytest
 import typer
 from omegaconf import DictConfig, OmegaConf
 from support.configs import RECIPES, compose
+from support.engine import controller, run_step
 
+from recipe.grpo.policy import Uniform
 from verl_ext import cli
 
 ROOT = Path(__file__).parents[2]
@@ -113,6 +115,24 @@ def test_ratios_of_the_comparison_are_those_of_its_results_page():
 def shortened(cell: str) -> str:
     """A ratio without its interval."""
     return re.sub(r" \[[^]]*\]", "", cell)
+
+
+def test_the_engines_share_of_the_memory_in_horas_experiments_is_that_of_the_page():
+    shares = {
+        size: OmegaConf.load(
+            ROOT / f"recipe/hora/config/experiment/qwen2_5_{size}b.yaml"
+        ).actor_rollout_ref.rollout.gpu_memory_utilization
+        for size in (3, 7)
+    }
+    row = "| memory of the engines | " + ", ".join(f"{share} ({size}B)" for size, share in shares.items())
+    assert row in (ROOT / "docs/paper_numbers.md").read_text()
+
+
+def test_the_metrics_of_a_step_are_in_the_protocol():
+    run = controller(Uniform(train_batch_size=4, n=2), [0.5] * 12)
+    run_step(run, 1)
+    named = set(spans("docs/protocol.md"))
+    assert not {name for name in run.metrics() if name not in named and name.removesuffix("_total") not in named}
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -383,9 +383,10 @@ def test_prefix_tokens_are_those_that_were_replayed(make):
 
 def test_only_an_accuracy_of_0_or_1_is_a_verdict(make):
     writer = QueueWriter(reward=lambda session: 0.5)
-    writer.reported = dict(enumerate([{"acc": 1}, {"acc": np.float32(0)}, {"acc": 0.5}, {}, {"acc": True}, {"acc": 2}]))
-    rollouts = rollouts_of(make(Scripted((6,)), writer))
-    assert [rollout.correct for rollout in rollouts] == [True, False, None, None, True, None]
+    reported = [{"acc": 1}, {"acc": np.float32(0)}, {"acc": 0.5}, {}, {"acc": True}, {"acc": 2}]
+    writer.reported = dict(enumerate([*reported, {"acc": 0.7 + 0.2 + 0.1}, {"acc": -1}]))
+    rollouts = rollouts_of(make(Scripted((8,)), writer))
+    assert [rollout.correct for rollout in rollouts] == [True, False, None, None, True, None, True, None]
 
 
 def test_components_are_the_finite_numbers_of_the_reward_function(make):

@@ -204,11 +204,28 @@ def test_the_last_value_of_a_key_decides_whether_evaluations_are_equal(folder):
 
     low, high = (f"actor_rollout_ref.rollout.val_kwargs.temperature={value}" for value in ("0.6", "1"))
     assert settings(low, high, "hardware=cpu") == settings("hardware=cpu", high) != settings(high, low, "hardware=cpu")
+    assert settings("++" + low, "+hardware=cpu") == settings("hardware=gpu", low, "hardware=cpu")
+
+
+@pytest.mark.parametrize("key", ["reward.custom_reward_function.path", "+reward.custom_reward_function.path"])
+def test_a_reward_file_with_another_content_makes_another_evaluation(folder, key):
+    reward = folder / "my_reward.py"
+    evaluation = Evaluation((folder / "bench.parquet",), None, (f"{key}='my_reward.py'",))
+    reward.write_text("def compute_score(*_, **__): return 0.0")
+    before = evaluation.settings
+    reward.write_text("def compute_score(*_, **__): return 1.0")
+    assert {name for name, value in evaluation.settings.items() if value != before[name]} == {"reward"}
+    reward.write_text("def compute_score(*_, **__): return 0.0")
+    assert evaluation.settings == before
 
 
 @pytest.mark.parametrize(
     ("key", "named"),
-    [("checkpoint", ("--checkpoint", "run/global_step_3")), ("model", ("actor_rollout_ref.model.path='run'",))],
+    [
+        ("checkpoint", ("--checkpoint", "run/global_step_3")),
+        ("model", ("actor_rollout_ref.model.path='run'",)),
+        ("model", ("++actor_rollout_ref.model.path='run'",)),
+    ],
 )
 def test_weights_that_were_saved_again_are_others(folder, key, named):
     assert evaluate(*named).exit_code == 0

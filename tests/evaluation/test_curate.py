@@ -46,6 +46,7 @@ def test_problems_of_a_pass_rate_of_75_percent_and_more_are_excluded(sampled):
     rows = parquet.read_table(out).to_pylist()
     assert [(row["extra_info"]["id"], row["extra_info"]["pass_rate"]) for row in rows] == [("id0", 0.0), ("id1", 0.625)]
     assert [row["extra_info"]["index"] for row in rows] == [0, 1]
+    assert "subset.parquet: 2 problems; 2 left out, with a pass rate of at least 0.75" in flat(result)
     account = json.loads(out.with_suffix(".json").read_text())
     assert account["left_out"] == {"pass rate of at least 0.75": 2} and account["samples"]["rollouts"] == 8
 
@@ -60,6 +61,14 @@ def test_a_pass_rate_of_scores_of_minus_1_and_1_is_the_share_of_correct_samples(
     assert result.exit_code == 0, result.output
     rows = parquet.read_table(out).to_pylist()
     assert [(row["extra_info"]["id"], row["extra_info"]["pass_rate"]) for row in rows] == [("id0", 0.0), ("id1", 0.625)]
+
+
+def test_data_with_a_repeated_row_are_refused(sampled):
+    rows = parquet.read_table(sampled / "data.parquet").to_pylist()
+    parquet.write_table(Table.from_pylist([*rows, rows[1], rows[1]]), sampled / "data.parquet")
+    result = run(sampled / "data.parquet", "--samples", sampled / "pass_rates", "--out", sampled / "subset.parquet")
+    assert result.exit_code == 2 and "holds 2 rows that repeat another; prepare it again." in flat(result)
+    assert not (sampled / "subset.parquet").exists()
 
 
 def test_an_out_that_cannot_be_a_file_is_refused_before_work(sampled):

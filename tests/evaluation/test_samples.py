@@ -8,6 +8,7 @@ import pytest
 from support.validation import row, samples_of, write_lines, write_rows
 
 from verl_ext.evaluation.samples import FAILED, UNNAMED, Sample, answer_of, read, row_problems
+from verl_ext.evaluation.score import are_shares, is_correct
 from verl_ext.prompts import prompt_id
 
 RIGHT, WRONG = "\\boxed{1}", "\\boxed{2}"
@@ -126,6 +127,13 @@ def test_the_verdict_is_the_accuracy_whatever_the_score(tmp_path):
     assert accuracies(one) == [1, 0]
 
 
+def test_scores_with_float_noise_are_correct_from_1(tmp_path):
+    rows = [GOOD | {"score": score} for score in (0.7 + 0.2 + 0.1, 1 + 2**-52, 0.1 + 0.2 - 0.3 - 1e-9, 0.9999)]
+    _, (problem,) = read([write_lines(tmp_path / "a.jsonl", rows)])
+    assert is_correct(problem, 1.0).tolist() == [True, True, False, False]
+    assert are_shares([problem])
+
+
 def test_an_agents_last_output_has_the_answer_and_its_first_the_prompt(tmp_path):
     first, last = (samples_of(row("one"), [output], acc=1.0)[0] for output in ("look it up", RIGHT))
     del first["prompt_id"], last["prompt_id"]
@@ -143,6 +151,12 @@ def test_lines_of_another_origin_need_four_keys(tmp_path):
     assert step == 0 and one.data_source == UNNAMED and one.failed == other.failed == 0
     assert accuracies(one) == [1, -1] and [sample.answer for sample in one.samples] == ["2", "3"]
     assert accuracies(other) == [1] and other.samples[0].answer == "2"
+
+
+def test_the_order_of_keys_in_a_ground_truth_makes_no_other_problem(tmp_path):
+    truths = ({"a": 1, "b": 2}, {"b": 2, "a": 1}, {"a": 2, "b": 1})
+    _, problems = read([write_lines(tmp_path / "any.jsonl", [GOOD | {"gts": truth} for truth in truths])])
+    assert [len(problem.samples) for problem in problems] == [2, 1]
 
 
 GOOD = {"input": "a", "output": "b", "gts": "c", "score": 1.0}

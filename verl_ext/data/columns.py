@@ -182,7 +182,8 @@ def main(
     leave_out: Annotated[bool, typer.Option("--leave-out", help="Leave out rows that cannot be used.")] = False,
 ) -> None:
     """Write any data set as parquet files in verl's schema, from a column of questions and a column of answers."""
-    source_name = data_source or (Path(name).resolve().stem if Path(name).exists() else name)
+    path = Path(name).resolve()
+    source_name = data_source or (path.name if path.is_dir() else path.stem if path.exists() else name)
     with option_errors():
         check_folder(out)
         data = data_set(

@@ -63,7 +63,12 @@ def _outcome(verifier: Callable[..., bool], arguments: tuple[Any, ...], warm_up:
     except RuntimeError:  # a thread of the pool died: replace the pool, once for each call
         if pool is _pool(verifier, warm_up):
             _pool.cache_clear()
-        return _scheduled(_pool(verifier, warm_up), verifier, arguments)
+        try:
+            return _scheduled(_pool(verifier, warm_up), verifier, arguments)
+        except RuntimeError as error:
+            # A new process imports the script that started it, which would start processes again.
+            remedy = 'in a script, call the reward under if __name__ == "__main__":'
+            raise RuntimeError(f"the processes that judge answers do not start; {remedy}") from error
 
 
 def _scheduled(pool: ProcessPool, verifier: Callable[..., bool], arguments: tuple[Any, ...]) -> str:

@@ -29,13 +29,23 @@ JOINT = re.compile(
     r"(?:[\s,;$]|\\[()\[\] ,;\\]|\\q?quad(?![A-Za-z])|\b(?:and|or)\b|\\text\{[\s,;]*(?:(?:and|or)[\s,;]*)?\})*"
 )
 SCIENTIFIC = re.compile(r"(?<![A-Za-z\d.])(-?\d+(?:\.\d+)?)[eE]([+-]?\d+)(?!\w|\.\d)")  # math-verify reads 2e3 as 2·e·3
-PERCENT = re.compile(r"\\?%\Z")
-SIGNS = str.maketrans({"°": r"^{\circ}", "−": "-", "~": " ", "×": r"\times ", "π": r"\pi "})
-ROOT = re.compile(r"√\s*(\d+|\{[^{}]*\})")
+BASE = re.compile(r"\d_(?:\{\s*)?(\d+)")  # 6 in 4343_6; math-verify reads 4343
+PERCENT = re.compile(r"(?:\\?%|(?<=\d)\s*percent)\Z")
+SIGNS = str.maketrans(
+    {"°": r"^{\circ}", "−": "-", "~": " ", "×": r"\times ", "·": r"\cdot ", "π": r"\pi ", "∞": r"\infty "}
+    | {"∅": r"\emptyset "}
+)
+DASH = re.compile(r"(?<![\w)\]}])(?<![\w)\]}] )–")  # a minus; between two numbers, an en dash may stand for a range
+ROOT = re.compile(r"√\s*(\d+|[A-Za-z](?![\w^])|\{[^{}]*\}|\([^()]*\))")
 GROUPED = re.compile(r"(?<![\d.])(\d{1,3})((?:(?:\\[,;: ]| )\d{3})+)(?!\d)")  # 1\,234; math-verify adds 1 and 234
 # \text{2 hours}, but no second number, and no word that changes the number: \text{2 or 3}, \text{2 million}.
 OTHER = r"(?<![A-Za-z^\d])\d|\b(?:and|or|to|by|not|than|more|less|dozen|hundred|thousand|(?:m|b|tr)illion)\b"
 UNIT = re.compile(rf"\\text\{{\s*(-?\d[\d.,]*)\s+(?![^{{}}]*(?:{OTHER}))[A-Za-z][^{{}}]*\}}\Z")
+# An answer with a plain unit, and a truth without any. math-verify reads 5 km as 5, but 5 m/s as 5·m/s.
+SHORT = r"(?:[kcm]?m|k?g|ft|in|mi|yd|h|hr|min|s|m?L)(?:[²³]|\^\{?[23]\}?)?"
+NAME = rf"(?!{OTHER})[A-Za-z]{{3,}}"
+MEASURED = re.compile(rf"(\\boxed\{{-?\d[\d.,]*)\s+(?:{SHORT}(?:/{SHORT})?|{NAME}\s+per\s+{NAME})\}}")
+NUMBER = re.compile(r"\\boxed\{(?:\\[dt]?frac|[^A-Za-z])*\}")
 TAIL = re.compile(r"(?<![\s.,;])(?:\\[,;: ]|[\s.,;])+\Z")
 SMALL = 1e-3  # math-verify rounds numbers to 6 decimals: too few for a smaller truth
 # Digits after the leading zeros of a small truth: of a rounded number, and of the difference of two exact numbers.
@@ -78,23 +88,31 @@ def is_correct(solution: str, ground_truth: Any) -> bool:
     return len(boxes) > 1 and all(_are_equal(_boxed(truth), _answer(solution, [box], truth)) for box in boxes)
 
 
-def _are_equal(*texts: str) -> bool:
-    """Whether math-verify finds a truth and an answer equal, both as texts for its parser."""
+def _are_equal(truth: str, answer: str) -> bool:
+    """Whether math-verify finds a truth and an answer equal, both as texts for its parser.
+
+    Numbers of different bases are never equal; an answer without a base has the truth's.
+    """
     from math_verify import parse, verify
     from math_verify.errors import TimeoutException
 
+    bases = [set(BASE.findall(text)) for text in (truth, answer)]
+    if all(bases) and bases[0].isdisjoint(bases[1]):
+        return False
+    if NUMBER.fullmatch(truth):
+        answer = MEASURED.sub(r"\1}", answer)
     limits = (TimeoutException, MemoryError)
     stopped = None
     try:
         truths, answers = (
             parse(SCIENTIFIC.sub(r"\1\\times10^{\2}", text), parsing_timeout=LIMIT, raise_on_error=True)
-            for text in texts
+            for text in (truth, answer)
         )
     except limits as error:
         raise TooExpensive from error
-    for wanted, answer in product(truths, answers):
+    for wanted, given in product(truths, answers):
         try:
-            if verify(wanted, answer, **_accuracy(wanted), timeout_seconds=LIMIT, raise_on_error=True):
+            if verify(wanted, given, **_accuracy(wanted), timeout_seconds=LIMIT, raise_on_error=True):
                 return True
         except limits as error:
             stopped = error
@@ -210,6 +228,7 @@ def _boxed(text: str) -> str:
     The final stop goes, and a final percent sign: 50 and 50 % are equal, and math-verify finds no number in
     ``\\boxed{50\\%}``.
     """
-    text = GROUPED.sub(lambda found: found[1] + re.sub(r"\D", "", found[2]), text.strip().translate(SIGNS))
+    text = DASH.sub("-", text.strip().translate(SIGNS)).replace(r"\varnothing", r"\emptyset")
+    text = GROUPED.sub(lambda found: found[1] + re.sub(r"\D", "", found[2]), text)
     text = UNIT.sub(r"\1", ROOT.sub(r"\\sqrt{\1}", TAIL.sub("", text)))
     return f"\\boxed{{{PERCENT.sub('', text)}}}"

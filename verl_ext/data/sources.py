@@ -160,11 +160,16 @@ def entry(path: Path, read: int) -> dict[str, Any]:
 
 
 def _parquet(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+    import pyarrow
     from pyarrow import parquet
 
     file = parquet.ParquetFile(path)
     complete = set(columns) <= set(file.schema_arrow.names)
     for batch in file.iter_batches(4096, columns=list(columns) if complete else None):
+        for place, field in enumerate(batch.schema):
+            if field.type == pyarrow.float32():  # by its text: 0.1, not 0.10000000149011612
+                wider = batch.column(place).cast(pyarrow.string()).cast(pyarrow.float64())
+                batch = batch.set_column(place, field.name, wider)
         yield from batch.to_pylist()
 
 

@@ -26,7 +26,7 @@ from verl_ext.driver.rows import (
     key_without_row,
 )
 from verl_ext.errors import EveryRolloutFailed, RunError
-from verl_ext.policy import Group, Rollout
+from verl_ext.policy import Group, Rollout, without_noise
 from verl_ext.prompts import RowKey
 from verl_ext.trajectory import Trajectory
 
@@ -308,5 +308,5 @@ def _components(extra_fields: dict) -> dict[str, float]:
 
 def _verdict(components: dict[str, float]) -> bool | None:
     """The verifier's verdict, if the reward function reports the verdict as ``acc``; otherwise None."""
-    accuracy = components.get("acc")
-    return bool(accuracy) if accuracy in (0.0, 1.0) else None
+    accuracy = without_noise(components.get("acc", math.nan))
+    return bool(accuracy) if accuracy in (0, 1) else None

@@ -109,11 +109,15 @@ class Evaluation:
     def settings(self) -> dict[str, object]:
         """As JSON; equal for equal evaluations of the same files."""
         data = sorted(f"{path.name} {sha256(path)}" for path in self.data)
-        values = dict(override.split("=", 1) for override in self.overrides)  # Hydra takes the last
-        model = Path(values.get("actor_rollout_ref.model.path", "").strip("'\""))
+        values = dict(override.lstrip("+").split("=", 1) for override in self.overrides)  # Hydra takes the last
+        model, reward = (
+            Path(values.get(key, "").strip("'\"").removeprefix("file://"))
+            for key in ("actor_rollout_ref.model.path", "reward.custom_reward_function.path")
+        )
         return {
             "checkpoint": _saved(self.checkpoint),
             "model": _saved(model if model.name else None),
+            "reward": sha256(reward) if reward.is_file() else None,
             "data": data,
             "overrides": sorted("=".join(override) for override in values.items()),
             "seed": self.seed,

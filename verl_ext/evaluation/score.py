@@ -14,6 +14,7 @@ from verl_ext import checks
 from verl_ext.evaluation.measures import majority_at_k, pass_at_k
 from verl_ext.evaluation.samples import FAILED, Problem
 from verl_ext.lab.table import Table, percent
+from verl_ext.policy import NOISE
 
 CORRECT_FROM = 1.0
 """Accuracy from which a sample is correct, unless the command says otherwise."""
@@ -45,7 +46,7 @@ def parse_ks(text: str | None, fewest: Mapping[str, int]) -> dict[str, list[int]
 
 def is_correct(problem: Problem, correct_from: float) -> np.ndarray:
     """(n,) bool of a problem's n samples; a failed rollout is never correct."""
-    return np.array([sample is not FAILED and sample.accuracy >= correct_from for sample in problem.samples])
+    return np.array([sample is not FAILED and sample.accuracy >= correct_from - NOISE for sample in problem.samples])
 
 
 def votes_of(problem: Problem, correct: np.ndarray) -> list[Hashable | None]:
@@ -65,7 +66,7 @@ def are_shares(problems: Sequence[Problem]) -> bool:
 
     A line without ``acc`` has its score as accuracy, and scores may lie outside [0, 1].
     """
-    return all(0 <= sample.accuracy <= 1 for problem in problems for sample in problem.samples)
+    return all(-NOISE <= sample.accuracy <= 1 + NOISE for problem in problems for sample in problem.samples)
 
 
 def accuracies_of(problems: Sequence[Problem], correct_from: float) -> list[np.ndarray]:

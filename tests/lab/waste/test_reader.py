@@ -131,7 +131,7 @@ def test_what_is_correct(read, scores, correct_above, threshold, correct):
 
 
 def test_a_verdict_goes_before_the_score(read):
-    log = read([line(score=0.9, acc=False), line(score=0.1, acc=True), line(score=0.2, acc=1.0)])
+    log = read([line(score=0.9, acc=False), line(score=0.1, acc=True), line(score=0.2, acc=0.7 + 0.2 + 0.1)])
     assert log.threshold is None and log.correct.tolist() == [2] and log.has_spread.tolist() == [True]
     mixed = read([line(score=0.9, acc=False), line(score=0.9, acc="yes"), line(score=0.1)])
     assert mixed.threshold == 0.5 and mixed.correct.tolist() == [1]

@@ -23,6 +23,7 @@ import typer
 
 from verl_ext import checks
 from verl_ext.lab.waste.log import RolloutLog
+from verl_ext.policy import NOISE, without_noise
 from verl_ext.prompts import RowKey, prompt_id_of_group
 
 KEYS = ("input", "output", "gts", "score", "step")
@@ -198,7 +199,8 @@ class _Columns:
         this = (step, name, rollout)
         further = rollout >= 0 and this == self._last
         verdict = row.get("acc")
-        verdict = int(verdict) if type(verdict) in (bool, int, float) and verdict in (0, 1) else -1
+        verdict = without_noise(verdict) if type(verdict) in (bool, int, float) else -1
+        verdict = int(verdict) if verdict in (0, 1) else -1
         if further:  # verl writes the outputs of a rollout one after another; the last output has the score
             self.merged += 1
             self.score[-1], self.verdict[-1] = score, verdict
@@ -262,8 +264,8 @@ class _Columns:
             prompt=np.array(self.group_prompt)[order],
             rollouts=np.bincount(group, minlength=count)[order],
             correct=np.bincount(group, weights=correct, minlength=count).astype(np.int64)[order],
-            # The tolerance of verl_ext.policy.has_spread.
-            has_spread=(most > least + 1e-6 * np.maximum(1.0, np.maximum(np.abs(most), np.abs(least))))[order],
+            # As verl_ext.policy.has_spread.
+            has_spread=(most > least + NOISE * np.maximum(1.0, np.maximum(np.abs(most), np.abs(least))))[order],
             characters=np.bincount(group, weights=np.array(self.characters), minlength=count).astype(np.int64)[order],
             prompt_ids=self.prompt_ids,
             texts=self.texts,
