@@ -23,6 +23,7 @@ from verl_ext.trajectory import Trajectory
 PROMPT_WEIGHT = checks.one_of("equal", "rollouts")
 BASELINE = checks.one_of("trained", "all")
 NOISE = 1e-6  # up to which rewards count as equal; verl keeps rewards as float32
+VERDICTS = (-1.0, 0.0, 1.0)
 MODES = ("sync", "colocate_async", "separate_async")  # verl's trainer.v1.trainer_mode
 
 
@@ -460,4 +461,6 @@ def has_spread(rewards: Sequence[float] | np.ndarray, tolerance: float = NOISE) 
 
 def without_noise(number: float) -> float:
     """-1, 0 or 1 if ``number`` differs from it by float noise alone, as 0.7 + 0.2 + 0.1 does; else ``number``."""
-    return next((whole for whole in (-1, 0, 1) if abs(number - whole) <= NOISE), number)
+    if number in VERDICTS:  # nearly always, and cheaper than the search
+        return number
+    return next((whole for whole in VERDICTS if abs(number - whole) <= NOISE), number)
