@@ -52,6 +52,13 @@ def deployment(**settings) -> dict:
     return {"deployment": settings}
 
 
+def written(path: Path, made: list[dict]) -> list[str]:
+    """Overrides that name a file with these rows."""
+    number_rows(made, "train")
+    pq.write_table(pa.Table.from_pylist(made), path)
+    return [f"data.train_files={path}", f"data.val_files={path}"]
+
+
 def rows(path: Path, *images: str | None, **tests: object) -> list[str]:
     """Overrides that name a file whose rows have these images, and tests with these arguments."""
     made = []
@@ -64,9 +71,7 @@ def rows(path: Path, *images: str | None, **tests: object) -> list[str]:
         }
         made.append(make_row("math", f"{number}+1=", "1", ability="sums"))
         made[-1]["extra_info"] |= extra
-    number_rows(made, "train")
-    pq.write_table(pa.Table.from_pylist(made), path)
-    return [f"data.train_files={path}", f"data.val_files={path}"]
+    return written(path, made)
 
 
 def refusals(config, *overrides: str) -> list[str]:
@@ -189,9 +194,7 @@ def mixed(path: Path, agent_name: str | None = None, **extra: object) -> list[st
     made = [make_row("math", f"{number}+1=", "1", ability="sums", **extra) for number in range(20)]
     made = [row | {"agent_name": agent_name} for row in made]
     made += [make_row("math", f"mend {number}", "1", ability="code", tools=tools) for number in range(20)]
-    number_rows(made, "train")
-    pq.write_table(pa.Table.from_pylist(made), path)
-    return [f"data.train_files={path}", f"data.val_files={path}"]
+    return written(path, made)
 
 
 @pytest.mark.parametrize("row", [{"agent_name": "single_turn_agent"}, {"tool_selection": ["other"]}])
@@ -295,3 +298,38 @@ def test_rows_without_tests_must_not_offer_to_submit(config, tools, tmp_path):
         row["extra_info"]["tool_selection"] = ["bash"]
     pq.write_table(pa.Table.from_pylist(table), tmp_path / "rows.parquet")
     validate(changed(config, both, *data))
+
+
+def alike(path: Path, **tools: dict) -> list[str]:
+    """Overrides that name a file of 40 rows with these arguments of the tools."""
+    return written(path, [make_row("math", f"{number}+1=", "1", ability="sums", tools=tools) for number in range(40)])
+
+
+def test_a_tool_is_checked_under_the_name_that_its_entry_gives_it(config, tools, docker, tmp_path):
+    schema = {"type": "function", "function": {"name": "finish", "description": "hands in"}}
+    file = tools((SUBMIT, deployment(type="docker")), schema=schema)
+    tests = {"image": "own/image:1", "test_command": "true"}
+    validate(changed(config, file, *alike(tmp_path / "rows.parquet", finish=tests)))
+    assert len(docker.calls("run")) == 1
+    sentence = refusals(config, file, *alike(tmp_path / "rows.parquet", submit=tests))[0]
+    assert sentence.startswith("row 0: extra_info.tools_kwargs.finish.create_kwargs.test_command is missing; a row wit")
+    assert sentence.endswith("or tool_selection without finish")
+
+
+SUBCLASS = """
+from verl_ext.driver.tools.shell import ShellTool
+
+
+class MyShell(ShellTool):
+    pass
+"""
+
+
+def test_a_subclass_of_a_tool_is_checked_like_the_tool(config, tools, tmp_path, monkeypatch):
+    (tmp_path / "own_shell.py").write_text(SUBCLASS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_shell", raising=False)
+    (sentence,) = refusals(config, tools(("own_shell.MyShell", deployment(type="dokcer"))))
+    assert sentence.startswith("own_shell.MyShell cannot be loaded (config.deployment.type=dokcer is not valid: did yo")
+    (sentence, *_) = refusals(config, tools(("own_shell.MyShell", deployment(type="docker"))))
+    assert sentence.startswith("row 0 has extra_info.tools_kwargs.bash.create_kwargs.image=None, and it must name")

@@ -64,17 +64,19 @@ def check_tool_rows(faults: Faults) -> None:
     from verl_ext.sandbox.shell import SandboxFailure
 
     needing = [tool for tool in _sandboxed(faults) if tool.deployment.has_images and not tool.deployment.image]
-    submits = [tool for tool in _ours(faults) if isinstance(tool, SubmitTool)]
-    longest = max((tool.config.get("test_timeout", LIMITS["test_timeout"][0]) for tool in submits), default=0)
+    found = [tool for tool in _ours(faults) if isinstance(tool, SubmitTool)]
+    submits = {tool.name: tool.config.get("test_timeout", LIMITS["test_timeout"][0]) for tool in found}
     for key, number, extra in _rows(faults) if needing or submits else ():
-        if submits and _offers(extra, "submit") and not faults.has_refused(key):
+        for name, longest in submits.items():
+            if not _offers(extra, name) or faults.has_refused(key):
+                continue
             try:
-                seconds = tests_of(_arguments(extra, "submit"), longest).timeout
+                seconds = tests_of(_arguments(extra, name), longest, name).timeout
                 if not faults.has_refused(STALL):
                     valid = f"the tests of row {number} of {key} may take {seconds:g} seconds, use more than that"
                     faults.refuse_if(seconds >= faults[STALL], STALL, valid)
             except SandboxFailure as error:
-                other = f"; a row without tests needs agent_name={WITHOUT_TOOLS} or tool_selection without submit"
+                other = f"; a row without tests needs agent_name={WITHOUT_TOOLS} or tool_selection without {name}"
                 faults.refuse_if(True, key, f"row {number}: {str(error).removesuffix('.')}{other}")
         for tool in needing:
             image = _arguments(extra, tool.name).get("image")
@@ -137,7 +139,7 @@ def _listed(faults: Faults) -> list[Any]:
 
 
 def _made(faults: Faults, number: int, tool: Any) -> Any:
-    """The tool, if its class is ours; None for other classes, and if the file is refused for this tool."""
+    """The tool, if its class is ours or made from ours; None for other classes, and if the tool has a fault."""
     from verl.tools.tool_registry import ToolType
     from verl.utils.import_utils import load_class_from_fqn
 
@@ -150,10 +152,10 @@ def _made(faults: Faults, number: int, tool: Any) -> Any:
         return None
     with refusing(faults, TOOLS_FILE, _path(faults), f"{name} cannot be loaded{_near(name)}"):
         made = load_class_from_fqn(name)
-        _check_schema(made, tool.get("tool_schema"))
-        if name.startswith(OUR_TOOLS):
+        schema = _checked_schema(made, tool.get("tool_schema"))
+        if any(each.__module__.startswith(OUR_TOOLS) for each in getattr(made, "__mro__", ())):
             with redirect_stdout(StringIO()):  # verl prints the schema of every tool that is made
-                return made(config=dict(config), tool_schema=None)
+                return made(config=dict(config), tool_schema=schema)
         if config["type"] == "native":
             inspect.signature(made).bind(config={}, tool_schema=None)  # as verl makes a tool
             if not callable(getattr(made, "execute", None)):
@@ -161,8 +163,8 @@ def _made(faults: Faults, number: int, tool: Any) -> Any:
     return None
 
 
-def _check_schema(tool: type, schema: Any) -> None:
-    """verl can read the schema of a tool's entry. Without one, verl's base class takes the schema of the tool's class.
+def _checked_schema(tool: type, schema: Any) -> Any:
+    """The schema of a tool's entry, as verl reads it. Without one, verl's base class takes that of the tool's class.
 
     Raises:
         ValueError: there is no such schema.
@@ -176,9 +178,9 @@ def _check_schema(tool: type, schema: Any) -> None:
         inherited = all(getattr(tool, name, None) is getattr(BaseTool, name) for name in own)
         if inherited and not hasattr(tool, "tool_schema"):
             raise ValueError("it has no tool_schema, and its class no get_openai_tool_schema of its own")
-        return
+        return None
     try:
-        OpenAIFunctionToolSchema.model_validate(schema)
+        return OpenAIFunctionToolSchema.model_validate(schema)
     except ValidationError as error:
         first = error.errors()[0]
         raise ValueError(f"{'.'.join(map(str, ('tool_schema', *first['loc'])))}: {first['msg']}") from None
@@ -190,7 +192,7 @@ def _path(faults: Faults) -> object:
 
 
 def _ours(faults: Faults) -> list[Any]:
-    """The listed tools whose classes are ours."""
+    """The listed tools whose classes are ours, or made from ours."""
     made = (_made(faults, number, tool) for number, tool in enumerate(_listed(faults)))
     return [tool for tool in made if tool is not None]
 

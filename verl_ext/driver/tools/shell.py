@@ -196,7 +196,7 @@ class SubmitTool(_SandboxTool):
         if VERDICT in agent_data.extra_fields or agent_data in self._submitted:
             return ToolResponse(text="[already submitted]"), 0.0, {}
         self._submitted.add(agent_data)
-        tests = tests_of(self._arguments[instance_id], self._limits["test_timeout"])
+        tests = tests_of(self._arguments[instance_id], self._limits["test_timeout"], self.name)
         try:
             outcome = await self._sandbox(instance_id, agent_data).execute(tests.command, tests.timeout)
         except SandboxKilled:
@@ -215,19 +215,20 @@ class Tests(NamedTuple):
     expected: str | None
 
 
-def tests_of(arguments: Mapping[str, Any], longest: float) -> Tests:
+def tests_of(arguments: Mapping[str, Any], longest: float, tool: str) -> Tests:
     """The row's tests, refused before they run if nobody could judge them.
 
     Args:
-        arguments: ``extra_info.tools_kwargs.submit.create_kwargs`` of the row.
+        arguments: ``extra_info.tools_kwargs.<tool>.create_kwargs`` of the row.
         longest: most seconds of the tests.
+        tool: name of the tool.
 
     Raises:
         SandboxFailure: an argument is not valid, or its grader needs a package that is not installed.
     """
     command, timeout = arguments.get("test_command"), arguments.get("test_timeout")
     grader, expected = arguments.get("grader") or EXIT_CODE, arguments.get("expected")
-    key = "extra_info.tools_kwargs.submit.create_kwargs"
+    key = f"extra_info.tools_kwargs.{tool}.create_kwargs"
     if command is None:
         raise SandboxFailure(f"{key}.test_command is missing.")
     try:
