@@ -18,6 +18,8 @@ from verl_ext.data.schema import make_row, number_rows
 from verl_ext.driver.preflight.validate import BadConfig, validate
 from verl_ext.sandbox.bash import PROGRAM
 
+pytestmark = pytest.mark.usefixtures("no_pauses")
+
 TOOLS = "actor_rollout_ref.rollout.multi_turn.tool_config_path"
 SHELL, SUBMIT = (f"verl_ext.driver.tools.shell.{name}" for name in ("ShellTool", "SubmitTool"))
 
@@ -270,12 +272,13 @@ def test_a_runtime_that_is_missing_or_broken(config, tools, docker, monkeypatch)
     docker.does("broken")
     (sentence,) = refusals(config, file)
     assert sentence.startswith(
-        "no sandbox of own/image:1 can be started with deployment.type docker (docker run of own/"
+        "no sandbox of own/image:1 can be started with deployment.type docker (no sandbox could be started in 3 "
+        "attempts: PlaceFailure('docker run of own/image:1 ended with "
     )
     assert "no space left" in sentence
     monkeypatch.setenv("PATH", "/nowhere")
     (sentence,) = refusals(config, file)
-    assert sentence.endswith("can be started with deployment.type docker (docker is not on the PATH)")
+    assert sentence.endswith("in 3 attempts: PlaceFailure('docker is not on the PATH'))")
 
 
 def test_no_sandbox_is_started_for_a_configuration_with_other_faults(config, tools, docker):
@@ -333,3 +336,13 @@ def test_a_subclass_of_a_tool_is_checked_like_the_tool(config, tools, tmp_path, 
     assert sentence.startswith("own_shell.MyShell cannot be loaded (config.deployment.type=dokcer is not valid: did yo")
     (sentence, *_) = refusals(config, tools(("own_shell.MyShell", deployment(type="docker"))))
     assert sentence.startswith("row 0 has extra_info.tools_kwargs.bash.create_kwargs.image=None, and it must name")
+
+
+@pytest.mark.parametrize("where", ["setup", "shell_setup"])
+def test_the_first_sandbox_runs_the_setup_of_the_first_row(config, tools, tmp_path, where):
+    fails = {where: "echo reason; exit 7"}
+    both = tools((SHELL, deployment(type="local")), (SUBMIT, deployment(type="local")))
+    data = alike(tmp_path / "rows.parquet", bash={"shell_setup": ":"}, submit=fails | {"test_command": "true"})
+    (sentence,) = refusals(config, both, *data)
+    assert sentence.startswith("no sandbox can be started with deployment.type local (no sandbox could be started in 3")
+    assert "ended with" in sentence and "7: reason" in sentence

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout
 from difflib import get_close_matches
 from io import StringIO
-from typing import Any, NamedTuple
+from typing import Any
 
 from verl_ext.checks import TEXT
 from verl_ext.driver.preflight.data import column, extra_infos
@@ -27,21 +27,8 @@ TOOLS_FILE = f"{ROLLOUT}.multi_turn.tool_config_path"
 OUR_TOOLS = "verl_ext.driver.tools."
 WITHOUT_TOOLS = "single_turn_agent"  # verl's agent loop that offers no tools
 STALL = "rollout_driver.stall_timeout"
-COMMAND_TIMEOUT = 60.0  # seconds of the first command in a sandbox
-
-
-class Sandboxed(NamedTuple):
-    """One of our tools with a ``deployment``.
-
-    Args:
-        name: as the model calls the tool, and as ``tools_kwargs`` of a row names it.
-        deployment: the checked :class:`~verl_ext.sandbox.deployments.DeploymentConfig`.
-        lifetime: longest life of a sandbox, in seconds.
-    """
-
-    name: str
-    deployment: Any
-    lifetime: float
+NEEDS = "it needs base64, bash, cat, dd and head, and 251 open files"
+COMMAND_TIMEOUT = 60.0  # seconds of the first command in a sandbox, and of the end of the sandbox
 
 
 def check_tools(faults: Faults) -> None:
@@ -63,7 +50,7 @@ def check_tool_rows(faults: Faults) -> None:
     from verl_ext.sandbox.deployments import IMAGE
     from verl_ext.sandbox.shell import SandboxFailure
 
-    needing = [tool for tool in _sandboxed(faults) if tool.deployment.has_images and not tool.deployment.image]
+    needing = [tool.name for tool, each in _sandboxed(faults) if each.has_images and not each.image]
     found = [tool for tool in _ours(faults) if isinstance(tool, SubmitTool)]
     submits = {tool.name: tool.config.get("test_timeout", LIMITS["test_timeout"][0]) for tool in found}
     for key, number, extra in _rows(faults) if needing or submits else ():
@@ -78,56 +65,55 @@ def check_tool_rows(faults: Faults) -> None:
             except SandboxFailure as error:
                 other = f"; a row without tests needs agent_name={WITHOUT_TOOLS} or tool_selection without {name}"
                 faults.refuse_if(True, key, f"row {number}: {str(error).removesuffix('.')}{other}")
-        for tool in needing:
-            image = _arguments(extra, tool.name).get("image")
-            if _offers(extra, tool.name) and not faults.has_refused(key) and not IMAGE.accepts(image):
-                where = f"extra_info.tools_kwargs.{tool.name}.create_kwargs.image"
+        for name in needing:
+            image = _arguments(extra, name).get("image")
+            if _offers(extra, name) and not faults.has_refused(key) and not IMAGE.accepts(image):
+                where = f"extra_info.tools_kwargs.{name}.create_kwargs.image"
                 valid = f"row {number} has {where}={image!r:.80}, and it must name a container image"
                 other = f"{faults[TOOLS_FILE]} gives deployment.image or the row's agent_name is {WITHOUT_TOOLS}"
                 faults.refuse_if(True, key, f"{valid}, unless {other}")
 
 
 def start_sandboxes(faults: Faults) -> None:
-    """A sandbox starts and its shell runs a command, once for each different deployment of the tools.
+    """A sandbox starts and its shell runs a command, once for each different way in which the tools start sandboxes.
 
-    The sandbox gets the first image that a row names; if no row names an image, it gets the deployment's.
+    The sandbox gets the arguments of the first row that names an image. If no row names an image, the sandbox gets the
+    deployment's image and the arguments of the first row that has any.
     """
-    from verl_ext.sandbox.deployments import deployment_maker
-    from verl_ext.sandbox.places import PlaceFailure
+    from verl_ext.sandbox.shell import Sandbox, SandboxFailure, SandboxKilled
 
-    tools = _sandboxed(faults)
-    tried: list[tuple[Any, str | None]] = []
-    for tool in tools:
-        named = (
-            _arguments(extra, tool.name).get("image") for _, _, extra in _rows(faults) if _offers(extra, tool.name)
-        )
-        image = next(filter(None, named), tool.deployment.image)
-        if (tool.deployment, image) in tried or (tool.deployment.has_images and not image):
+    tried: list[tuple[Any, ...]] = []
+    for tool, deployment in _sandboxed(faults):
+        rows = (_arguments(extra, tool.name) for _, _, extra in _rows(faults) if _offers(extra, tool.name))
+        arguments = max(rows, key=lambda row: (bool(row.get("image")), any(row.values())), default={})
+        image = arguments.get("image") or deployment.image
+        if deployment.has_images and not image:
             continue
-        tried.append((tool.deployment, image))
+        of = f" of {image}" if deployment.has_images else ""
+        where = f"no sandbox{of} can be started with deployment.type {deployment.type}"
         try:
-            asyncio.run(_try(deployment_maker(tool.deployment, image, tool.lifetime)()))
-        except (PlaceFailure, ImportError, ValueError) as error:
-            of = f" of {image}" if tool.deployment.has_images else ""
-            where = f"no sandbox{of} can be started with deployment.type {tool.deployment.type}"
-            faults.refuse_if(True, TOOLS_FILE, f"{where} ({first_line(error)})")
+            plan = tool.plan(arguments)
+            way = (deployment, image, plan.setup, plan.shell_setup)
+            if way not in tried:
+                tried.append(way)
+                asyncio.run(_try(Sandbox(plan)))
+        except (SandboxFailure, SandboxKilled) as error:
+            fault = first_line(error)
+            hint = f"; its shell does not work: {NEEDS}" if "the shell has ended" in fault else ""
+            faults.refuse_if(True, TOOLS_FILE, f"{where} ({fault}{hint})")
             return
 
 
-async def _try(place: Any) -> None:
-    from verl_ext.sandbox.bash import Bash, ShellEnded
-    from verl_ext.sandbox.places import PlaceFailure
+async def _try(sandbox: Any) -> None:
+    from verl_ext.sandbox.shell import SandboxFailure
 
-    needs = "it needs base64, bash, cat, dd and head, and 251 open files"
     try:
-        await place.start()
-        answer = await (await Bash.open(place, 1000)).run(b"echo works", COMMAND_TIMEOUT)
-        if answer.head != b"works\n":
-            raise PlaceFailure(f"its shell does not work: {needs}")
-    except ShellEnded as error:
-        raise PlaceFailure(f"its shell does not work: {needs}; {error}") from None
+        outcome = await sandbox.run("echo works", COMMAND_TIMEOUT)
+        if outcome.output != "works\n":
+            raise SandboxFailure(f"its shell does not work: {NEEDS}")
     finally:
-        await place.stop()
+        sandbox.abort()
+        sandbox.join(COMMAND_TIMEOUT)
 
 
 def _listed(faults: Faults) -> list[Any]:
@@ -197,17 +183,18 @@ def _ours(faults: Faults) -> list[Any]:
     return [tool for tool in made if tool is not None]
 
 
-def _sandboxed(faults: Faults) -> list[Sandboxed]:
-    """Our tools with a deployment. If the file of tools was refused, reading its key ends the check."""
-    from verl_ext.driver.tools.shell import LIMITS
+def _sandboxed(faults: Faults) -> list[tuple[Any, Any]]:
+    """Our tools that have a deployment, each with its checked deployment.
+
+    If the file of tools was refused, reading its key ends the check.
+    """
     from verl_ext.sandbox.deployments import deployment_config
 
-    found = []
-    for made in _ours(faults):
-        if isinstance(made.config.get("deployment"), Mapping):
-            config = deployment_config(made.config["deployment"])
-            found.append(Sandboxed(made.name, config, float(made.config.get("lifetime", LIMITS["lifetime"][0]))))
-    return found
+    return [
+        (tool, deployment_config(tool.config["deployment"]))
+        for tool in _ours(faults)
+        if isinstance(tool.config.get("deployment"), Mapping)
+    ]
 
 
 def _rows(faults: Faults) -> Iterator[tuple[str, int, Mapping[str, Any]]]:

@@ -85,9 +85,14 @@ class _SandboxTool(BaseTool):
         self._arguments.pop(instance_id, None)
 
     def _sandbox(self, instance_id: str, agent_data: Any) -> Sandbox:
-        return sandbox_of(agent_data, lambda: self._plan(self._arguments[instance_id]))
+        return sandbox_of(agent_data, lambda: self.plan(self._arguments[instance_id]))
 
-    def _plan(self, arguments: Mapping[str, Any]) -> Plan:
+    def plan(self, arguments: Mapping[str, Any]) -> Plan:
+        """How to start the sandbox of a row with these ``create_kwargs``.
+
+        Raises:
+            SandboxFailure: the deployment needs an image, and none is given.
+        """
         try:
             make = deployment_maker(self._deployment, arguments.get("image"), self._limits["lifetime"])
         except ValueError as error:
