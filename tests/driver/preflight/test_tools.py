@@ -21,13 +21,16 @@ from verl_ext.sandbox.bash import PROGRAM
 pytestmark = pytest.mark.usefixtures("no_pauses")
 
 TOOLS = "actor_rollout_ref.rollout.multi_turn.tool_config_path"
+LOOP = "actor_rollout_ref.rollout.agent.default_agent_loop"
+OBSERVATION = "actor_rollout_ref.rollout.multi_turn.max_tool_response_length"
 SHELL, SUBMIT = (f"verl_ext.driver.tools.shell.{name}" for name in ("ShellTool", "SubmitTool"))
 
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
-    loop = "actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent"
-    return compose("grpo", *good_overrides(tmp_path_factory.mktemp("tools")), loop)
+    return compose(
+        "grpo", *good_overrides(tmp_path_factory.mktemp("tools")), f"{LOOP}=tool_agent", f"{OBSERVATION}=9000"
+    )
 
 
 @pytest.fixture
@@ -223,9 +226,9 @@ def test_rows_that_offer_a_sandbox_need_an_image(config, tools, docker, tmp_path
 
 
 def test_validation_rows_of_the_default_loop_without_tools_need_no_image(config, tools, docker, tmp_path):
-    file, loop = tools((SHELL, deployment(type="docker"))), "actor_rollout_ref.rollout.agent.default_agent_loop"
+    file = tools((SHELL, deployment(type="docker")))
     train = mixed(tmp_path / "rows.parquet", "single_turn_agent")[0]
-    validate(changed(config, file, train, f"{loop}=single_turn_agent"))
+    validate(changed(config, file, train, f"{LOOP}=single_turn_agent"))
     assert len(docker.calls("run")) == 1
 
 
@@ -346,3 +349,41 @@ def test_the_first_sandbox_runs_the_setup_of_the_first_row(config, tools, tmp_pa
     (sentence,) = refusals(config, both, *data)
     assert sentence.startswith("no sandbox can be started with deployment.type local (no sandbox could be started in 3")
     assert "ended with" in sentence and "7: reason" in sentence
+
+
+def test_the_tools_are_called_by_the_loop_of_some_row(config, tools):
+    file = tools((SHELL, deployment(type="local")))
+    (sentence,) = refusals(config, file, f"{LOOP}=single_turn_agent")
+    assert sentence.startswith(
+        "no row's agent loop calls the tools of actor_rollout_ref.rollout.multi_turn.tool_config"
+    )
+    assert sentence.endswith("tools.yaml, use tool_agent, here or as agent_name of rows")
+
+
+@pytest.mark.parametrize(
+    ("tool", "settings", "length"),
+    [
+        (SHELL, deployment(type="local"), 8000),
+        (SHELL, deployment(type="local") | {"max_characters": 300}, 300),
+        ("verl_ext.driver.tools.sqlite.SqliteTool", {}, 200),
+    ],
+)
+def test_verl_cuts_no_observation_that_a_tool_has_cut(config, tools, tool, settings, length):
+    file = tools((tool, settings))
+    (sentence,) = refusals(config, file, f"{OBSERVATION}={length}")
+    assert sentence.startswith("observations of the tool ")
+    assert sentence.endswith(f" have up to max_characters={length} characters, use more than that")
+    validate(changed(config, file, f"{OBSERVATION}={length + 1}"))
+
+
+def test_a_sandbox_lasts_as_long_as_its_agent_may(config, tools, docker):
+    of_docker, agent = deployment(type="docker", image="own/image:1"), "rollout_driver.agent_timeout"
+    for name in ("idle_timeout", "lifetime"):
+        file = tools((SHELL, of_docker), (SHELL, of_docker | {name: 60}))
+        (sentence,) = refusals(config, file, f"{agent}=61")
+        assert sentence.startswith(
+            f"{name}=60 of the tool bash ends sandboxes of agents that still work, use at least "
+        )
+        assert sentence.endswith(f"use at least {agent}=61")
+        validate(changed(config, file, f"{agent}=60"))
+    validate(changed(config, tools((SHELL, deployment(type="local") | {"lifetime": 60})), f"{agent}=61"))

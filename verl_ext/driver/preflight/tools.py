@@ -17,7 +17,7 @@ from io import StringIO
 from typing import Any
 
 from verl_ext.checks import TEXT
-from verl_ext.driver.preflight.data import column, extra_infos
+from verl_ext.driver.preflight.data import column, extra_infos, used_files
 from verl_ext.driver.preflight.extensions import LOOPS, read_yaml, refusing
 from verl_ext.driver.preflight.faults import Faults
 from verl_ext.driver.preflight.files import first_line
@@ -25,7 +25,9 @@ from verl_ext.driver.preflight.keys import ROLLOUT
 
 TOOLS_FILE = f"{ROLLOUT}.multi_turn.tool_config_path"
 OUR_TOOLS = "verl_ext.driver.tools."
+OBSERVATION = f"{ROLLOUT}.multi_turn.max_tool_response_length"
 WITHOUT_TOOLS = "single_turn_agent"  # verl's agent loop that offers no tools
+AGENT = "rollout_driver.agent_timeout"
 STALL = "rollout_driver.stall_timeout"
 NEEDS = "it needs base64, bash, cat, dd and head, and 251 open files"
 COMMAND_TIMEOUT = 60.0  # seconds of the first command in a sandbox, and of the end of the sandbox
@@ -38,6 +40,35 @@ def check_tools(faults: Faults) -> None:
     """
     for number, tool in enumerate(_listed(faults)):
         _made(faults, number, tool)
+
+
+def check_tool_limits(faults: Faults) -> None:
+    """Some row's loop calls our tools, verl shows whole observations, and a sandbox lasts as long as its agent may."""
+    from verl_ext.driver.tools.shell import LIMITS, ShellTool
+    from verl_ext.driver.tools.sqlite import SqliteTool
+    from verl_ext.sandbox import databases
+    from verl_ext.sandbox.deployments import longest_life
+
+    tools, sandboxed = _ours(faults), _sandboxed(faults)
+    loops = {(key, loop or faults[LOOPS]) for key, _, loop in column(faults, "agent_name")} if tools else set()
+    if loops and loops == {(key, WITHOUT_TOOLS) for key in used_files(faults)}:  # not if the rows cannot be read
+        valid = f"no row's agent loop calls the tools of {TOOLS_FILE}={_path(faults)}"
+        faults.refuse_if(True, LOOPS, f"{valid}, use tool_agent, here or as agent_name of rows")
+    most = {ShellTool: LIMITS["max_characters"][0], SqliteTool: databases.LIMITS["max_characters"]}
+    for tool, kind in ((tool, kind) for tool in tools for kind in most if isinstance(tool, kind)):
+        length, shown = tool.config.get("max_characters", most[kind]), faults[OBSERVATION]
+        if isinstance(shown, int) and shown <= length:
+            valid = f"observations of the tool {tool.name} have up to max_characters={length} characters"
+            faults.refuse_if(True, OBSERVATION, f"{valid}, use more than that")
+            break
+    longest = faults[AGENT] or 0
+    for tool, deployment in sandboxed:
+        idle, lifetime = (tool.config.get(name, LIMITS[name][0]) for name in ("idle_timeout", "lifetime"))
+        for name, seconds in (("idle_timeout", idle), ("lifetime", longest_life(deployment, lifetime))):
+            if seconds < longest:
+                valid = f"{name}={seconds:g} of the tool {tool.name} ends sandboxes of agents that still work"
+                faults.refuse_if(True, TOOLS_FILE, f"{valid}, use at least {AGENT}={longest:g}")
+                return
 
 
 def check_tool_rows(faults: Faults) -> None:
@@ -99,7 +130,8 @@ def start_sandboxes(faults: Faults) -> None:
                 asyncio.run(_try(Sandbox(plan)))
         except (SandboxFailure, SandboxKilled) as error:
             fault = first_line(error)
-            hint = f"; its shell does not work: {NEEDS}" if "the shell has ended" in fault else ""
+            no_shell = "ShellEnded" in fault and "the setup of a new shell" not in fault
+            hint = f"; its shell does not work: {NEEDS}" if no_shell else ""
             faults.refuse_if(True, TOOLS_FILE, f"{where} ({fault}{hint})")
             return
 
