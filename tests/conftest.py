@@ -134,6 +134,12 @@ def nothing_is_left():
 
 
 @pytest.fixture
+def no_pauses(monkeypatch):
+    """The attempts to start a sandbox follow each other at once."""
+    monkeypatch.setattr("verl_ext.sandbox.shell.START_PAUSES", (0.0, 0.0, 0.0))
+
+
+@pytest.fixture
 def folder(tmp_path, monkeypatch):
     """Where commands start."""
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""The agent loop of docs/agents.md passes the checks before a run, and does what the page says."""
+"""The agent loop and the tool of docs/agents.md pass the checks before a run, and do what the page says."""
 
 from __future__ import annotations
 
@@ -8,11 +8,17 @@ import shlex
 import sys
 from pathlib import Path
 
+import pytest
 from support.configs import compose, good_overrides
+from support.containers import Docker
+from support.shells import Agent
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
+from verl.tools.tool_registry import initialize_tools_from_config
 
 from verl_ext.data.schema import make_row, number_rows, write_rows
+from verl_ext.data.swe_reward import VERDICT
 from verl_ext.driver.preflight.validate import validate
+from verl_ext.sandbox.shell import SandboxFailure
 
 PAGE = (Path(__file__).parents[2] / "docs" / "agents.md").read_text()
 
@@ -48,3 +54,38 @@ def test_the_loop_of_the_page(tmp_path, monkeypatch):
     monkeypatch.setattr(SingleTurnAgentLoop, "run", run)
     question = [{"role": "user", "content": "1+1="}]
     assert asyncio.run(loop.run({"n": 1}, raw_prompt=question)) == ({"n": 1}, ["system", "user"])
+
+
+@pytest.mark.usefixtures("nothing_is_left", "no_pauses")
+def test_the_tool_of_the_page(tmp_path, monkeypatch):
+    (tmp_path / "mypkg").mkdir()
+    (tmp_path / "mypkg" / "tool.py").write_text(block("python", "# mypkg/tool.py"))
+    (tmp_path / "tools.yaml").write_text(block("yaml", "# tools.yaml"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PATH", Docker(tmp_path).path)
+    made: dict = {}
+    exec(block("python", "# rows.py"), made)
+    command = shlex.split(block("bash", "python rows.py"))
+    keys = [word for word in command if re.match(r"[a-z_]+\.\S+=", word)]
+    assert len(keys) == 5
+
+    async def work():
+        agent = Agent(*tools, rows=made["rows"][0]["extra_info"]["tools_kwargs"])
+        assert await agent.call("search", text="500") == "./numbers.txt:500:500"
+        assert await agent.call("search", text=3) == "[error: text must be a string]"
+        assert await agent.call("submit") == "[submitted]" and agent.data.extra_fields[VERDICT] is True
+        monkeypatch.setenv("PATH", "/nowhere")
+        with pytest.raises(SandboxFailure, match="docker is not on the PATH"):
+            await Agent(*tools, rows=made["rows"][0]["extra_info"]["tools_kwargs"]).call("search", text="99")
+        monkeypatch.setattr(sys.modules["mypkg.tool"].ShellTool, "execute", None)
+        with pytest.raises(SandboxFailure, match="TypeError"):
+            await agent.call("search", text="99")
+
+    try:
+        validate(compose("grpo", *good_overrides(tmp_path), *keys))
+        tools = initialize_tools_from_config("tools.yaml")
+        asyncio.run(work())
+    finally:
+        for name in ("mypkg.tool", "mypkg"):
+            sys.modules.pop(name, None)

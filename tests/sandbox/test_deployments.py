@@ -128,7 +128,8 @@ def test_a_place_needs_an_image_where_places_are_made_from_images():
     assert isinstance(deployment_maker(deployment_config({"type": "local"}), "any", 99.0)(), Local)
     remote = deployment_config({"type": "remote", "auth_token": TOKEN})
     place = deployment_maker(remote, "any", 99.0)()
-    assert isinstance(place, Server) and place._shared  # others use it too, so its loss is not the model's failure
+    assert isinstance(place, Server) and place._lifetime == float("inf")
+    assert place._shared  # others use it too, so its loss is not the model's failure
 
 
 def test_the_image_of_a_row_comes_first():
@@ -216,7 +217,7 @@ def test_a_machine_that_comes_up_runs_programs_and_is_ended(modal, port, monkeyp
     async def main():
         modal.url = f"http://127.0.0.1:{port}"
         await place.start()
-        assert not modal.ended and not place._shared
+        assert not modal.ended and not place._shared and place._lifetime == 7
         assert (await place.run(["echo", "hello"], 30, 10)).output == b"hello\n"
         await place.stop()
 

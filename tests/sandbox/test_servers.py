@@ -366,18 +366,23 @@ def test_a_wrong_token_is_refused(port):
         run(shared(port, "wrong").start())
 
 
-def test_a_shared_server_that_is_gone_is_nobodys_fault(tmp_path, monkeypatch):
+def test_a_shared_server_that_is_gone_or_a_server_past_its_lifetime_is_nobodys_fault(tmp_path, monkeypatch):
     monkeypatch.setattr(servers, "ALIVE_TIMEOUT", 1.0)
 
     async def main():
         with swerex_remote(TOKEN, tmp_path) as port:
             address = {"auth_token": TOKEN, "host": "http://127.0.0.1", "port": port}
-            theirs, own = (Server(guarded(RemoteDeployment)(**address), shared=shared) for shared in (True, False))
+            theirs = Server(guarded(RemoteDeployment)(**address), shared=True)
+            own = Server(guarded(RemoteDeployment)(**address), lifetime=99.0)
             await theirs.start()
             await own.start()
+            assert own._ends <= time.monotonic() + 99
         with pytest.raises(PlaceFailure, match="which others use too"):
             await theirs.alive()
         assert await own.alive() is False
+        monkeypatch.setattr(own, "_ends", time.monotonic())
+        with pytest.raises(PlaceFailure, match="the server has reached its lifetime of 99 s"):
+            await own.alive()
         await theirs.stop()
         await own.stop()
 

@@ -16,7 +16,7 @@ from verl_ext.sandbox import shell as sandbox
 from verl_ext.sandbox.places import Local, PlaceFailure
 from verl_ext.sandbox.shell import LONGEST_ARGUMENT, NEW_SHELL, Plan, Sandbox, SandboxFailure, SandboxKilled
 
-pytestmark = pytest.mark.usefixtures("nothing_is_left")
+pytestmark = pytest.mark.usefixtures("nothing_is_left", "no_pauses")
 
 
 # ---- the end ----
@@ -173,6 +173,24 @@ def test_a_place_that_is_there_but_refuses_is_nobodys_fault(folder):
             await own.run("exit", 60)
 
     in_a_fragile_place(act)
+
+
+def test_the_attempts_to_start_a_place_have_pauses(folder, monkeypatch):
+    slept, at_once = [], asyncio.sleep
+
+    async def sleep(seconds):
+        slept.append(seconds)
+        await at_once(0)
+
+    async def act(own, place):
+        place.opens = 0
+        with pytest.raises(SandboxFailure, match="in 3 attempts"):
+            await own.run("true", 60)
+
+    monkeypatch.setattr(sandbox, "START_PAUSES", (0.0, 1.0, 5.0))
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    in_a_fragile_place(act)
+    assert slept == [0.0, 1.0, 5.0]
 
 
 def test_a_place_that_has_reached_its_lifetime_is_nobodys_fault(folder):

@@ -10,9 +10,11 @@
 ``make_test_spec`` is not called: it also fetches each repository's requirements from the network, for an image that
 exists already. Its function for the evaluation script is called instead.
 
-Two differences from SWE-bench's own evaluation: the tests run in the agent's container and not in a new one with the
-agent's patch, and a log is cut in the middle beyond the tool's ``max_bytes``. A submission can therefore forge a log:
-code of the repository runs in the tests and may print any line.
+Differences from SWE-bench's own evaluation: the tests run in the agent's container and not in a new one with the
+agent's patch; the container has no network, no capabilities, 4 GB and 2 cores, unless the tools' ``deployment`` says
+otherwise; and a log is cut in the middle beyond the tool's ``max_bytes``. A submission can forge a log, because code of
+the repository runs in the tests and may print any line. Without a network, no model can resolve instances whose tests
+ask servers of the internet; tests of psf/requests ask httpbin.org.
 
 Not verified: nobody has read the data set itself or started an image. Columns and commit come from the hub's page and
 from public programs reading the data set, and tests here use rows that imitate it.

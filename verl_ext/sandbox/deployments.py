@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -136,6 +137,21 @@ def deployment_maker(config: DeploymentConfig, image: str | None, lifetime: floa
     return lambda: _make_server(config, image, lifetime)
 
 
+def longest_life(config: DeploymentConfig, lifetime: float) -> float:
+    """Seconds until a place ends in any case; infinite for a shared server and for processes of this machine.
+
+    Args:
+        config: see :func:`deployment_config`. A provider's own setting comes before ``lifetime``.
+        lifetime: of the tool.
+    """
+    if config.type == "docker":
+        return lifetime
+    setting = SERVERS[config.type][2] if config.type in SERVERS else None
+    if setting is None:
+        return math.inf
+    return getattr(config.settings, setting) if setting in config.settings.model_fields_set else lifetime
+
+
 def _docker(settings: Mapping[str, Any]) -> DeploymentConfig:
     _check_names("docker", settings, ("image", *DOCKER))
     limits: dict[str, Any] = {}
@@ -178,10 +194,11 @@ def _check_names(kind: str, settings: Mapping[str, Any], known: tuple[str, ...])
 def _make_server(config: DeploymentConfig, image: str | None, lifetime: float) -> Place:
     from verl_ext.sandbox.servers import Server, guarded
 
-    module, prefix, longest_life = SERVERS[config.type]
+    module, prefix, setting = SERVERS[config.type]
+    life = longest_life(config, lifetime)
     changes: dict[str, Any] = {"image": image} if config.has_images else {}
-    if longest_life is not None and longest_life not in config.settings.model_fields_set:
-        changes[longest_life] = lifetime
+    if setting is not None:
+        changes[setting] = life
     settings = config.settings.model_copy(update=changes)
     deployment = guarded(getattr(import_module(module), f"{prefix}Deployment")).from_config(settings)
-    return Server(deployment, shared=config.type == "remote")
+    return Server(deployment, shared=config.type == "remote", lifetime=life)

@@ -16,6 +16,7 @@ import base64
 import binascii
 import json
 import logging
+import math
 import re
 import time
 from collections.abc import Sequence
@@ -165,10 +166,12 @@ class Server:
     Args:
         deployment: swe-rex's, not yet started; see :func:`guarded`.
         shared: whether others use this server too. Then it is left running.
+        lifetime: seconds until the provider ends the server.
     """
 
-    def __init__(self, deployment: AbstractDeployment, *, shared: bool = False):
-        self._deployment, self._shared = deployment, shared
+    def __init__(self, deployment: AbstractDeployment, *, shared: bool = False, lifetime: float = math.inf):
+        self._deployment, self._shared, self._lifetime = deployment, shared, lifetime
+        self._ends = math.inf
         deployment.logger = log  # swe-rex's own prints every debug line
         self._client: Client | None = None
         self._programs: set[_Behind] = set()
@@ -179,6 +182,7 @@ class Server:
         Raises:
             PlaceFailure: the server does not come up.
         """
+        self._ends = time.monotonic() + self._lifetime  # not later than the server's end
         try:
             await self._deployment.start()
         except Exception as error:  # of modal, boto3 or daytona
@@ -217,8 +221,11 @@ class Server:
         """Whether the server answers.
 
         Raises:
-            PlaceFailure: a server that others use too does not answer: its other users may be the cause.
+            PlaceFailure: the server has reached its lifetime, or a server that others use too does not answer: its
+                other users may be the cause.
         """
+        if time.monotonic() >= self._ends:
+            raise PlaceFailure(f"the server has reached its lifetime of {self._lifetime:g} s")
         for _ in range(ALIVE_TRIES):
             if await self._started().is_alive(ALIVE_TIMEOUT):
                 return True

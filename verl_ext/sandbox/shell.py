@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 from verl_ext.sandbox.bash import Bash, ShellEnded, text_of
 from verl_ext.sandbox.places import Place, PlaceFailure
 
-STARTS = 3  # a place may fail to start for a passing reason, such as a busy container runtime
+# Seconds before each attempt to start a place, which may fail for a passing reason, such as a busy container runtime.
+START_PAUSES = (0.0, 1.0, 5.0)
 SHELL_TIMEOUT, SETUP_TIMEOUT, EXIT_TIMEOUT = 30.0, 240.0, 30.0  # seconds
 NEW_SHELL = "the shell has ended, and a new one was started"
 LONGEST_ARGUMENT = 24 << 10  # characters, at most 4 bytes each; Linux allows 128 KiB for one argument of a program
@@ -262,7 +263,8 @@ class Sandbox:
             raise SandboxKilled(self._killed)
         if self._place is not None:
             return
-        for attempt in range(1, STARTS + 1):
+        for attempt, pause in enumerate(START_PAUSES, 1):
+            await asyncio.sleep(pause)
             try:
                 self._place = self._plan.make()
                 await self._place.start()
@@ -275,9 +277,9 @@ class Sandbox:
                 return
             except Exception as error:
                 await self._stop()
-                log.warning("sandbox, attempt %d of %d: %s", attempt, STARTS, repr(error))
+                log.warning("sandbox, attempt %d of %d: %s", attempt, len(START_PAUSES), repr(error))
                 cause = error
-        raise SandboxFailure(f"no sandbox could be started in {STARTS} attempts: {cause!r}") from cause
+        raise SandboxFailure(f"no sandbox could be started in {len(START_PAUSES)} attempts: {cause!r}") from cause
 
     async def _open_shell(self) -> None:
         self._bash = await Bash.open(self._place, self._plan.max_bytes)

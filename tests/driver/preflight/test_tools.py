@@ -18,14 +18,19 @@ from verl_ext.data.schema import make_row, number_rows
 from verl_ext.driver.preflight.validate import BadConfig, validate
 from verl_ext.sandbox.bash import PROGRAM
 
+pytestmark = pytest.mark.usefixtures("no_pauses")
+
 TOOLS = "actor_rollout_ref.rollout.multi_turn.tool_config_path"
+LOOP = "actor_rollout_ref.rollout.agent.default_agent_loop"
+OBSERVATION = "actor_rollout_ref.rollout.multi_turn.max_tool_response_length"
 SHELL, SUBMIT = (f"verl_ext.driver.tools.shell.{name}" for name in ("ShellTool", "SubmitTool"))
 
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
-    loop = "actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent"
-    return compose("grpo", *good_overrides(tmp_path_factory.mktemp("tools")), loop)
+    return compose(
+        "grpo", *good_overrides(tmp_path_factory.mktemp("tools")), f"{LOOP}=tool_agent", f"{OBSERVATION}=9000"
+    )
 
 
 @pytest.fixture
@@ -52,6 +57,13 @@ def deployment(**settings) -> dict:
     return {"deployment": settings}
 
 
+def written(path: Path, made: list[dict]) -> list[str]:
+    """Overrides that name a file with these rows."""
+    number_rows(made, "train")
+    pq.write_table(pa.Table.from_pylist(made), path)
+    return [f"data.train_files={path}", f"data.val_files={path}"]
+
+
 def rows(path: Path, *images: str | None, **tests: object) -> list[str]:
     """Overrides that name a file whose rows have these images, and tests with these arguments."""
     made = []
@@ -64,9 +76,7 @@ def rows(path: Path, *images: str | None, **tests: object) -> list[str]:
         }
         made.append(make_row("math", f"{number}+1=", "1", ability="sums"))
         made[-1]["extra_info"] |= extra
-    number_rows(made, "train")
-    pq.write_table(pa.Table.from_pylist(made), path)
-    return [f"data.train_files={path}", f"data.val_files={path}"]
+    return written(path, made)
 
 
 def refusals(config, *overrides: str) -> list[str]:
@@ -189,9 +199,7 @@ def mixed(path: Path, agent_name: str | None = None, **extra: object) -> list[st
     made = [make_row("math", f"{number}+1=", "1", ability="sums", **extra) for number in range(20)]
     made = [row | {"agent_name": agent_name} for row in made]
     made += [make_row("math", f"mend {number}", "1", ability="code", tools=tools) for number in range(20)]
-    number_rows(made, "train")
-    pq.write_table(pa.Table.from_pylist(made), path)
-    return [f"data.train_files={path}", f"data.val_files={path}"]
+    return written(path, made)
 
 
 @pytest.mark.parametrize("row", [{"agent_name": "single_turn_agent"}, {"tool_selection": ["other"]}])
@@ -218,9 +226,9 @@ def test_rows_that_offer_a_sandbox_need_an_image(config, tools, docker, tmp_path
 
 
 def test_validation_rows_of_the_default_loop_without_tools_need_no_image(config, tools, docker, tmp_path):
-    file, loop = tools((SHELL, deployment(type="docker"))), "actor_rollout_ref.rollout.agent.default_agent_loop"
+    file = tools((SHELL, deployment(type="docker")))
     train = mixed(tmp_path / "rows.parquet", "single_turn_agent")[0]
-    validate(changed(config, file, train, f"{loop}=single_turn_agent"))
+    validate(changed(config, file, train, f"{LOOP}=single_turn_agent"))
     assert len(docker.calls("run")) == 1
 
 
@@ -267,12 +275,13 @@ def test_a_runtime_that_is_missing_or_broken(config, tools, docker, monkeypatch)
     docker.does("broken")
     (sentence,) = refusals(config, file)
     assert sentence.startswith(
-        "no sandbox of own/image:1 can be started with deployment.type docker (docker run of own/"
+        "no sandbox of own/image:1 can be started with deployment.type docker (no sandbox could be started in 3 "
+        "attempts: PlaceFailure('docker run of own/image:1 ended with "
     )
     assert "no space left" in sentence
     monkeypatch.setenv("PATH", "/nowhere")
     (sentence,) = refusals(config, file)
-    assert sentence.endswith("can be started with deployment.type docker (docker is not on the PATH)")
+    assert sentence.endswith("in 3 attempts: PlaceFailure('docker is not on the PATH'))")
 
 
 def test_no_sandbox_is_started_for_a_configuration_with_other_faults(config, tools, docker):
@@ -295,3 +304,86 @@ def test_rows_without_tests_must_not_offer_to_submit(config, tools, tmp_path):
         row["extra_info"]["tool_selection"] = ["bash"]
     pq.write_table(pa.Table.from_pylist(table), tmp_path / "rows.parquet")
     validate(changed(config, both, *data))
+
+
+def alike(path: Path, **tools: dict) -> list[str]:
+    """Overrides that name a file of 40 rows with these arguments of the tools."""
+    return written(path, [make_row("math", f"{number}+1=", "1", ability="sums", tools=tools) for number in range(40)])
+
+
+def test_a_tool_is_checked_under_the_name_that_its_entry_gives_it(config, tools, docker, tmp_path):
+    schema = {"type": "function", "function": {"name": "finish", "description": "hands in"}}
+    file = tools((SUBMIT, deployment(type="docker")), schema=schema)
+    tests = {"image": "own/image:1", "test_command": "true"}
+    validate(changed(config, file, *alike(tmp_path / "rows.parquet", finish=tests)))
+    assert len(docker.calls("run")) == 1
+    sentence = refusals(config, file, *alike(tmp_path / "rows.parquet", submit=tests))[0]
+    assert sentence.startswith("row 0: extra_info.tools_kwargs.finish.create_kwargs.test_command is missing; a row wit")
+    assert sentence.endswith("or tool_selection without finish")
+
+
+SUBCLASS = """
+from verl_ext.driver.tools.shell import ShellTool
+
+
+class MyShell(ShellTool):
+    pass
+"""
+
+
+def test_a_subclass_of_a_tool_is_checked_like_the_tool(config, tools, tmp_path, monkeypatch):
+    (tmp_path / "own_shell.py").write_text(SUBCLASS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_shell", raising=False)
+    (sentence,) = refusals(config, tools(("own_shell.MyShell", deployment(type="dokcer"))))
+    assert sentence.startswith("own_shell.MyShell cannot be loaded (config.deployment.type=dokcer is not valid: did yo")
+    (sentence, *_) = refusals(config, tools(("own_shell.MyShell", deployment(type="docker"))))
+    assert sentence.startswith("row 0 has extra_info.tools_kwargs.bash.create_kwargs.image=None, and it must name")
+
+
+@pytest.mark.parametrize("where", ["setup", "shell_setup"])
+def test_the_first_sandbox_runs_the_setup_of_the_first_row(config, tools, tmp_path, where):
+    fails = {where: "echo reason; exit 7"}
+    both = tools((SHELL, deployment(type="local")), (SUBMIT, deployment(type="local")))
+    data = alike(tmp_path / "rows.parquet", bash={"shell_setup": ":"}, submit=fails | {"test_command": "true"})
+    (sentence,) = refusals(config, both, *data)
+    assert sentence.startswith("no sandbox can be started with deployment.type local (no sandbox could be started in 3")
+    assert "ended with" in sentence and "7: reason" in sentence
+
+
+def test_the_tools_are_called_by_the_loop_of_some_row(config, tools):
+    file = tools((SHELL, deployment(type="local")))
+    (sentence,) = refusals(config, file, f"{LOOP}=single_turn_agent")
+    assert sentence.startswith(
+        "no row's agent loop calls the tools of actor_rollout_ref.rollout.multi_turn.tool_config"
+    )
+    assert sentence.endswith("tools.yaml, use tool_agent, here or as agent_name of rows")
+
+
+@pytest.mark.parametrize(
+    ("tool", "settings", "length"),
+    [
+        (SHELL, deployment(type="local"), 8000),
+        (SHELL, deployment(type="local") | {"max_characters": 300}, 300),
+        ("verl_ext.driver.tools.sqlite.SqliteTool", {}, 200),
+    ],
+)
+def test_verl_cuts_no_observation_that_a_tool_has_cut(config, tools, tool, settings, length):
+    file = tools((tool, settings))
+    (sentence,) = refusals(config, file, f"{OBSERVATION}={length}")
+    assert sentence.startswith("observations of the tool ")
+    assert sentence.endswith(f" have up to max_characters={length} characters, use more than that")
+    validate(changed(config, file, f"{OBSERVATION}={length + 1}"))
+
+
+def test_a_sandbox_lasts_as_long_as_its_agent_may(config, tools, docker):
+    of_docker, agent = deployment(type="docker", image="own/image:1"), "rollout_driver.agent_timeout"
+    for name in ("idle_timeout", "lifetime"):
+        file = tools((SHELL, of_docker), (SHELL, of_docker | {name: 60}))
+        (sentence,) = refusals(config, file, f"{agent}=61")
+        assert sentence.startswith(
+            f"{name}=60 of the tool bash ends sandboxes of agents that still work, use at least "
+        )
+        assert sentence.endswith(f"use at least {agent}=61")
+        validate(changed(config, file, f"{agent}=60"))
+    validate(changed(config, tools((SHELL, deployment(type="local") | {"lifetime": 60})), f"{agent}=61"))

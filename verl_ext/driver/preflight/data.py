@@ -71,10 +71,16 @@ def check_validation_data(faults: Faults) -> None:
 
 def column(faults: Faults, name: str) -> Iterator[tuple[str, int, Any]]:
     """(key of the files, number of the row, value or None) of column ``name``, for each row that the run samples."""
-    for key, is_used in ((TRAINING, not faults["trainer.val_only"]), (VALIDATION, _validates(faults))):
-        files = (_opened(faults, key) or []) if is_used else []
+    for key in used_files(faults):
+        files = _opened(faults, key) or []
         for number, value in enumerate(chain.from_iterable(_values(file, name) for file in files)):
             yield key, number, value
+
+
+def used_files(faults: Faults) -> list[str]:
+    """The keys of the files whose rows the run samples."""
+    used = {TRAINING: not faults["trainer.val_only"], VALIDATION: _validates(faults)}
+    return [key for key, is_used in used.items() if is_used]
 
 
 def _values(file: pyarrow.dataset.Dataset, name: str) -> Iterator[Any]:

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout
 from difflib import get_close_matches
 from io import StringIO
-from typing import Any, NamedTuple
+from typing import Any
 
 from verl_ext.checks import TEXT
-from verl_ext.driver.preflight.data import column, extra_infos
+from verl_ext.driver.preflight.data import column, extra_infos, used_files
 from verl_ext.driver.preflight.extensions import LOOPS, read_yaml, refusing
 from verl_ext.driver.preflight.faults import Faults
 from verl_ext.driver.preflight.files import first_line
@@ -25,23 +25,12 @@ from verl_ext.driver.preflight.keys import ROLLOUT
 
 TOOLS_FILE = f"{ROLLOUT}.multi_turn.tool_config_path"
 OUR_TOOLS = "verl_ext.driver.tools."
+OBSERVATION = f"{ROLLOUT}.multi_turn.max_tool_response_length"
 WITHOUT_TOOLS = "single_turn_agent"  # verl's agent loop that offers no tools
+AGENT = "rollout_driver.agent_timeout"
 STALL = "rollout_driver.stall_timeout"
-COMMAND_TIMEOUT = 60.0  # seconds of the first command in a sandbox
-
-
-class Sandboxed(NamedTuple):
-    """One of our tools with a ``deployment``.
-
-    Args:
-        name: as the model calls the tool, and as ``tools_kwargs`` of a row names it.
-        deployment: the checked :class:`~verl_ext.sandbox.deployments.DeploymentConfig`.
-        lifetime: longest life of a sandbox, in seconds.
-    """
-
-    name: str
-    deployment: Any
-    lifetime: float
+NEEDS = "it needs base64, bash, cat, dd and head, and 251 open files"
+COMMAND_TIMEOUT = 60.0  # seconds of the first command in a sandbox, and of the end of the sandbox
 
 
 def check_tools(faults: Faults) -> None:
@@ -51,6 +40,35 @@ def check_tools(faults: Faults) -> None:
     """
     for number, tool in enumerate(_listed(faults)):
         _made(faults, number, tool)
+
+
+def check_tool_limits(faults: Faults) -> None:
+    """Some row's loop calls our tools, verl shows whole observations, and a sandbox lasts as long as its agent may."""
+    from verl_ext.driver.tools.shell import LIMITS, ShellTool
+    from verl_ext.driver.tools.sqlite import SqliteTool
+    from verl_ext.sandbox import databases
+    from verl_ext.sandbox.deployments import longest_life
+
+    tools, sandboxed = _ours(faults), _sandboxed(faults)
+    loops = {(key, loop or faults[LOOPS]) for key, _, loop in column(faults, "agent_name")} if tools else set()
+    if loops and loops == {(key, WITHOUT_TOOLS) for key in used_files(faults)}:  # not if the rows cannot be read
+        valid = f"no row's agent loop calls the tools of {TOOLS_FILE}={_path(faults)}"
+        faults.refuse_if(True, LOOPS, f"{valid}, use tool_agent, here or as agent_name of rows")
+    most = {ShellTool: LIMITS["max_characters"][0], SqliteTool: databases.LIMITS["max_characters"]}
+    for tool, kind in ((tool, kind) for tool in tools for kind in most if isinstance(tool, kind)):
+        length, shown = tool.config.get("max_characters", most[kind]), faults[OBSERVATION]
+        if isinstance(shown, int) and shown <= length:
+            valid = f"observations of the tool {tool.name} have up to max_characters={length} characters"
+            faults.refuse_if(True, OBSERVATION, f"{valid}, use more than that")
+            break
+    longest = faults[AGENT] or 0
+    for tool, deployment in sandboxed:
+        idle, lifetime = (tool.config.get(name, LIMITS[name][0]) for name in ("idle_timeout", "lifetime"))
+        for name, seconds in (("idle_timeout", idle), ("lifetime", longest_life(deployment, lifetime))):
+            if seconds < longest:
+                valid = f"{name}={seconds:g} of the tool {tool.name} ends sandboxes of agents that still work"
+                faults.refuse_if(True, TOOLS_FILE, f"{valid}, use at least {AGENT}={longest:g}")
+                return
 
 
 def check_tool_rows(faults: Faults) -> None:
@@ -63,69 +81,71 @@ def check_tool_rows(faults: Faults) -> None:
     from verl_ext.sandbox.deployments import IMAGE
     from verl_ext.sandbox.shell import SandboxFailure
 
-    needing = [tool for tool in _sandboxed(faults) if tool.deployment.has_images and not tool.deployment.image]
-    submits = [tool for tool in _ours(faults) if isinstance(tool, SubmitTool)]
-    longest = max((tool.config.get("test_timeout", LIMITS["test_timeout"][0]) for tool in submits), default=0)
+    needing = [tool.name for tool, each in _sandboxed(faults) if each.has_images and not each.image]
+    found = [tool for tool in _ours(faults) if isinstance(tool, SubmitTool)]
+    submits = {tool.name: tool.config.get("test_timeout", LIMITS["test_timeout"][0]) for tool in found}
     for key, number, extra in _rows(faults) if needing or submits else ():
-        if submits and _offers(extra, "submit") and not faults.has_refused(key):
+        for name, longest in submits.items():
+            if not _offers(extra, name) or faults.has_refused(key):
+                continue
             try:
-                seconds = tests_of(_arguments(extra, "submit"), longest).timeout
+                seconds = tests_of(_arguments(extra, name), longest, name).timeout
                 if not faults.has_refused(STALL):
                     valid = f"the tests of row {number} of {key} may take {seconds:g} seconds, use more than that"
                     faults.refuse_if(seconds >= faults[STALL], STALL, valid)
             except SandboxFailure as error:
-                other = f"; a row without tests needs agent_name={WITHOUT_TOOLS} or tool_selection without submit"
+                other = f"; a row without tests needs agent_name={WITHOUT_TOOLS} or tool_selection without {name}"
                 faults.refuse_if(True, key, f"row {number}: {str(error).removesuffix('.')}{other}")
-        for tool in needing:
-            image = _arguments(extra, tool.name).get("image")
-            if _offers(extra, tool.name) and not faults.has_refused(key) and not IMAGE.accepts(image):
-                where = f"extra_info.tools_kwargs.{tool.name}.create_kwargs.image"
+        for name in needing:
+            image = _arguments(extra, name).get("image")
+            if _offers(extra, name) and not faults.has_refused(key) and not IMAGE.accepts(image):
+                where = f"extra_info.tools_kwargs.{name}.create_kwargs.image"
                 valid = f"row {number} has {where}={image!r:.80}, and it must name a container image"
                 other = f"{faults[TOOLS_FILE]} gives deployment.image or the row's agent_name is {WITHOUT_TOOLS}"
                 faults.refuse_if(True, key, f"{valid}, unless {other}")
 
 
 def start_sandboxes(faults: Faults) -> None:
-    """A sandbox starts and its shell runs a command, once for each different deployment of the tools.
+    """A sandbox starts and its shell runs a command, once for each different way in which the tools start sandboxes.
 
-    The sandbox gets the first image that a row names; if no row names an image, it gets the deployment's.
+    The sandbox gets the arguments of the first row that names an image. If no row names an image, the sandbox gets the
+    deployment's image and the arguments of the first row that has any.
     """
-    from verl_ext.sandbox.deployments import deployment_maker
-    from verl_ext.sandbox.places import PlaceFailure
+    from verl_ext.sandbox.shell import Sandbox, SandboxFailure, SandboxKilled
 
-    tools = _sandboxed(faults)
-    tried: list[tuple[Any, str | None]] = []
-    for tool in tools:
-        named = (
-            _arguments(extra, tool.name).get("image") for _, _, extra in _rows(faults) if _offers(extra, tool.name)
-        )
-        image = next(filter(None, named), tool.deployment.image)
-        if (tool.deployment, image) in tried or (tool.deployment.has_images and not image):
+    tried: list[tuple[Any, ...]] = []
+    for tool, deployment in _sandboxed(faults):
+        rows = (_arguments(extra, tool.name) for _, _, extra in _rows(faults) if _offers(extra, tool.name))
+        arguments = max(rows, key=lambda row: (bool(row.get("image")), any(row.values())), default={})
+        image = arguments.get("image") or deployment.image
+        if deployment.has_images and not image:
             continue
-        tried.append((tool.deployment, image))
+        of = f" of {image}" if deployment.has_images else ""
+        where = f"no sandbox{of} can be started with deployment.type {deployment.type}"
         try:
-            asyncio.run(_try(deployment_maker(tool.deployment, image, tool.lifetime)()))
-        except (PlaceFailure, ImportError, ValueError) as error:
-            of = f" of {image}" if tool.deployment.has_images else ""
-            where = f"no sandbox{of} can be started with deployment.type {tool.deployment.type}"
-            faults.refuse_if(True, TOOLS_FILE, f"{where} ({first_line(error)})")
+            plan = tool.plan(arguments)
+            way = (deployment, image, plan.setup, plan.shell_setup)
+            if way not in tried:
+                tried.append(way)
+                asyncio.run(_try(Sandbox(plan)))
+        except (SandboxFailure, SandboxKilled) as error:
+            fault = first_line(error)
+            no_shell = "ShellEnded" in fault and "the setup of a new shell" not in fault
+            hint = f"; its shell does not work: {NEEDS}" if no_shell else ""
+            faults.refuse_if(True, TOOLS_FILE, f"{where} ({fault}{hint})")
             return
 
 
-async def _try(place: Any) -> None:
-    from verl_ext.sandbox.bash import Bash, ShellEnded
-    from verl_ext.sandbox.places import PlaceFailure
+async def _try(sandbox: Any) -> None:
+    from verl_ext.sandbox.shell import SandboxFailure
 
-    needs = "it needs base64, bash, cat, dd and head, and 251 open files"
     try:
-        await place.start()
-        answer = await (await Bash.open(place, 1000)).run(b"echo works", COMMAND_TIMEOUT)
-        if answer.head != b"works\n":
-            raise PlaceFailure(f"its shell does not work: {needs}")
-    except ShellEnded as error:
-        raise PlaceFailure(f"its shell does not work: {needs}; {error}") from None
+        outcome = await sandbox.run("echo works", COMMAND_TIMEOUT)
+        if outcome.output != "works\n":
+            raise SandboxFailure(f"its shell does not work: {NEEDS}")
     finally:
-        await place.stop()
+        sandbox.abort()
+        sandbox.join(COMMAND_TIMEOUT)
 
 
 def _listed(faults: Faults) -> list[Any]:
@@ -137,7 +157,7 @@ def _listed(faults: Faults) -> list[Any]:
 
 
 def _made(faults: Faults, number: int, tool: Any) -> Any:
-    """The tool, if its class is ours; None for other classes, and if the file is refused for this tool."""
+    """The tool, if its class is ours or made from ours; None for other classes, and if the tool has a fault."""
     from verl.tools.tool_registry import ToolType
     from verl.utils.import_utils import load_class_from_fqn
 
@@ -150,10 +170,10 @@ def _made(faults: Faults, number: int, tool: Any) -> Any:
         return None
     with refusing(faults, TOOLS_FILE, _path(faults), f"{name} cannot be loaded{_near(name)}"):
         made = load_class_from_fqn(name)
-        _check_schema(made, tool.get("tool_schema"))
-        if name.startswith(OUR_TOOLS):
+        schema = _checked_schema(made, tool.get("tool_schema"))
+        if any(each.__module__.startswith(OUR_TOOLS) for each in getattr(made, "__mro__", ())):
             with redirect_stdout(StringIO()):  # verl prints the schema of every tool that is made
-                return made(config=dict(config), tool_schema=None)
+                return made(config=dict(config), tool_schema=schema)
         if config["type"] == "native":
             inspect.signature(made).bind(config={}, tool_schema=None)  # as verl makes a tool
             if not callable(getattr(made, "execute", None)):
@@ -161,8 +181,8 @@ def _made(faults: Faults, number: int, tool: Any) -> Any:
     return None
 
 
-def _check_schema(tool: type, schema: Any) -> None:
-    """verl can read the schema of a tool's entry. Without one, verl's base class takes the schema of the tool's class.
+def _checked_schema(tool: type, schema: Any) -> Any:
+    """The schema of a tool's entry, as verl reads it. Without one, verl's base class takes that of the tool's class.
 
     Raises:
         ValueError: there is no such schema.
@@ -176,9 +196,9 @@ def _check_schema(tool: type, schema: Any) -> None:
         inherited = all(getattr(tool, name, None) is getattr(BaseTool, name) for name in own)
         if inherited and not hasattr(tool, "tool_schema"):
             raise ValueError("it has no tool_schema, and its class no get_openai_tool_schema of its own")
-        return
+        return None
     try:
-        OpenAIFunctionToolSchema.model_validate(schema)
+        return OpenAIFunctionToolSchema.model_validate(schema)
     except ValidationError as error:
         first = error.errors()[0]
         raise ValueError(f"{'.'.join(map(str, ('tool_schema', *first['loc'])))}: {first['msg']}") from None
@@ -190,22 +210,23 @@ def _path(faults: Faults) -> object:
 
 
 def _ours(faults: Faults) -> list[Any]:
-    """The listed tools whose classes are ours."""
+    """The listed tools whose classes are ours, or made from ours."""
     made = (_made(faults, number, tool) for number, tool in enumerate(_listed(faults)))
     return [tool for tool in made if tool is not None]
 
 
-def _sandboxed(faults: Faults) -> list[Sandboxed]:
-    """Our tools with a deployment. If the file of tools was refused, reading its key ends the check."""
-    from verl_ext.driver.tools.shell import LIMITS
+def _sandboxed(faults: Faults) -> list[tuple[Any, Any]]:
+    """Our tools that have a deployment, each with its checked deployment.
+
+    If the file of tools was refused, reading its key ends the check.
+    """
     from verl_ext.sandbox.deployments import deployment_config
 
-    found = []
-    for made in _ours(faults):
-        if isinstance(made.config.get("deployment"), Mapping):
-            config = deployment_config(made.config["deployment"])
-            found.append(Sandboxed(made.name, config, float(made.config.get("lifetime", LIMITS["lifetime"][0]))))
-    return found
+    return [
+        (tool, deployment_config(tool.config["deployment"]))
+        for tool in _ours(faults)
+        if isinstance(tool.config.get("deployment"), Mapping)
+    ]
 
 
 def _rows(faults: Faults) -> Iterator[tuple[str, int, Mapping[str, Any]]]:

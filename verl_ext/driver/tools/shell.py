@@ -85,9 +85,14 @@ class _SandboxTool(BaseTool):
         self._arguments.pop(instance_id, None)
 
     def _sandbox(self, instance_id: str, agent_data: Any) -> Sandbox:
-        return sandbox_of(agent_data, lambda: self._plan(self._arguments[instance_id]))
+        return sandbox_of(agent_data, lambda: self.plan(self._arguments[instance_id]))
 
-    def _plan(self, arguments: Mapping[str, Any]) -> Plan:
+    def plan(self, arguments: Mapping[str, Any]) -> Plan:
+        """How to start the sandbox of a row with these ``create_kwargs``.
+
+        Raises:
+            SandboxFailure: the deployment needs an image, and none is given.
+        """
         try:
             make = deployment_maker(self._deployment, arguments.get("image"), self._limits["lifetime"])
         except ValueError as error:
@@ -196,7 +201,7 @@ class SubmitTool(_SandboxTool):
         if VERDICT in agent_data.extra_fields or agent_data in self._submitted:
             return ToolResponse(text="[already submitted]"), 0.0, {}
         self._submitted.add(agent_data)
-        tests = tests_of(self._arguments[instance_id], self._limits["test_timeout"])
+        tests = tests_of(self._arguments[instance_id], self._limits["test_timeout"], self.name)
         try:
             outcome = await self._sandbox(instance_id, agent_data).execute(tests.command, tests.timeout)
         except SandboxKilled:
@@ -215,19 +220,20 @@ class Tests(NamedTuple):
     expected: str | None
 
 
-def tests_of(arguments: Mapping[str, Any], longest: float) -> Tests:
+def tests_of(arguments: Mapping[str, Any], longest: float, tool: str) -> Tests:
     """The row's tests, refused before they run if nobody could judge them.
 
     Args:
-        arguments: ``extra_info.tools_kwargs.submit.create_kwargs`` of the row.
+        arguments: ``extra_info.tools_kwargs.<tool>.create_kwargs`` of the row.
         longest: most seconds of the tests.
+        tool: name of the tool.
 
     Raises:
         SandboxFailure: an argument is not valid, or its grader needs a package that is not installed.
     """
     command, timeout = arguments.get("test_command"), arguments.get("test_timeout")
     grader, expected = arguments.get("grader") or EXIT_CODE, arguments.get("expected")
-    key = "extra_info.tools_kwargs.submit.create_kwargs"
+    key = f"extra_info.tools_kwargs.{tool}.create_kwargs"
     if command is None:
         raise SandboxFailure(f"{key}.test_command is missing.")
     try:
