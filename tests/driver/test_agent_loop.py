@@ -273,14 +273,14 @@ def test_prefix_tokens_of_a_late_rollout_are_not_counted_as_generated(roll_out, 
     assert row["responses"].tolist()[: len(prefix)] == prefix.tokens.tolist()
 
 
-def test_late_while_the_prefix_is_replayed(roll_out, tokenizer):
+@pytest.mark.parametrize("on_divergence", ["drop", "continue"])
+def test_late_while_the_prefix_is_replayed(roll_out, tokenizer, on_divergence):
     prefix = Trajectory(
         tokenizer.encode(WAIT + END + "x", add_special_tokens=False), [True] * length_of(tokenizer, WAIT) + [False]
     )
-    status, row, engine = roll_out(["never asked"], prefix=prefix)
-    assert status == "finished" and engine.calls == []
-    assert extra(row)["generated_tokens"] == 0 and not extra(row)["diverged"]
-    assert row["tag"]["min_global_steps"] == 5  # the weights of step 6
+    status, row, engine = roll_out(["never asked"], prefix=prefix, on_divergence=on_divergence)
+    assert (status, row, engine.calls) == ("failure", None, [])  # the model was not asked
+    assert engine.tags[f"{UID}_2_0"] == without_row("failed", 0)
 
 
 @pytest.fixture
