@@ -117,6 +117,9 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
         PLAYBACK.set(playback)
         TRANSCRIPT.set(transcript)
         kwargs["session_id"] = session_id + int(session_offset)
+        # Parquet stores null for a row's missing tool if another row has it, and verl's loop fails at the null.
+        of_tools = (kwargs.get("tools_kwargs") or {}).items()
+        kwargs["tools_kwargs"] = {name: each for name, each in of_tools if each is not None}
         try:
             await self._run_in_time(sampling_params, trajectory, transcript, **kwargs)
         except asyncio.CancelledError:
