@@ -98,7 +98,12 @@ class Sandbox:
         self._task: asyncio.Task[Outcome] | None = None  # the running command
         self._thread = Thread(target=self._serve, name="sandbox", daemon=True)
         _RUNNING.add(self)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # there are too many threads
+            _RUNNING.discard(self)
+            self._loop.close()
+            raise
 
     async def run(self, command: str, timeout: float) -> Outcome:
         """Run the command in the shell, and interrupt the command after ``timeout`` seconds. The shell keeps its state.

@@ -84,8 +84,8 @@ class SqliteTool(BaseTool):
             The observation, no reward, no metrics.
 
         Raises:
-            ValueError: the row's script fails: a fault of the data, not of the model.
-            DatabaseFailure: no database could be started: the rollout has failed.
+            DatabaseFailure: no process could be started, or the row's script fails, which is a fault of the data and not
+                of the model: the rollout has failed.
         """
         with self._lock:
             if agent_data not in self._databases:
