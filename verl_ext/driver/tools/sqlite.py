@@ -84,8 +84,8 @@ class SqliteTool(BaseTool):
             The observation, no reward, no metrics.
 
         Raises:
-            DatabaseFailure: no process could be started, or the row's script fails, which is a fault of the data and not
-                of the model: the rollout has failed.
+            DatabaseFailure: no process could be started, or the row's script fails: the rollout has failed, through no
+                fault of the model.
         """
         with self._lock:
             if agent_data not in self._databases:
