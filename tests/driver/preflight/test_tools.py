@@ -285,6 +285,24 @@ def test_processes_of_this_machine_need_no_rows(config, tools):
     validate(changed(config, tools((SHELL, deployment(type="local")))))
 
 
+def test_tools_of_one_sandbox_need_the_same_settings(config, tools, tmp_path):
+    data = rows(tmp_path / "rows.parquet", None)
+    local, other = deployment(type="local"), deployment(type="remote", auth_token="t")
+    validate(changed(config, tools((SHELL, local | {"max_characters": 9}), (SUBMIT, local)), *data))
+    for changes in (other, {"environment": {"A": "1"}}, {"idle_timeout": 9}, {"lifetime": 9}, {"max_bytes": 9}):
+        found = refusals(config, tools((SHELL, local), (SUBMIT, local | changes)), *data)
+        assert found == [f"bash and submit work in one sandbox, so give both the same {next(iter(changes))}"]
+
+
+@pytest.mark.parametrize("name", ["image", "setup", "shell_setup"])
+def test_tools_of_one_sandbox_need_the_same_arguments(config, tools, tmp_path, name):
+    both = tools((SHELL, deployment(type="local")), (SUBMIT, deployment(type="local")))
+    data = rows(tmp_path / "rows.parquet", "own/image:1", **{name: "another"})
+    assert (
+        refusals(config, both, *data)[0] == f"row 0: bash and submit work in one sandbox, so give both the same {name}"
+    )
+
+
 def test_rows_without_tests_must_not_offer_to_submit(config, tools, tmp_path):
     both = tools((SHELL, deployment(type="local")), (SUBMIT, deployment(type="local")))
     sentence = refusals(config, both)[0]

@@ -85,6 +85,12 @@ class _SandboxTool(BaseTool):
         self._names: WeakKeyDictionary[Any, RandomNames] = WeakKeyDictionary()
         super().__init__(config, tool_schema or self._schema())
 
+    @property
+    def sandbox_settings(self) -> dict[str, Any]:
+        """The settings of a trajectory's sandbox. The first call starts it, so the trajectory's tools need the same."""
+        limits = {name: self._limits[name] for name in ("idle_timeout", "lifetime", "max_bytes")}
+        return {"deployment": self._deployment, "environment": self._environment} | limits
+
     def _schema(self) -> OpenAIFunctionToolSchema:
         raise NotImplementedError
 
