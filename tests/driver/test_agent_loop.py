@@ -162,6 +162,7 @@ def roll_out(queue, model, tokenizer):
         compact_filtering=False,
         on_divergence="drop",
         script=SCRIPT,
+        tools_kwargs=False,
         worker_class=WaveWorker,
         engine_class=SlowEngine,
         sampling=None,
@@ -185,6 +186,8 @@ def roll_out(queue, model, tokenizer):
         engine = engine_class(tokenizer, turns)
         engine.clock, engine.slow = clock, slow
 
+        of_script = {"sql": {"create_kwargs": {"script": script}}}
+
         async def main():
             worker = worker_class(config, engine)
             worker.clock, worker.tools = clock, [TestTool(clock)]
@@ -192,7 +195,7 @@ def roll_out(queue, model, tokenizer):
                 "uid": UID,
                 "agent_name": "tool_agent",
                 "raw_prompt": [{"role": "user", "content": "+4"}],
-                "tools_kwargs": {"sql": {"create_kwargs": {"script": script}}},
+                "tools_kwargs": of_script if tools_kwargs is False else tools_kwargs,
                 "global_steps": 6,
                 "index": 0,
                 "session_offset": 2,
@@ -273,14 +276,14 @@ def test_prefix_tokens_of_a_late_rollout_are_not_counted_as_generated(roll_out, 
     assert row["responses"].tolist()[: len(prefix)] == prefix.tokens.tolist()
 
 
-def test_late_while_the_prefix_is_replayed(roll_out, tokenizer):
+@pytest.mark.parametrize("on_divergence", ["drop", "continue"])
+def test_late_while_the_prefix_is_replayed(roll_out, tokenizer, on_divergence):
     prefix = Trajectory(
         tokenizer.encode(WAIT + END + "x", add_special_tokens=False), [True] * length_of(tokenizer, WAIT) + [False]
     )
-    status, row, engine = roll_out(["never asked"], prefix=prefix)
-    assert status == "finished" and engine.calls == []
-    assert extra(row)["generated_tokens"] == 0 and not extra(row)["diverged"]
-    assert row["tag"]["min_global_steps"] == 5  # the weights of step 6
+    status, row, engine = roll_out(["never asked"], prefix=prefix, on_divergence=on_divergence)
+    assert (status, row, engine.calls) == ("failure", None, [])  # the model was not asked
+    assert engine.tags[f"{UID}_2_0"] == without_row("failed", 0)
 
 
 @pytest.fixture
@@ -352,6 +355,14 @@ def test_the_agent_is_not_to_blame_for_an_engine_that_fails_too_late(roll_out, t
     assert (status, row, len(engine.calls)) == ("failure", None, 2)
     # The turn before the fault is paid for.
     assert engine.tags[f"{UID}_2_0"] == without_row("failed", length_of(tokenizer, ADD))
+
+
+@pytest.mark.parametrize("tools_kwargs", [{"sql": None, "other": {"create_kwargs": {"setup": ""}}}, {}, None])
+def test_a_row_without_arguments_for_a_tool_has_a_working_tool(roll_out, tokenizer, tools_kwargs):
+    """Parquet stores null for them if another row has arguments."""
+    turns = [sql_call("SELECT count(*) FROM sqlite_master"), "0"]
+    _, row, _ = roll_out(turns, tools_kwargs=tools_kwargs)
+    assert "<tool_response>0</tool_response>" in tokenizer.decode(row["responses"].tolist())
 
 
 def test_tokens_count_if_a_database_or_sandbox_fails(roll_out, tokenizer):

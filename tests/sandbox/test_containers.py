@@ -15,7 +15,7 @@ from support.shells import alive, run, wait_for
 from verl_ext.sandbox import containers
 from verl_ext.sandbox.containers import END_ALL, KEEPER, MARKED, Container, Limits
 from verl_ext.sandbox.places import EndOfProgram, Ends, Finished, PlaceFailure
-from verl_ext.sandbox.shell import Plan, Sandbox, SandboxFailure
+from verl_ext.sandbox.shell import NEW_SHELL, Plan, Sandbox, SandboxFailure
 
 needs_a_container = pytest.mark.container
 
@@ -80,11 +80,14 @@ def test_the_command_line_that_starts_a_container(docker):
         *("--pull", "never", "--log-driver", "none", "--network", "none"),
         *("--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
         *("--memory", str(2 << 30), "--memory-swap", str(2 << 30), "--cpus", "1.5", "--pids-limit", "9"),
-        *("--ulimit", "fsize=4096:4096", "--ulimit", "nofile=7:7", "--ulimit", "core=0:0", "--cap-add", "CHOWN"),
+        *("--ulimit", "fsize=4096:4096", "--ulimit", "nofile=7:7", "--ulimit", "core=0:0"),
+        *(f"--env={name}=" for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY")),
+        *(f"--env={name}=" for name in ("ftp_proxy", "FTP_PROXY", "no_proxy", "NO_PROXY", "all_proxy", "ALL_PROXY")),
+        *("--cap-add", "CHOWN"),
         *("--user", "64321:64321", "--workdir", "/", "--entrypoint", "bash"),
         *("own/image:1", "-c", KEEPER, "99", place.name),
     ]
-    inside = ["exec", "--user", "0", "--workdir", str(docker.home), place.name, "bash", "-c", MARKED, "bash"]
+    inside = ["exec", "--user", "0", "--workdir", "/", place.name, "bash", "-c", MARKED, str(docker.home)]
     assert first == [*inside, first[-2], "true"] and ran == [*inside, ran[-3], "echo", "a b"]
     assert first[-2] != ran[-3] and len(first[-2]) == len(ran[-3]) == 32  # nonces
     assert ended == ["kill", place.name]
@@ -96,6 +99,7 @@ def test_the_command_line_that_starts_a_container(docker):
 def test_there_is_no_network_unless_asked_for(network, expected):
     arguments = Limits(network=network).run_arguments()
     assert arguments[: arguments.index("--cap-drop")] == expected
+    assert ("--env=HTTPS_PROXY=" in arguments) == (not network)  # the trainer's proxy and its password
 
 
 def test_every_container_has_a_name_of_its_own():
@@ -367,6 +371,52 @@ def test_a_container_that_is_gone_is_no_reason_to_end_the_others(docker, monkeyp
             await place.stop()
 
     run(main())
+
+
+@pytest.mark.parametrize("end", ["exit", "trap '' INT; while :; do :; done"])
+def test_a_folder_of_the_image_that_the_model_removes_costs_no_container(docker, end):
+    """The runtime starts no program in a folder that is gone."""
+
+    async def main():
+        place = made()
+        own = Sandbox(Plan(lambda: place))
+        try:
+            assert (await own.run("pwd", 30)).output == f"{docker.home}\n"
+            await own.run(f"rm -rf {docker.home}", 30)
+            assert NEW_SHELL in (await own.run(end, 1)).failure
+            assert await own.run("pwd", 30) == ("/\n", 0, "", 0)
+            assert await own.execute("pwd; exit 4", 30) == ("/\n", 4, "", 0)
+        finally:
+            own.close()
+            own.join(30)
+
+    run(main())
+
+
+def test_an_unknown_size_and_a_container_that_stays_are_said_once(docker, caplog):
+    place, other = made(), made()
+
+    async def main():
+        await place.start()
+        await other.start()
+        await containers._call(["docker", "kill", other.name], 30, 100)
+        watch = containers._Watch()
+        await watch._look([place, other])
+        assert not caplog.text  # a container that has ended is no fault
+        docker.does("lost")
+        for _ in range(2):
+            await watch._look([place])
+            await place.stop()
+        (docker.state / "lost").unlink()
+        await place.stop()
+        await other.stop()
+
+    run(main())
+    why = "dial unix /var/run/docker.sock: connect: no such file or directory"
+    assert caplog.messages == [
+        f"the container {place.name} has no bound of its disk, because docker gives no size: {why}",
+        f"the container {place.name} could not be ended, and ends by itself after its lifetime: {why}",
+    ]
 
 
 # ---- real containers ----

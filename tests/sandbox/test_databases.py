@@ -259,17 +259,17 @@ def test_a_crash_in_the_script_is_the_data_s_fault():
         new[0].send_signal(signal.SIGSEGV)
         await work
 
-    with pytest.raises(ValueError, match="create_kwargs.script=.CREATE TABLE r.* took too long or crashed"):
+    with pytest.raises(DatabaseFailure, match="create_kwargs.script=.CREATE TABLE r.* took too long or crashed"):
         asyncio.run(run())
 
 
 def test_the_fault_of_a_long_script_is_named():
-    with pytest.raises(ValueError, match="no such table: nowhere"):
+    with pytest.raises(DatabaseFailure, match="no such table: nowhere"):
         execute(make(f"{SCRIPT}{'INSERT INTO r VALUES(1);' * 1000}DELETE FROM nowhere"), "SELECT 1")
 
 
 def test_a_script_calls_no_address():
-    with pytest.raises(ValueError, match="not authorized to use function: fts3_tokenizer"):
+    with pytest.raises(DatabaseFailure, match="not authorized to use function: fts3_tokenizer"):
         execute(make("SELECT fts3_tokenizer('simple', x'4141414141414141')"), "SELECT 1")
 
 

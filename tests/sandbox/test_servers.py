@@ -19,6 +19,7 @@ from swerex.runtime.remote import RemoteRuntime
 from verl_ext.sandbox import servers
 from verl_ext.sandbox.places import EndOfProgram, PlaceFailure
 from verl_ext.sandbox.servers import Client, Server, guarded
+from verl_ext.sandbox.shell import NEW_SHELL, Plan, Sandbox, SandboxFailure
 
 TOKEN = "a token"
 
@@ -359,6 +360,27 @@ def test_the_end_of_a_place_ends_its_programs_and_leaves_a_shared_server(place, 
     on(place, work)
     wait_for(lambda: not alive(int((tmp_path / "shell").read_text())))
     assert run(Client(f"http://127.0.0.1:{port}", TOKEN).is_alive())
+
+
+def test_a_shell_whose_files_are_gone_is_replaced_with_all_that_it_has_started(place, tmp_path):
+    """A clean-up of /tmp by the model is no failure of the server."""
+
+    async def work():
+        sandbox = Sandbox(Plan(lambda: place))
+        try:
+            job = f"env -i sleep 1000 & echo $! > {tmp_path}/job"
+            removed = await sandbox.run(f'{job}; rm -rf "$VERL_EXT_PROGRAM"; echo done', 30)
+            assert removed == ("", None, NEW_SHELL, 0)
+            assert not alive(int((tmp_path / "job").read_text()))
+            assert await sandbox.run("echo again", 30) == ("again\n", 0, "", 0)
+            with pytest.raises(SandboxFailure, match="the program's files are gone"):
+                await sandbox.execute('sleep 1; rm -rf "$VERL_EXT_PROGRAM"', 30)
+            assert await sandbox.execute("exit 3", 30) == ("", 3, "", 0)
+        finally:
+            sandbox.close()
+            sandbox.join(30)
+
+    run(work())
 
 
 def test_a_wrong_token_is_refused(port):

@@ -7,9 +7,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from threading import Event
 
 import pytest
-from support.shells import LOCAL, Agent, alive, run, wait_for
+from support.shells import LOCAL, Agent, alive, judged_by, run, wait_for
 
 from verl_ext.driver.tools.shell import ShellTool, SubmitTool
 from verl_ext.sandbox import shell as sandbox
@@ -85,16 +86,55 @@ print("shell", Path("1").read_text(), Path("2").exists())
     assert not result.stderr
 
 
-def test_a_cancelled_call_leaves_nothing_behind(folder):
+@pytest.mark.parametrize("call", ["bash", "submit"])
+def test_a_cancelled_call_leaves_nothing_behind(folder, call):
+    """Long before the command's own time-out, since nobody waits for the command."""
+    program = "echo $$ > new; mv new program; sleep 600"
+    tools = ShellTool(LOCAL | {"command_timeout": 600}), SubmitTool(LOCAL | {"test_timeout": 600})
+
     async def main():
-        agent = Agent(ShellTool(LOCAL | {"command_timeout": 2}))
-        shell = int(await agent.bash("echo $$"))
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(agent.bash("sleep 60"), 0.2)
-        del agent
-        wait_for(lambda: not alive(shell), collect=True)
+        agent = Agent(*tools, rows=judged_by(program))
+        work = asyncio.ensure_future(agent.bash(program) if call == "bash" else agent.call("submit"))
+        while not Path("program").exists():
+            await asyncio.sleep(0.02)
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+        del agent, work
+        await asyncio.sleep(0)
+        number = int(Path("program").read_text())
+        wait_for(lambda: not alive(number) and not sandbox.running(), collect=True)
 
     run(main())
+
+
+def test_a_place_whose_owner_goes_while_it_starts_comes_up_and_is_stopped(folder):
+    """An interrupted start could leave a machine behind."""
+    done, begun, go_on = [], Event(), Event()
+
+    class Slow(Local):
+        async def start(self):
+            begun.set()
+            while not go_on.is_set():
+                await asyncio.sleep(0.01)
+            done.append("started")
+
+        async def stop(self):
+            done.append("stopped")
+            await super().stop()
+
+    own = Sandbox(Plan(Slow, setup="touch setup"))
+
+    async def main():
+        call = asyncio.ensure_future(own.run("touch command", 60))
+        await asyncio.to_thread(begun.wait)
+        own.abandon()
+        call.cancel()
+
+    run(main())
+    go_on.set()
+    own.join(60)
+    assert done == ["started", "stopped"] and not Path("setup").exists() and not Path("command").exists()
 
 
 # ---- the place ----

@@ -46,13 +46,13 @@ case $1 in
     folder=$4 name=$5
     shift 5
     lives "$name" || {{ echo "Error response from daemon: No such container: $name" >&2; exit 1; }}
+    cd "$folder" || exit 126
     if [[ $last == "$name" ]]; then  # every process of the container
       for pid in $(cat "$state/programs.$name" 2> /dev/null); do kill -s KILL -- "-$pid" 2> /dev/null; done
       [[ -e $state/deaf ]] || echo "${{@: -2:1}}"
       exit 0
     fi
     if [[ -e $state/refuses ]]; then read -r status words < "$state/refuses"; echo "$words" >&2; exit "$status"; fi
-    cd "$folder" || exit 126
     exec setsid --wait bash -c 'echo $$ >> "$0"; exec "$@"' "$state/programs.$name" "$@" ;;
   inspect)
     if [[ " $* " == *" --size "* ]]; then

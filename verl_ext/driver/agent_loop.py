@@ -53,8 +53,8 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
       environment's answer differs from the record, ``rollout_driver.on_divergence`` decides between a failed rollout
       and a prefix that ends with the new answer.
     - An agent that takes longer than ``rollout_driver.agent_timeout`` has failed its task. Its trajectory so far gets
-      reward 0 and stays out of the loss, and its tokens count. If the reward function takes too long, or the engine
-      gave no turn, the agent is not to blame, and the rollout is a failed rollout.
+      reward 0 and stays out of the loss, and its tokens count. If the reward function takes too long, the engine gave
+      no turn, or the prefix has not ended, the agent is not to blame, and the rollout is a failed rollout.
     - A cancelled or failed rollout leaves no row. It leaves a key with a tag, because its generated tokens count. A
       rollout whose response is complete can no longer be cancelled: only its reward is missing.
     - Extra fields store facts that the masks do not show, such as the number of generated tokens.
@@ -117,6 +117,9 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
         PLAYBACK.set(playback)
         TRANSCRIPT.set(transcript)
         kwargs["session_id"] = session_id + int(session_offset)
+        # Parquet stores null for a row's missing tool if another row has it, and verl's loop fails at the null.
+        of_tools = (kwargs.get("tools_kwargs") or {}).items()
+        kwargs["tools_kwargs"] = {name: each for name, each in of_tools if each is not None}
         try:
             await self._run_in_time(sampling_params, trajectory, transcript, **kwargs)
         except asyncio.CancelledError:
@@ -141,8 +144,8 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
             if not transcript.is_late:
                 raise
             playback = PLAYBACK.get()
-            is_lost = playback is not None and playback.diverged and not playback.is_over
-            if transcript.prompt is None or transcript.loop_has_ended or is_lost:
+            in_prefix = playback is not None and not playback.is_over
+            if transcript.prompt is None or transcript.loop_has_ended or in_prefix:
                 raise asyncio.TimeoutError(f"no trajectory after agent_timeout={self._timeout} s") from None
         await self._put_timed_out(transcript, **{k: v for k, v in kwargs.items() if k not in ("agent_name", "trace")})
 

@@ -17,7 +17,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from uuid import uuid4
 
@@ -25,7 +24,9 @@ from verl_ext.sandbox.places import Finished, Pipes, PlaceFailure, Stream, finis
 
 KEEPER_USER = "64321:64321"  # no user of an image; processes without capabilities cannot signal another user's process
 KEEPER = 'sleep "$0" & wait'  # bash as the main process also collects the container's ended processes
-MERGED = 'exec "$@" 2>&1'  # merged inside of the container, so that both streams keep their order
+# Standard output and error are merged inside of the container, so that both streams keep their order. `$0` is the
+# image's folder: the runtime starts no program in a folder that the model has removed, but bash does.
+MERGED = 'cd -- "$0" 2> /dev/null; exec "$@" 2>&1'
 # The nonce says that bash has started in the container: without it, an exit code and words are the runtime's own.
 MARKED = 'printf %s "$1"; shift; ' + MERGED
 # Kills every process of the container but the main process, in one step, and only if the main process is our keeper.
@@ -38,6 +39,9 @@ exit 0"""
 # Of the warnings "Limitation discarded", "PIDs limit discarded", "Quota discarded", "Period discarded", "Memory limited
 # without swap", and "Resource limits are not supported and ignored on cgroups V1 rootless systems".
 LIMIT_NOT_SET = re.compile(rb"discarded|limited without swap|ignored on cgroups", re.IGNORECASE)
+NO_SUCH = re.compile(rb"no such (container|object)", re.IGNORECASE)  # not "no such file": the daemon's socket
+# docker's client sets these variables from its config.json, podman from its own variables: often with a password.
+PROXIES = [f"{name}_proxy" for name in ("http", "https", "ftp", "no", "all")]
 ANSWER = 1 << 14  # bytes kept of the runtime's own output
 ASK_TIMEOUT, KILL_TIMEOUT = 60.0, 30.0  # seconds for the runtime's own commands
 END_TRIES, END_PAUSE = 5, 0.3  # pause in seconds
@@ -84,6 +88,7 @@ class Limits:
     def run_arguments(self) -> list[str]:
         """Arguments of the runtime's ``run`` that set these limits."""
         network = [] if self.network is True else ["--network", self.network or "none"]
+        proxies = [] if self.network else [f"--env={name}=" for each in PROXIES for name in (each, each.upper())]
         return [
             *network,
             *("--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
@@ -91,6 +96,7 @@ class Limits:
             *("--cpus", f"{self.cpus:g}", "--pids-limit", str(self.pids)),
             *("--ulimit", f"fsize={self.largest_file}:{self.largest_file}"),
             *("--ulimit", f"nofile={self.open_files}:{self.open_files}", "--ulimit", "core=0:0"),
+            *proxies,
         ]
 
 
@@ -110,6 +116,7 @@ class Container:
         self._user, self._folder = "0", "/"
         self._ends = float("inf")
         self.over_disk = self.unmeasured = False  # the reason why the watch ends this container
+        self._warned: set[str] = set()
 
     async def start(self) -> None:
         """Fetch the image if needed, start the container, and run a first program.
@@ -177,17 +184,30 @@ class Container:
         seen = await self._runtime("inspect", "--type", "container", "--format", "<{{.State.Running}}>", self.name)
         if seen.exit_code == 0:
             return b"<true>" in seen.output
-        if re.search(rb"no such (container|object)", seen.output.lower()):  # not "no such file": the daemon's socket
+        if NO_SUCH.search(seen.output):
             return False
         raise PlaceFailure(f"{self.limits.runtime} inspect {_ending(seen)}: {_words(seen)}")
 
     async def stop(self) -> None:
         """End the container with everything in it."""
         _WATCH.remove(self)
-        with suppress(PlaceFailure):
-            if (await self._runtime("kill", self.name, timeout=KILL_TIMEOUT)).exit_code != 0:
-                # Not running: never started, or ended by itself. `rm` removes a container that is half made.
-                await self._runtime("rm", "--force", self.name, timeout=KILL_TIMEOUT)
+        try:
+            if (await self._runtime("kill", self.name, timeout=KILL_TIMEOUT)).exit_code == 0:
+                return
+            # Not running: never started, or ended by itself. `rm` removes a container that is half made.
+            removed = await self._runtime("rm", "--force", self.name, timeout=KILL_TIMEOUT)
+            if removed.exit_code == 0 or NO_SUCH.search(removed.output) or b"already in progress" in removed.output:
+                return
+            words = _words(removed)
+        except PlaceFailure as error:
+            words = str(error)
+        self.warn("could not be ended, and ends by itself after its lifetime", words)
+
+    def warn(self, fault: str, words: str) -> None:
+        """Log a fault of the runtime, once for each container."""
+        if fault not in self._warned:
+            self._warned.add(fault)
+            log.warning("the container %s %s: %s", self.name, fault, words)
 
     def gone(self) -> str:
         """The reason why the container is gone, as far as known."""
@@ -227,8 +247,8 @@ class Container:
         return [*known, *limits, *keeper, self._image, "-c", KEEPER, f"{self._lifetime:g}", self.name]
 
     def _exec(self, program: Sequence[str], *options: str, marked: str = "") -> list[str]:
-        place = ["--user", self._user, "--workdir", self._folder, self.name]
-        script = [MARKED, "bash", marked] if marked else [MERGED, "bash"]
+        place = ["--user", self._user, "--workdir", "/", self.name]
+        script = [MARKED, self._folder, marked] if marked else [MERGED, self._folder]
         return [self.limits.runtime, "exec", *options, *place, "bash", "-c", *script, *program]
 
     async def _runtime(self, *arguments: str, timeout: float | None = None) -> Finished:
@@ -305,10 +325,13 @@ class _Watch:
         ask = [runtime, "inspect", "--type", "container", "--size", "--format", "<{{.Name}} {{.SizeRw}}>", *mine]
         seen = await _call(ask, ASK_TIMEOUT, len(mine) * 256 + ANSWER)
         for name, size in re.findall(r"</?(verl-ext-[0-9a-f]+) (\d+)>", seen.output.decode(errors="replace")):
-            container = mine.get(name)
+            container = mine.pop(name, None)
             if container is not None and int(size) > container.limits.disk:
                 container.over_disk = True
                 await _call([runtime, "kill", name], KILL_TIMEOUT, ANSWER)
+        if seen.exit_code is not None and not NO_SUCH.search(seen.output):  # a container may have ended by itself
+            for container in mine.values():
+                container.warn(f"has no bound of its disk, because {runtime} gives no size", _words(seen))
         return seen.exit_code is not None
 
 

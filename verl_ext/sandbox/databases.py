@@ -49,7 +49,8 @@ LONGEST_MESSAGE, LONGEST_DUMP = 8000, 1 << 30  # bytes
 
 
 class DatabaseFailure(BaseException):
-    """No process for a database could be started: the rollout has failed, through no fault of the model.
+    """There is no database: no process could be started, or the row's script fails. The rollout has failed, through no
+    fault of the model.
 
     This is no ``Exception``: verl shows an ``Exception`` to the model as the tool's answer, and trains on the result.
     """
@@ -81,8 +82,7 @@ class Database:
             nothing. If even the copy of the database is dead, the answer is ``GONE`` to this and all later statements.
 
         Raises:
-            ValueError: the script fails.
-            DatabaseFailure: no process could be started.
+            DatabaseFailure: no process could be started, or the script fails.
         """
         most = self._limits["max_characters"]
         async with self._lock:
@@ -145,7 +145,7 @@ class Database:
             raise
         if kind != OK:
             connection.close()
-            raise ValueError(message)
+            raise DatabaseFailure(message)
         return connection
 
 

@@ -61,7 +61,8 @@ VERL_EXT_PROGRAM=$folder setsid bash -c '
   exec < <(exec tail -f -s 0.05 -c +1 "$folder/input") > "$folder/output" 2>&1
   "$@"; echo $? > "$folder/ending"; mv "$folder/ending" "$folder/end"
 ' bash "$folder" "$@" < /dev/null > /dev/null 2>&1 &
-while [[ ! -s $folder/session || ! -e $folder/output ]]; do sleep 0.01; done
+while [[ -d $folder && ( ! -s $folder/session || ! -e $folder/output ) ]]; do sleep 0.01; done
+cat "$folder/session"
 """
 )
 WRITE = BEGIN + '[[ ! -e $folder/end ]] && base64 -d <<< "$1" >> "$folder/input" && echo written'
@@ -77,7 +78,7 @@ tail -c "+$(($1 + 1))" "$folder/output" | head -c "$2" | base64 -w 0
 KILL = (
     BEGIN
     + r"""
-session=$(< "$folder/session")
+session=${1:-$(< "$folder/session")}  # the program may have removed the file
 for round in 1 2 3 4 5; do
   found=()
   for each in /proc/[0-9]*/stat; do
@@ -213,6 +214,8 @@ class Server:
                 return await behind.finished(code, most)
         except TimeoutError as error:
             raise PlaceFailure(f"the server did not hand over an output within {COLLECT_TIMEOUT:g} s") from error
+        except EndOfProgram as error:
+            raise PlaceFailure(str(error)) from error
         finally:
             with suppress(PlaceFailure):
                 await behind.kill()
@@ -255,10 +258,13 @@ class _Behind:
 
     def __init__(self, client: Client, folder: str):
         self._client, self._folder, self._offset, self._killed = client, folder, 0, False
+        self._session = ""
 
     async def begin(self, program: Sequence[str]) -> None:
-        if await self._client.bash(OPEN, self._folder, *program) is None:
+        answer = await self._client.bash(OPEN, self._folder, *program)
+        if not re.fullmatch(r"\d{1,10}\n", answer or ""):
             raise PlaceFailure("the server could not start a program")
+        self._session = answer.strip()
 
     async def write(self, data: bytes) -> None:
         """See :class:`~verl_ext.sandbox.places.Stream`."""
@@ -271,7 +277,10 @@ class _Behind:
         """See :class:`~verl_ext.sandbox.places.Stream`."""
         pause = FIRST_PAUSE
         while not self._killed:
-            ended, _, data = await self._look(self._offset, min(most, PIECE))
+            try:
+                ended, _, data = await self._look(self._offset, min(most, PIECE))
+            except EndOfProgram:
+                break
             self._offset += len(data)
             if data or ended is not None:
                 return data
@@ -285,7 +294,8 @@ class _Behind:
         A process is missed if it has left the program's session and cleared its environment.
         """
         self._killed = True
-        await self._client.bash(KILL, self._folder)
+        session, self._session = self._session, ""  # once: later, the number may be another session's
+        await self._client.bash(KILL, self._folder, session)
 
     async def ending(self, timeout: float) -> int | None:
         """The exit code; None if the program was still running, or had written too much, after ``timeout`` seconds."""
@@ -315,9 +325,16 @@ class _Behind:
         return bytes(data)
 
     async def _look(self, offset: int, most: int) -> tuple[int | None, int, bytes]:
-        """The exit code or None, the length of the output so far, and ``most`` bytes of it from ``offset``."""
+        """The exit code or None, the length of the output so far, and ``most`` bytes of it from ``offset``.
+
+        Raises:
+            EndOfProgram: the program's files are gone, such as after `rm -rf /tmp/*`.
+            PlaceFailure: the server does not answer, or not as it should.
+        """
         answer = await self._client.bash(READ, self._folder, str(offset), str(most))
-        found = SEEN.fullmatch(answer or "")
+        if answer is None:
+            raise EndOfProgram("the program's files are gone")
+        found = SEEN.fullmatch(answer)
         if found is None or len(data := _decoded(found[3])) > most:
             raise PlaceFailure("the server does not say what a program has written")
         return (None if found[1] == "-" else int(found[1])), int(found[2]), data

@@ -94,12 +94,17 @@ class Sandbox:
         self._bash: Bash | None = None
         self._killed = ""
         self._jobs: SimpleQueue[tuple[Future, Callable, tuple] | None] = SimpleQueue()
-        self._ended = False
+        self._ended = self._abandoned = self._starting = False
         self._loop = asyncio.new_event_loop()  # of the thread
         self._task: asyncio.Task[Outcome] | None = None  # the running command
         self._thread = Thread(target=self._serve, name="sandbox", daemon=True)
         _RUNNING.add(self)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # there are too many threads
+            _RUNNING.discard(self)
+            self._loop.close()
+            raise
 
     async def run(self, command: str, timeout: float) -> Outcome:
         """Run the command in the shell, and interrupt the command after ``timeout`` seconds. The shell keeps its state.
@@ -124,21 +129,37 @@ class Sandbox:
         return await self._call(self._execute, command, timeout)
 
     def close(self) -> None:
-        """Stop the sandbox once the running command has ended; returns at once. A finalizer may call this method."""
+        """Stop the sandbox once the running command has ended; returns at once."""
         self._jobs.put(None)
 
     def abort(self) -> None:
         """Refuse the waiting commands, interrupt the running command, and stop the sandbox; returns at once."""
         self._refuse_the_rest()
-        self.close()
-        with suppress(RuntimeError):  # the loop is closed: the sandbox has stopped
-            self._loop.call_soon_threadsafe(lambda: self._task and self._task.cancel())
+        self._end(self._interrupt)
+
+    def abandon(self) -> None:
+        """As ``abort``, but a place that is starting first comes up. A finalizer may call this method, in any thread.
+
+        An interrupted start could leave a machine behind, or never fetch an image that takes longer than an agent may.
+        """
+        self._abandoned = True
+        self._end(lambda: self._starting or self._interrupt())
 
     def join(self, timeout: float) -> None:
         """Wait until the sandbox has stopped, for ``timeout`` seconds at most."""
         self._thread.join(timeout)
 
     # ---- the thread ----
+
+    def _end(self, interrupt: Callable[[], object]) -> None:
+        # No part of this waits for a lock: a finalizer may have interrupted the lock's holder.
+        self.close()
+        with suppress(RuntimeError):  # the loop is closed: the sandbox has stopped
+            self._loop.call_soon_threadsafe(interrupt)
+
+    def _interrupt(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
 
     async def _call(self, operation: Callable, *arguments: Any) -> Outcome:
         future: Future[Outcome] = Future()
@@ -152,7 +173,7 @@ class Sandbox:
 
     def _serve(self) -> None:
         try:
-            while self._do_next_job():
+            while not self._abandoned and self._do_next_job():
                 pass
         finally:
             self._ended = True
@@ -266,8 +287,7 @@ class Sandbox:
         for attempt, pause in enumerate(START_PAUSES, 1):
             await asyncio.sleep(pause)
             try:
-                self._place = self._plan.make()
-                await self._place.start()
+                await self._start_place()
                 if self._plan.setup:
                     outcome = await self._run_once(self._plan.setup, SETUP_TIMEOUT)
                     if outcome.exit_code != 0:
@@ -280,6 +300,16 @@ class Sandbox:
                 log.warning("sandbox, attempt %d of %d: %s", attempt, len(START_PAUSES), repr(error))
                 cause = error
         raise SandboxFailure(f"no sandbox could be started in {len(START_PAUSES)} attempts: {cause!r}") from cause
+
+    async def _start_place(self) -> None:
+        self._place = self._plan.make()
+        self._starting = True
+        try:
+            await self._place.start()
+        finally:
+            self._starting = False
+            if self._abandoned:
+                raise SandboxFailure("the sandbox was stopped: its owner is gone")
 
     async def _open_shell(self) -> None:
         self._bash = await Bash.open(self._place, self._plan.max_bytes)
@@ -317,7 +347,7 @@ def sandbox_of(owner: Any, plan: Callable[[], Plan]) -> Sandbox:
     """
     if owner not in _SANDBOXES:
         sandbox = _SANDBOXES[owner] = Sandbox(plan())
-        weakref.finalize(owner, sandbox.close).atexit = False  # see _close_all
+        weakref.finalize(owner, sandbox.abandon).atexit = False  # see _close_all
     return _SANDBOXES[owner]
 
 

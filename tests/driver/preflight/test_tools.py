@@ -294,6 +294,24 @@ def test_processes_of_this_machine_need_no_rows(config, tools):
     validate(changed(config, tools((SHELL, deployment(type="local")))))
 
 
+def test_tools_of_one_sandbox_need_the_same_settings(config, tools, tmp_path):
+    data = rows(tmp_path / "rows.parquet", None)
+    local, other = deployment(type="local"), deployment(type="remote", auth_token="t")
+    validate(changed(config, tools((SHELL, local | {"max_characters": 9}), (SUBMIT, local)), *data))
+    for changes in (other, {"environment": {"A": "1"}}, {"idle_timeout": 9}, {"lifetime": 9}, {"max_bytes": 9}):
+        found = refusals(config, tools((SHELL, local), (SUBMIT, local | changes)), *data)
+        assert found == [f"bash and submit work in one sandbox, so give both the same {next(iter(changes))}"]
+
+
+@pytest.mark.parametrize("name", ["image", "setup", "shell_setup"])
+def test_tools_of_one_sandbox_need_the_same_arguments(config, tools, tmp_path, name):
+    both = tools((SHELL, deployment(type="local")), (SUBMIT, deployment(type="local")))
+    data = rows(tmp_path / "rows.parquet", "own/image:1", **{name: "another"})
+    assert (
+        refusals(config, both, *data)[0] == f"row 0: bash and submit work in one sandbox, so give both the same {name}"
+    )
+
+
 def test_rows_without_tests_must_not_offer_to_submit(config, tools, tmp_path):
     both = tools((SHELL, deployment(type="local")), (SUBMIT, deployment(type="local")))
     sentence = refusals(config, both)[0]
@@ -345,7 +363,7 @@ def test_a_subclass_of_a_tool_is_checked_like_the_tool(config, tools, tmp_path, 
 def test_the_first_sandbox_runs_the_setup_of_the_first_row(config, tools, tmp_path, where):
     fails = {where: "echo reason; exit 7"}
     both = tools((SHELL, deployment(type="local")), (SUBMIT, deployment(type="local")))
-    data = alike(tmp_path / "rows.parquet", bash={"shell_setup": ":"}, submit=fails | {"test_command": "true"})
+    data = alike(tmp_path / "rows.parquet", bash=fails, submit=fails | {"test_command": "true"})
     (sentence,) = refusals(config, both, *data)
     assert sentence.startswith("no sandbox can be started with deployment.type local (no sandbox could be started in 3")
     assert "ended with" in sentence and "7: reason" in sentence
@@ -379,7 +397,7 @@ def test_verl_cuts_no_observation_that_a_tool_has_cut(config, tools, tool, setti
 def test_a_sandbox_lasts_as_long_as_its_agent_may(config, tools, docker):
     of_docker, agent = deployment(type="docker", image="own/image:1"), "rollout_driver.agent_timeout"
     for name in ("idle_timeout", "lifetime"):
-        file = tools((SHELL, of_docker), (SHELL, of_docker | {name: 60}))
+        file = tools((SHELL, of_docker | {name: 60}))
         (sentence,) = refusals(config, file, f"{agent}=61")
         assert sentence.startswith(
             f"{name}=60 of the tool bash ends sandboxes of agents that still work, use at least "

@@ -12,10 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.agent_loops import ScriptedEngine, make_loop, make_tokenizer, sql_call
+from support.shells import Agent
 from verl.tools.tool_registry import initialize_tools_from_config
 
 from verl_ext.driver.prefixes import PrefixClient
 from verl_ext.driver.tools.sqlite import SqliteTool
+from verl_ext.sandbox.databases import DatabaseFailure
 
 SCRIPT = "CREATE TABLE r(a INTEGER); INSERT INTO r VALUES(5);"
 NUMBERS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x+1 FROM n)"
@@ -233,8 +235,10 @@ def test_the_same_statements_make_the_same_database(queries):
 
 
 def test_a_script_that_fails_is_the_data_s_fault(tool):
-    with pytest.raises(ValueError, match="create_kwargs.script='CREATE TABEL r' is not valid SQL"):
-        session(tool, "SELECT 1", script="CREATE TABEL r")
+    """verl shows an ``Exception`` to the model, and trains on the answer; other failures end the rollout."""
+    agent = Agent(tool, rows={"sql": {"create_kwargs": {"script": "CREATE TABEL r"}}})
+    with pytest.raises(DatabaseFailure, match="create_kwargs.script='CREATE TABEL r' is not valid SQL"):
+        asyncio.run(agent.call("sql", query="SELECT 1"))
 
 
 @pytest.mark.parametrize(

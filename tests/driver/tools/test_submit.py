@@ -7,6 +7,7 @@ import os
 import resource
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from support.shells import LOCAL, READ, Agent, judged_by, run
@@ -16,6 +17,7 @@ from verl_ext.data.swe_bench import extra
 from verl_ext.data.swe_reward import SANDBOX_ENDED, VERDICT, compute_score
 from verl_ext.driver.tools import shell
 from verl_ext.driver.tools.shell import ShellTool, SubmitTool
+from verl_ext.sandbox import shell as sandbox
 from verl_ext.sandbox.places import Finished, Local, PlaceFailure
 from verl_ext.sandbox.shell import LONGEST_ARGUMENT, SandboxFailure
 
@@ -221,3 +223,38 @@ def test_the_first_of_two_submissions_in_one_turn_counts(folder):
         return agent.data.extra_fields
 
     assert run(main())[VERDICT] is False
+
+
+# ---- faults of this machine ----
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "fault"),
+    [
+        (asyncio, "new_event_loop", OSError(24, "Too many open files")),
+        (sandbox.Thread, "start", RuntimeError("can't start new thread")),
+    ],
+)
+def test_a_machine_without_free_descriptors_or_threads_fails_the_rollout(folder, monkeypatch, owner, name, fault):
+    """verl would show an Exception to the model."""
+
+    async def main():
+        agent = Agent(ShellTool(LOCAL), SubmitTool(LOCAL), rows=judged_by("true"))
+        for call in (agent.bash("echo hi"), agent.call("submit")):
+            with monkeypatch.context() as patch, pytest.raises(SandboxFailure, match=fault.args[-1]):
+                patch.setattr(owner, name, Mock(side_effect=fault))
+                await call
+
+    run(main())
+
+
+def test_a_judge_that_is_broken_fails_the_rollout(folder, monkeypatch):
+    monkeypatch.setattr(shell, "grade", Mock(side_effect=RuntimeError("the pool has broken")))
+
+    async def main():
+        agent = Agent(SubmitTool(LOCAL), rows=judged_by("true"))
+        with pytest.raises(SandboxFailure, match="the pool has broken"):
+            await agent.call("submit")
+        assert VERDICT not in agent.data.extra_fields
+
+    run(main())

@@ -34,12 +34,18 @@ COMMAND_TIMEOUT = 60.0  # seconds of the first command in a sandbox, and of the 
 
 
 def check_tools(faults: Faults) -> None:
-    """The file lists tools whose classes are importable; our own tools accept their settings.
+    """The file lists tools whose classes are importable; our own tools accept their settings, and share one sandbox.
 
     Tools of other packages are not made: verl's own tools start a Ray cluster.
     """
-    for number, tool in enumerate(_listed(faults)):
-        _made(faults, number, tool)
+    made = [_made(faults, number, tool) for number, tool in enumerate(_listed(faults))]
+    first, *others = [tool for tool in made if hasattr(tool, "sandbox_settings")] or [None]
+    for tool in others:
+        settings = first.sandbox_settings
+        different = ", ".join(name for name, value in tool.sandbox_settings.items() if value != settings[name])
+        valid = f"{first.name} and {tool.name} work in one sandbox, so give both the same {different}"
+        if different:
+            faults.add(f"{TOOLS_FILE}={_path(faults)} is not valid: {valid}", TOOLS_FILE)
 
 
 def check_tool_limits(faults: Faults) -> None:
@@ -73,6 +79,7 @@ def check_tool_limits(faults: Faults) -> None:
 
 def check_tool_rows(faults: Faults) -> None:
     """Every row names the container images that its tools lack, and tests for ``submit`` that can be run and judged.
+    Tools that share a sandbox have the same arguments for it.
 
     A tool lacks an image if its deployment needs one and names none. The tests must end before the run counts as
     stalled.
@@ -81,10 +88,15 @@ def check_tool_rows(faults: Faults) -> None:
     from verl_ext.sandbox.deployments import IMAGE
     from verl_ext.sandbox.shell import SandboxFailure
 
-    needing = [tool.name for tool, each in _sandboxed(faults) if each.has_images and not each.image]
-    found = [tool for tool in _ours(faults) if isinstance(tool, SubmitTool)]
+    sandboxed, found = _sandboxed(faults), [tool for tool in _ours(faults) if isinstance(tool, SubmitTool)]
+    needing = [tool.name for tool, each in sandboxed if each.has_images and not each.image]
     submits = {tool.name: tool.config.get("test_timeout", LIMITS["test_timeout"][0]) for tool in found}
     for key, number, extra in _rows(faults) if needing or submits else ():
+        sharing = [tool.name for tool, _ in sandboxed if _offers(extra, tool.name)]
+        for argument in ("image", "setup", "shell_setup") if not faults.has_refused(key) else ():
+            values = [_arguments(extra, each).get(argument) or None for each in sharing]
+            other = f"{' and '.join(sharing)} work in one sandbox, so give both the same {argument}"
+            faults.refuse_if(values != values[:1] * len(values), key, f"row {number}: {other}")
         for name, longest in submits.items():
             if not _offers(extra, name) or faults.has_refused(key):
                 continue

@@ -19,7 +19,8 @@ from __future__ import annotations
 import asyncio
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import wraps
 from typing import Any, NamedTuple
 from uuid import uuid4
 from weakref import WeakKeyDictionary, WeakSet
@@ -48,6 +49,19 @@ WINDOW = 1 << 19  # characters at each end of an output in which names and ``rep
 OTHER_KEYS = ("type", "deployment", "environment", "replacements")
 
 
+def _without_exceptions(execute: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """``execute`` of a tool, with SandboxFailure in place of every Exception, which verl would show to the model."""
+
+    @wraps(execute)
+    async def guarded(*arguments: Any, **further: Any) -> Any:
+        try:
+            return await execute(*arguments, **further)
+        except Exception as error:  # such as OSError without a free descriptor, or RuntimeError without a free thread
+            raise SandboxFailure(repr(error)) from error
+
+    return guarded
+
+
 class _SandboxTool(BaseTool):
     """The base of both tools: the configuration, and the trajectory's sandbox.
 
@@ -70,6 +84,12 @@ class _SandboxTool(BaseTool):
         self._arguments: dict[str, Mapping[str, Any]] = {}
         self._names: WeakKeyDictionary[Any, RandomNames] = WeakKeyDictionary()
         super().__init__(config, tool_schema or self._schema())
+
+    @property
+    def sandbox_settings(self) -> dict[str, Any]:
+        """The settings of a trajectory's sandbox. The first call starts it, so the trajectory's tools need the same."""
+        limits = {name: self._limits[name] for name in ("idle_timeout", "lifetime", "max_bytes")}
+        return {"deployment": self._deployment, "environment": self._environment} | limits
 
     def _schema(self) -> OpenAIFunctionToolSchema:
         raise NotImplementedError
@@ -144,6 +164,7 @@ class ShellTool(_SandboxTool):
         )
         return _function("bash", description, {"command": {"type": "string", "description": "The command."}})
 
+    @_without_exceptions
     async def execute(
         self, instance_id: str, parameters: dict[str, Any], *, agent_data: Any, **kwargs: Any
     ) -> tuple[ToolResponse, float, dict]:
@@ -153,7 +174,7 @@ class ShellTool(_SandboxTool):
             The observation, no reward, no metrics.
 
         Raises:
-            SandboxFailure: the sandbox cannot be started, or no longer answers.
+            SandboxFailure: the sandbox cannot be started or no longer answers, or this machine has a fault.
         """
         command = parameters.get("command") if isinstance(parameters, dict) else None
         if not isinstance(command, str):
@@ -186,6 +207,7 @@ class SubmitTool(_SandboxTool):
         description = "Hands in the work as it is now, and ends the task. Call it once, when the task is done."
         return _function("submit", description, {})
 
+    @_without_exceptions
     async def execute(
         self, instance_id: str, parameters: dict[str, Any], *, agent_data: Any, **kwargs: Any
     ) -> tuple[ToolResponse, float, dict]:
@@ -195,7 +217,8 @@ class SubmitTool(_SandboxTool):
             The observation ``[submitted]``, no reward, no metrics.
 
         Raises:
-            SandboxFailure: the sandbox cannot be started or no longer answers, or the row's arguments are not valid.
+            SandboxFailure: the sandbox cannot be started or no longer answers, the row's arguments are not valid, or
+                nobody could judge the tests.
         """
         # Perhaps in the same turn: verl can run its calls side by side.
         if VERDICT in agent_data.extra_fields or agent_data in self._submitted:

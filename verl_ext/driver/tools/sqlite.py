@@ -84,8 +84,8 @@ class SqliteTool(BaseTool):
             The observation, no reward, no metrics.
 
         Raises:
-            ValueError: the row's script fails: a fault of the data, not of the model.
-            DatabaseFailure: no database could be started: the rollout has failed.
+            DatabaseFailure: no process could be started, or the row's script fails: the rollout has failed, through no
+                fault of the model.
         """
         with self._lock:
             if agent_data not in self._databases:
