@@ -139,7 +139,8 @@ def test_a_folder_that_cannot_be_emptied_is_a_row(tried, tmp_path, monkeypatch):
 @pytest.mark.parametrize(("address", "inside"), [(None, True), ("10.0.0.1:6379", False)])
 def test_on_a_cluster_a_training_has_the_folder_of_its_user(tmp_path, address, inside):
     """Ray hands the current folder on to the workers of a cluster that the training joins."""
-    line = [sys.executable, "-c", "import os; print(os.getcwd())"]
+    line = [sys.executable, "-c", "import os, sys; print(os.getcwd(), *sys.argv[1:])"]
     with trainings._started(line, replace(PLACE, address=address), tmp_path, tmp_path / "log", 1) as training:
         assert training.wait(60) == 0
-    assert (tmp_path / "log").read_text() == f"{tmp_path if inside else Path.cwd()}\n"
+    printed = f"{tmp_path}\n" if inside else f'{Path.cwd()} hydra.run.dir="{tmp_path}/hydra"\n'
+    assert (tmp_path / "log").read_text() == printed

@@ -83,7 +83,6 @@ def command(trial: Trial, place: Place, data: Path, folder: Path) -> list[str]:
         "trainer.logger=[file]",
         f"trainer.default_local_dir={quoted(folder / CHECKPOINTS)}",
         f"rollout_driver.record={quoted(folder / RECORD)}",
-        f"hydra.run.dir={quoted(folder / 'hydra')}",
     ]
 
 
@@ -161,11 +160,13 @@ def resume_fault(before: Steps, after: Steps) -> str | None:
 def _started(line: Sequence[str], place: Place, folder: Path, log: Path, number: int) -> Iterator[Training]:
     """Start a training with this package's sources; kill it if the block is left before the training has ended.
 
-    Workers of a joined cluster get the training's current folder, but not its PYTHONPATH. It is this process's folder
-    there, as for the checks and for a run that a user starts.
+    Workers of a joined cluster get the training's current folder, but not its PYTHONPATH. The training then runs in
+    this process's folder, as a run does that a user starts, and hydra's files still go to ``folder``.
     """
     path = os.pathsep.join(filter(None, (str(SOURCES), os.getcwd(), os.environ.get("PYTHONPATH"))))
-    current = folder if place.address is None else Path.cwd()
+    current = folder
+    if place.address is not None:
+        current, line = Path.cwd(), [*line, f"hydra.run.dir={quoted(folder / 'hydra')}"]
     training = Training(line, current, log, folder / f"metrics_{number}.jsonl", {"PYTHONPATH": path})
     try:
         yield training
