@@ -10,4 +10,7 @@
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 export PYTHONPATH=$here/..${PYTHONPATH:+:$PYTHONPATH}    # this checkout, whichever version is installed
-exec "${PYTHON:-python}" -m verl_ext first_run "$@"
+PYTHON=${PYTHON:-python}
+type -P "$PYTHON" >/dev/null ||
+  { echo "error: PYTHON=$PYTHON is not valid: it cannot be started; activate the environment, or set PYTHON" >&2; exit 2; }
+exec "$PYTHON" -m verl_ext first_run "$@"
