@@ -37,9 +37,14 @@ def over_seeds(runs: list[list[Step]], of_run: Callable[[list[Step]], float], fo
     return f"{np.mean(values):{form}} ({min(values):{form}} to {max(values):{form}})" if values else "no run"
 
 
-def mean_of(name: str, first: int = 1) -> Callable[[list[Step]], float]:
-    """Mean of a metric from step ``first`` on; a step without the metric counts as 0."""
-    return lambda run: float(np.mean([step.get(name, 0.0) for step in run[first - 1 :]]))
+def mean_of(name: str, first: int = 1, missing: float | None = None) -> Callable[[list[Step]], float]:
+    """Mean of a metric from step ``first`` on; a step without the metric counts as ``missing``, or not at all."""
+
+    def of_run(run: list[Step]) -> float:
+        values = [step.get(name, missing) for step in run[first - 1 :]]
+        return float(np.mean([value for value in values if value is not None] or np.nan))
+
+    return of_run
 
 
 def hora(folder: Path) -> Table:
@@ -48,7 +53,8 @@ def hora(folder: Path) -> Table:
     rows = []
     counts = sorted({name for run in runs for step in run for name in step if name.startswith("hora/share_of_prompts")})
     for name in counts:
-        prompts, rollouts = mean_of(name), mean_of(name.replace("prompts", "rollouts"))
+        names = name, name.replace("prompts", "rollouts")
+        prompts, rollouts = (mean_of(each, missing=0.0) for each in names)  # no prompt of the step had c successes
         rows.append((name.rpartition("c")[2], over_seeds(runs, prompts), over_seeds(runs, rollouts)))
     header = ("c", "share of prompts", "share of second-wave rollouts")
     return Table(f"hora, {len(runs)} seeds", header, rows)
@@ -105,10 +111,13 @@ def second_half(run: list[Step], k: int, counted: bool) -> float:
     return total if counted else sum(child / 8 * count for child, count in groups.items()) / total
 
 
+DECIDING = "hora", "vip", "knapsack"
+
+
 def overhead(folder: Path) -> Table:
     """Seconds spent deciding, and their share of a step."""
     rows = []
-    for recipe in ("hora", "vip", "knapsack"):
+    for recipe in DECIDING:
         steps = [step for run in read_runs(folder, recipe) for step in run]
         if steps:
             seconds = np.array([step["allocation/seconds"] for step in steps])
@@ -128,11 +137,12 @@ def main(
         "vip": partial(vip, warm_up=epoch),
         "knapsack": partial(knapsack, uniform_steps=epoch),
         "prefix_ada": prefix_sampling,
-        "grpo": overhead,
     }
     for run, table in tables.items():
         if any(folder.glob(f"{run}_*.jsonl")):
             console.print(table(folder))
+    if any(any(folder.glob(f"{run}_*.jsonl")) for run in DECIDING):
+        console.print(overhead(folder))
 
 
 if __name__ == "__main__":

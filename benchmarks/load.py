@@ -103,7 +103,7 @@ def main(
         "s/step",
         "bytes/rollout",
         "state, MB",
-        "saving, s",
+        "JSON, s",
     )
     rows = []
     with tempfile.TemporaryDirectory() as folder:

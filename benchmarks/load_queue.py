@@ -4,7 +4,7 @@ reward worker, with an engine that answers at once.
     python benchmarks/load_queue.py --model <folder> --prompts 1024 --prompts 4096
 
 Costs are per rollout, so a quadratic cost shows as a growing column. The driver is our process: policy, controller and
-checks for finished rollouts. The agent loops and the reward worker are verl's, the queue is TransferQueue's.
+checks for finished rollouts. The agent loops are ours, the reward worker is verl's, the queue is TransferQueue's.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Mutation testing of the core: change one place of a module, run the module's fast tests, and see whether they fail.
 
-    python benchmarks/mutation.py run                                20 mutants of every module of GUARDS
+    python benchmarks/mutation.py run                                10 mutants of every module of GUARDS
     python benchmarks/mutation.py run verl_ext/ledger.py --sample 0  every mutant of one module
-    python benchmarks/mutation.py table docs/mutation.md             write the outcomes so far as a page
+    python benchmarks/mutation.py table docs/mutation.md --machine "two cores of an Intel Xeon"   the outcomes as a page
 
 The sample is drawn with a seed. Each module has a file of verdicts in ``--out``, so a second run goes on where the
 first one ended; a mutant that survived runs again, since a new test may notice it. ``equivalent_mutants.yaml`` lists
@@ -283,7 +283,7 @@ Sample = Annotated[int, typer.Option(min=0, help="Mutants of each module; 0: all
 @app.command()
 def run(
     modules: Annotated[list[str] | None, typer.Argument(help="Modules; by default all of GUARDS.")] = None,
-    sample: Sample = 20,
+    sample: Sample = 10,
     seed: int = 0,
     out: Out = OUT,
 ) -> None:
@@ -317,14 +317,19 @@ def run(
 @app.command()
 def table(
     path: Path,
-    sample: Sample = 20,
+    machine: Annotated[str, typer.Option(help="Machine of the run, for the page.")],
+    sample: Sample = 10,
     seed: int = 0,
     out: Out = OUT,
-    machine: Annotated[str, typer.Option(help="Machine of the run, for the page.")] = "not named",
 ) -> None:
-    """Write the verdicts so far as a page. Modules without verdicts keep their rows of the page."""
+    """Write the verdicts so far as a page. Modules without verdicts keep their rows of the page.
+
+    ``sample`` and ``seed`` must be those of the run. Without any verdict the page stays as it is.
+    """
     entries, earlier = listed_equivalents(), earlier_outcomes(path)
     found = [Verdicts(module, out).outcome(draw(module, sample, seed), keys(entries)) for module in GUARDS]
+    if not any(any(outcome[1:]) for outcome in found):
+        raise typer.BadParameter(f"{out} holds no verdicts on the modules as they are: run the mutants first")
     outcomes = [outcome if any(outcome[1:]) else earlier.get(outcome.module, outcome) for outcome in found]
     command = f"`python benchmarks/mutation.py run --sample {sample} --seed {seed}`"
     how = f"Command: {command}. Machine: {machine}."

@@ -25,7 +25,6 @@ from verl_ext.driver.agent_loop import WaveManager
 from verl_ext.driver.modes import TRAINER_MODES, PolicyTrainerSync
 from verl_ext.launch import register_resolvers
 
-REWARD = Path(__file__).resolve().with_name("queue_reward.py")
 DRIVER = "driver"
 PARTS = {
     "agent loops": "ray::WaveWorker",
@@ -116,7 +115,7 @@ def make_config(
         f"actor_rollout_ref.actor.ppo_mini_batch_size={prompts}",
         f"actor_rollout_ref.rollout.max_model_len={tokens + 32}",
         f"actor_rollout_ref.rollout.n={rollouts}",
-        f"reward.custom_reward_function.path={REWARD}",
+        "reward.custom_reward_function.path=pkg://verl_ext.first_run.coin",
         f"trainer.total_training_steps={steps + 1}",
         f"trainer.default_local_dir={folder}/checkpoints",
         f"trainer.rollout_data_dir={folder}/rollouts",
@@ -156,7 +155,7 @@ def loaded_trainer(
     kind: type[Trainer] = LoadedTrainer,
 ) -> Iterator[Trainer]:
     """A trainer of this ``kind`` with its own Ray, TransferQueue, agent loops and reward worker."""
-    benchmarks = REWARD.parent
+    benchmarks = Path(__file__).resolve().parent
     os.environ["PYTHONPATH"] = os.pathsep.join([str(benchmarks.parent), str(benchmarks)])  # workers run elsewhere
     with tempfile.TemporaryDirectory() as folder:
         config = make_config(recipe, model, prompts, rollouts, tokens, steps, Path(folder), *further)

@@ -31,6 +31,7 @@ from verl_ext.lab.table import Table, open_console
 from verl_ext.policy import MODES
 
 BATCH = 16
+CONCENTRATIONS = 0.7, 0.6, 0.52, 0.5, 0.485, 0.45, 0.44, 0.43, 0.42  # of docs/simulation_results.md
 DEEPMATH = World("deepmath_1_5b", 85_000 // 8 // 8, steps=125)  # the paper: 1,000 steps of 128 prompts
 Seeds = Annotated[int, typer.Option(min=2, help="Runs of each method, with different seeds.")]
 console = open_console()
@@ -117,10 +118,12 @@ def second_rounds(member: LabRun) -> float:
 
 
 @app.command()
-def concentration(values: list[float], seeds: Seeds = 3, mean: float = 0.45) -> None:
+def concentration(
+    values: Annotated[list[float] | None, typer.Argument()] = None, seeds: Seeds = 3, mean: float = 0.45
+) -> None:
     """Steps with a second round, without eviction, for populations Beta(c mean, c (1 - mean)) with each value c."""
     rows = []
-    for value in values:
+    for value in values or CONCENTRATIONS:
         population = f"1:{value * mean:.4g}:{value * (1 - mean):.4g}"
         (members,) = run(
             [pilot_commit(32, 96, p_solve="null")], replace(DEEPMATH, population=population), seeds

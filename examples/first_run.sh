@@ -5,8 +5,12 @@
 #   HARDWARE=cpu bash examples/first_run.sh --recipes grpo            one recipe, without GPUs
 #   sbatch --nodes=2 examples/slurm/train.sbatch examples/first_run.sh    two nodes
 # NNODES, GPUS_PER_NODE and MODEL_PATH as for the launch scripts (examples/train.sh); OUT is the folder of the results
-# (outputs/first_run), which all nodes must see; RAY_ADDRESS the Ray cluster to join; --help lists the options.
+# (outputs/first_run), which all nodes must see; RAY_ADDRESS the Ray cluster to join, from the root of the checkout; --help lists
+# the options.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 export PYTHONPATH=$here/..${PYTHONPATH:+:$PYTHONPATH}    # this checkout, whichever version is installed
-exec "${PYTHON:-python}" -m verl_ext first_run "$@"
+PYTHON=${PYTHON:-python}
+type -P "$PYTHON" >/dev/null ||
+  { echo "error: PYTHON=$PYTHON is not valid: it cannot be started; activate the environment, or set PYTHON" >&2; exit 2; }
+exec "$PYTHON" -m verl_ext first_run "$@"

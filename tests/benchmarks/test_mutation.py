@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 
 import mutation
+import pytest
+import typer
 from mutants import mutants
 
 SOURCE = """
@@ -98,6 +100,10 @@ def test_a_page_keeps_the_rows_of_modules_without_verdicts(tmp_path):
     for mutant in drawn:
         verdicts.add(mutant, False)
     mutation.table(page, sample=2, seed=0, out=tmp_path, machine="one core")
+    written = page.read_text()
+    with pytest.raises(typer.BadParameter, match="holds no verdicts"):
+        mutation.table(page, machine="another", out=tmp_path / "empty")
+    assert page.read_text() == written
     table = [line for line in page.read_text().splitlines() if line.startswith("| `verl_ext/") and line.count("|") == 6]
     assert table == [rows[1], "| `verl_ext/ledger.py` | 2 | 2 | 0 | 0 |"]
     assert "| all | 12 | 9 | 3 | 0 |" in page.read_text()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 from collections.abc import Iterator
 from functools import cache
+from importlib import import_module
 from itertools import chain
 from pathlib import Path
 
@@ -61,21 +63,32 @@ def test_files_and_tests_exist(page):
 
 
 def parse(name: str, arguments: list[str]) -> None:
-    """Raise if ``verl-ext <name>`` does not exist, lacks an option, or takes fewer arguments. Nothing runs."""
-    command = cli.COMMANDS[name]
-    if name == "data" and arguments and arguments[0] in cli.GENERATED:
-        command, arguments = cli.GENERATED[arguments[0]], arguments[1:]
-    app = target = cli._loaded(command)
+    """Raise if a command does not exist, lacks an option, or takes fewer arguments. Nothing runs.
+
+    ``name`` is that of ``verl-ext <name>``, or ``benchmarks/<file>``, which must be given all that it needs.
+    """
+    wrong = "unexpected extra argument"
+    if name.startswith("benchmarks/"):
+        module, wrong = import_module(Path(name).stem), f"{wrong}|Missing (option|argument)"
+        target = next((getattr(module, kind) for kind in ("app", "main") if hasattr(module, kind)), lambda: None)
+    elif name == "data" and arguments and arguments[0] in cli.GENERATED:
+        target, arguments = cli._loaded(cli.GENERATED[arguments[0]]), arguments[1:]
+    else:
+        target = cli._loaded(cli.COMMANDS[name])
+    app = target
     if not isinstance(app, typer.Typer):
         app = typer.Typer(add_completion=False)
         app.command()(target)
     parser = typer.main.get_command(app)
     if hasattr(parser, "commands"):
-        parser, arguments = parser.commands[arguments[0]] if arguments else parser, arguments[1:]
+        if not arguments or arguments[0] == "COMMAND":
+            return
+        parser, arguments = parser.commands[arguments[0]], arguments[1:]
     try:
         parser.make_context(name, arguments)
     except Exception as error:  # values may be missing, for instance of a file that the page calls FILE
-        if type(error).__name__ == "NoSuchOption" or "unexpected extra argument" in str(error):
+        said = error.format_message() if hasattr(error, "format_message") else str(error)
+        if type(error).__name__ == "NoSuchOption" or re.search(wrong, said):
             raise
 
 
@@ -84,8 +97,18 @@ def test_commands_have_their_options_and_scripts(page):
     for program, *words in commands(page):
         if program == "verl-ext" and words[0] in cli.COMMANDS and words[0] != "train":
             parse(words[0], words[1:])
-        elif words and re.fullmatch(r"(benchmarks|docs|examples|tests)/[\w/]+\.(py|sh)", words[0]):
+        elif words and words[0].startswith("benchmarks/"):
+            parse(words[0], words[1:])
+        elif words and re.fullmatch(r"(docs|examples|tests)/[\w/]+\.(py|sh)", words[0]):
             assert (ROOT / words[0]).is_file(), f"{words[0]} does not exist"
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.stem)
+def test_commands_of_the_benchmarks_have_their_options(script):
+    docstring = ast.get_docstring(ast.parse(script.read_text()), clean=False)
+    for line in re.findall(r"^    (python benchmarks/.+)$", docstring, re.M):
+        _, name, *words = shlex.split(line.partition("   ")[0])
+        parse(name, words)
 
 
 def test_readmes_first_table_has_the_ratios_of_the_comparisons_page():

@@ -370,6 +370,13 @@ def test_a_script_that_cannot_start_says_why(arguments, python, sentence, tmp_pa
     assert (result.returncode, result.stdout, result.stderr) == (2, "", f"error: {sentence}\n")
 
 
+def test_the_first_run_without_an_environment_says_what_to_do():
+    script = ["bash", str(EXAMPLES / "first_run.sh"), "--help"]
+    result = subprocess.run(script, env=os.environ | {"PYTHON": "nopython"}, capture_output=True, text=True)
+    sentence = "PYTHON=nopython is not valid: it cannot be started; activate the environment, or set PYTHON"
+    assert (result.returncode, result.stderr) == (2, f"error: {sentence}\n")
+
+
 def test_a_recipe_of_the_current_folder_is_started(tmp_path):
     (tmp_path / "recipe/mine").mkdir(parents=True)
     command = ["bash", str(EXAMPLES / "train.sh"), "mine", "own"]

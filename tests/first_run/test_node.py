@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -11,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from verl_ext.first_run import node
@@ -97,7 +99,46 @@ def test_devices_talk_on_the_gpus_that_are_visible(question, visible, seen, tmp_
 
 def test_ranks_that_do_not_answer_in_time(question, monkeypatch):
     monkeypatch.setattr(node, "SECONDS", 0.01)
-    assert refused(node.devices, question).startswith("the ranks had not exchanged a message after 0.01 s")
+    assert refused(node.devices, question) == (
+        "the ranks had not exchanged a message after 0.01 s; "
+        "NCCL_DEBUG=INFO python -m verl_ext.first_run.devices 2 --cpu shows more"
+    )
+
+
+def test_ranks_that_hang_are_killed(question, tmp_path, monkeypatch):
+    pid = tmp_path / "pid"
+    command(tmp_path, "python", f"sleep 600 & echo $! >{pid}; wait", monkeypatch)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(node, "SECONDS", 2)
+    assert refused(node.devices, question).startswith("the ranks had not exchanged a message after 2 s")
+    with contextlib.suppress(psutil.NoSuchProcess):
+        rank = psutil.Process(int(pid.read_text()))
+        assert rank.status() == psutil.STATUS_ZOMBIE or rank.wait(10) is None
+
+
+TORCH = """
+device = str
+class ones:
+    def __init__(self, *_, **__): pass
+    def __matmul__(self, _): return self
+"""
+GROUP = """
+import time
+def init_process_group(*_, rank, **__):
+    if rank == 1:
+        raise RuntimeError("CUDA error: uncorrectable ECC error")
+    time.sleep(600)
+"""
+
+
+def test_the_error_of_a_rank_is_told_while_others_wait_for_it(question, tmp_path, monkeypatch):
+    """With a stand-in for torch, whose first rank waits."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(TORCH)
+    (tmp_path / "torch" / "distributed.py").write_text(GROUP)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(node, "SECONDS", 60)
+    assert refused(node.devices, question) == "CUDA error: uncorrectable ECC error"
 
 
 def test_a_gpu_with_less_memory_than_its_profile():

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 import socket
+import sys
+from pathlib import Path
 
 import pytest
 
 from verl_ext.first_run import nodes
-from verl_ext.first_run.node import NOTE, ON_CPU, ON_GPUS, Found
+from verl_ext.first_run.node import NOTE, ON_CPU, ON_GPUS, Found, Question
 from verl_ext.first_run.nodes import about_nodes, check_nodes, to_rows
 from verl_ext.first_run.place import Place
 from verl_ext.first_run.table import FAILED, PASSED, Row
@@ -60,3 +63,18 @@ def test_every_start_has_a_note_of_its_own_and_gpus_need_more_than_a_cpu(tmp_pat
         assert asked[-1].note == (tmp_path / NOTE).read_text()
     assert asked[0].note != asked[1].note  # or the note of an earlier start would pass for this one's
     assert all(more >= less for more, less in zip(ON_GPUS, ON_CPU, strict=True))
+
+
+def test_ray_leaves_the_handler_of_sigterm(monkeypatch):
+    """With a stand-in for ray.init, which sets a handler of its own."""
+    import ray
+
+    def init(**_):
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(number))
+        raise RuntimeError("not in a test")
+
+    monkeypatch.setattr(ray, "init", init)
+    before = signal.getsignal(signal.SIGTERM)
+    question = Question(Place("cpu", 1, 1, "model", "auto"), Path(), "", ON_CPU)
+    assert nodes.on_cluster(question)[1][0].result == FAILED
+    assert signal.getsignal(signal.SIGTERM) is before

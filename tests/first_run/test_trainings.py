@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,8 @@ stop = []
 print("ray init kwargs: {}", flush=True)
 signal.signal(signal.SIGUSR1, lambda *_: stop.append(1))
 pathlib.Path("checkpoints").mkdir(exist_ok=True)
-pathlib.Path("record.jsonl").write_text(json.dumps({"event": "step", "step": told["first"]}))
+if told.get("waits", True):  # otherwise it ends by itself, and a signal at its very end would change its status
+    pathlib.Path("record.jsonl").write_text(json.dumps({"event": "step", "step": told["first"]}))
 while part == 1 and told.get("waits", True) and not stop:
     time.sleep(0.01)
 with open(os.environ["VERL_FILE_LOGGER_PATH"], "w") as file:
@@ -125,3 +127,20 @@ def test_a_recipe_without_small_settings_gets_few_rollouts(tmp_path, monkeypatch
 
 def test_a_run_without_steps_has_not_resumed():
     assert resume_fault({}, {1: {}, 2: {}, 3: {}}).startswith("it trained the steps [] and then [1, 2, 3]")
+
+
+def test_a_folder_that_cannot_be_emptied_is_a_row(tried, tmp_path, monkeypatch):
+    (tmp_path / "trial").mkdir()
+    monkeypatch.setattr(trainings.shutil, "rmtree", lambda *_, **__: None)
+    row, folder, _ = tried(FIRST)
+    assert row.result == FAILED and row.why.startswith(f"{folder} cannot be emptied: ")
+
+
+@pytest.mark.parametrize(("address", "inside"), [(None, True), ("10.0.0.1:6379", False)])
+def test_on_a_cluster_a_training_has_the_folder_of_its_user(tmp_path, address, inside):
+    """Ray hands the current folder on to the workers of a cluster that the training joins."""
+    line = [sys.executable, "-c", "import os, sys; print(os.getcwd(), *sys.argv[1:])"]
+    with trainings._started(line, replace(PLACE, address=address), tmp_path, tmp_path / "log", 1) as training:
+        assert training.wait(60) == 0
+    printed = f"{tmp_path}\n" if inside else f'{Path.cwd()} hydra.run.dir="{tmp_path}/hydra"\n'
+    assert (tmp_path / "log").read_text() == printed

@@ -8,6 +8,7 @@ import runpy
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import pytest
 import typer
 from omegaconf import OmegaConf
@@ -245,6 +246,15 @@ def test_a_known_model_is_found_without_its_owner_and_in_any_case_before_the_hub
     monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_: pytest.fail("the hub was asked"))
     with pytest.raises(ValueError, match=rf"^model={model} is not valid: did you mean Qwen/Qwen3-8B\?$"):
         find(model)
+
+
+def test_a_proxy_that_refuses_is_told_in_one_sentence(monkeypatch):
+    def refuse(*_):
+        raise httpx.ProxyError("403 Forbidden")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", refuse)
+    with pytest.raises(ValueError, match=r"^model=some/model is no folder, and its config.json cannot be had from the"):
+        find("some/model")
 
 
 def test_the_parameters_of_other_families_are_those_that_transformers_counts(tmp_path):

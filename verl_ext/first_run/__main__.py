@@ -28,7 +28,8 @@ MADE_UP = "made-up"
 PROMPTS = 64  # of the data, for each prompt of a step
 EVERY = 15.0  # seconds between two lines where standard output is no terminal
 ENDS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGUSR1: EXIT_STOPPED}
-"""Exit status by signal. After EXIT_STOPPED, examples/slurm/train.sbatch puts the job back into the queue."""
+"""Exit status by signal. After EXIT_STOPPED, examples/slurm/train.sbatch puts the job back into the queue. A start that
+has added no training to those that have passed exits with 1 instead."""
 
 
 class _Ended(BaseException):
@@ -66,7 +67,7 @@ def main(
     was tried passed, else with 1.
     """
     extras.require("verl", "psutil", "ray", "transformers", "verl")
-    from verl_ext.first_run.node import Fault
+    from verl_ext.first_run.node import Fault, installed_versions
 
     try:
         place = _place(hardware, nodes, gpus_per_node, model, out)
@@ -75,10 +76,11 @@ def main(
         check_folder(out).mkdir(parents=True, exist_ok=True)
         out = out.resolve()
         setting = {"hardware": place.hardware, "nodes": nodes, "gpus_per_node": place.gpus}
-        results = Results(out, setting | {"model": model, "verl_ext": __version__})
+        results = Results(out, setting | {"model": model, "verl_ext": __version__} | installed_versions())
     except (ValueError, Fault) as error:
         raise typer.BadParameter(str(error)) from error
     console = open_console()
+    passed = results.trainings_passed
     failed = False
     status = 0
     try:
@@ -89,6 +91,9 @@ def main(
     except _Ended as end:
         status = ENDS[end.args[0]]
         console.print("Ended by a signal; the same command goes on with what is lacking.")
+        if status == EXIT_STOPPED and results.trainings_passed == passed:  # the next start would end in the same way
+            status = 1
+            console.print("No training has passed in this start: use a longer --time of sbatch, or fewer --recipes.")
     console.print(to_table(results.rows, "First run"))
     console.print(
         f"{out / 'table.md'} and rows.json hold this table; each training's log is beside them.", soft_wrap=True
@@ -108,7 +113,7 @@ def _try(
 ) -> Iterator[Row]:
     """Yield each row once it is among the results. Trainings that have passed are left out, unless ``again``."""
     from verl_ext.first_run.made_up import write_data, write_model
-    from verl_ext.first_run.nodes import check_nodes
+    from verl_ext.first_run.nodes import RAY, check_nodes
     from verl_ext.first_run.trainings import attempt, trials
 
     if place.model == str(out.resolve() / "model"):
@@ -117,7 +122,8 @@ def _try(
         checked = check_nodes(place, out, show)
     results.set_checks(checked)
     yield from checked
-    if not chosen:
+    # Each training would try for minutes to join a cluster that cannot be joined, or wait for nodes that are missing.
+    if not chosen or any(row.what == RAY and row.result == FAILED for row in checked):
         return
     data = out / "data"
     write_data(data, PROMPTS * place.batch(place.nodes * place.gpus))

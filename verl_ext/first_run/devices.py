@@ -10,6 +10,7 @@ import json
 import multiprocessing
 import sys
 import tempfile
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,8 +24,8 @@ class NoGPU(Exception):
     """torch sees fewer GPUs than asked for, or none at all."""
 
 
-def rank(number: int, ranks: int, store: str, on_gpus: bool) -> tuple[str, int]:
-    """Multiply matrices on a device and sum a message over all ranks; the device's name and bytes.
+def rank(number: int, ranks: int, store: str, on_gpus: bool) -> tuple[int, str, int]:
+    """Multiply matrices on a device and sum a message over all ranks; the rank, and the device's name and bytes.
 
     Raises:
         RuntimeError: torch or NCCL fails, or a result is wrong.
@@ -41,9 +42,9 @@ def rank(number: int, ranks: int, store: str, on_gpus: bool) -> tuple[str, int]:
     if product[0, 0].item() != SIZE or message[-1].item() != ranks * (ranks + 1) / 2:
         raise RuntimeError(f"rank {number} computed {product[0, 0].item():g} and received {message[-1].item():g}")
     if not on_gpus:
-        return "CPU", 0
+        return number, "CPU", 0
     found = torch.cuda.get_device_properties(device)
-    return found.name, found.total_memory
+    return number, found.name, found.total_memory
 
 
 def look(ranks: int, on_gpus: bool) -> dict[str, Any]:
@@ -57,8 +58,9 @@ def look(ranks: int, on_gpus: bool) -> dict[str, Any]:
     if on_gpus and (seen := torch.cuda.device_count()) < ranks:
         raise NoGPU(f"torch sees {seen} GPUs of {ranks}")
     with tempfile.TemporaryDirectory() as folder, multiprocessing.get_context("spawn").Pool(ranks) as pool:
-        arguments = [(number, ranks, f"{folder}/store", on_gpus) for number in range(ranks)]
-        devices = pool.starmap(rank, arguments, chunksize=1)
+        task = partial(rank, ranks=ranks, store=f"{folder}/store", on_gpus=on_gpus)
+        # By completion: the first error leaves the block, which ends the ranks that wait for the failed one.
+        devices = [found[1:] for found in sorted(pool.imap_unordered(task, range(ranks)))]
     nccl = ".".join(map(str, torch.cuda.nccl.version())) if on_gpus else None
     return {"cuda": torch.version.cuda, "nccl": nccl, "devices": devices}
 

@@ -5,10 +5,12 @@ Ray may run :func:`check_node` on another machine, so its argument holds all of 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -145,14 +147,20 @@ def devices(question: Question) -> str:
     # Ray hides all GPUs from a task that asked for none: the variable is empty there.
     environment = {name: value for name, value in os.environ.items() if name != VISIBLE or value}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-    try:
-        answer = subprocess.run(ask, capture_output=True, text=True, timeout=SECONDS, env=environment)
-    except subprocess.TimeoutExpired as error:
-        raise Fault(f"the ranks had not exchanged a message after {SECONDS} s; NCCL_DEBUG=INFO tells more") from error
-    if answer.returncode:
-        lines = answer.stderr.strip().splitlines() or [f"status {answer.returncode}"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(ask, stdout=pipe, stderr=pipe, text=True, env=environment, start_new_session=True) as process:
+        try:
+            answer, errors = process.communicate(timeout=SECONDS)
+        except subprocess.TimeoutExpired as error:
+            shown = f"NCCL_DEBUG=INFO python {' '.join(ask[1:])} shows more"
+            raise Fault(f"the ranks had not exchanged a message after {SECONDS} s; {shown}") from error
+        finally:  # the ranks are in the process's session; a rank that waits in NCCL does not end by itself
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode:
+        lines = errors.strip().splitlines() or [f"status {process.returncode}"]
         raise Fault(lines[-1].removeprefix("error: "))
-    return describe(json.loads(answer.stdout.splitlines()[-1]), place.hardware)
+    return describe(json.loads(answer.splitlines()[-1]), place.hardware)
 
 
 def describe(answer: Mapping[str, Any], hardware: str) -> str:

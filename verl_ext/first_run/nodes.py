@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -38,12 +39,15 @@ def on_cluster(question: Question) -> tuple[dict[str, dict[str, Found]], list[Ro
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     place, start = question.place, time.monotonic()
+    on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
         _knock(str(place.address))
         ray.init(address=place.address, log_to_driver=False, logging_level="ERROR")
     except (OSError, RuntimeError, ValueError) as error:  # ConnectionError is an OSError
         reason = " ".join(str(error).split())[:300]
         return {}, [Row(RAY, FAILED, f"RAY_ADDRESS={place.address} cannot be joined: {reason}")]
+    finally:  # ray.init has set a handler that exits with status 15
+        signal.signal(signal.SIGTERM, on_sigterm)
     try:
         nodes = [node for node in ray.nodes() if node["Alive"]]
         tasks = {}

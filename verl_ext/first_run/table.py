@@ -94,6 +94,11 @@ class Results:
         """Whether a training of this name has passed."""
         return training in self._trainings and self._trainings[training].result == PASSED
 
+    @property
+    def trainings_passed(self) -> int:
+        """Number of trainings that have passed, in this start or an earlier one."""
+        return sum(map(self.passed, self._trainings))
+
     def set_checks(self, rows: Iterable[Row]) -> None:
         """The checks of this start, in place of all earlier checks."""
         self._checks = list(rows)

@@ -95,12 +95,14 @@ def attempt(trial: Trial, place: Place, data: Path, folder: Path, limit: float, 
         show: called with what happens now.
     """
     shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():  # on NFS, as long as a process holds one of the files
+        return Row(trial.name, FAILED, f"{folder} cannot be emptied: end the processes that hold its files (lsof +D)")
     folder.mkdir(parents=True)
     log = folder / "run.log"
     start = time.monotonic()
     try:
         line = command(trial, place, data, folder)
-        before, after = _stopped_and_resumed(line, folder, log, start + limit, show)
+        before, after = _stopped_and_resumed(line, place, folder, log, start + limit, show)
     except NotTried as reason:
         return Row(trial.name, NOT_TRIED, str(reason))
     except ValueError as error:  # the model does not fit
@@ -116,10 +118,10 @@ def attempt(trial: Trial, place: Place, data: Path, folder: Path, limit: float, 
 
 
 def _stopped_and_resumed(
-    line: Sequence[str], folder: Path, log: Path, deadline: float, show: Show
+    line: Sequence[str], place: Place, folder: Path, log: Path, deadline: float, show: Show
 ) -> tuple[Steps, Steps]:
     """Train by the command ``line`` until the stop, resume by the same command, and return the steps of both runs."""
-    with _started(line, folder, log, 1) as first:
+    with _started(line, place, folder, log, 1) as first:
         record = folder / RECORD
         status = _wait(first, deadline, show, "starts", lambda: record.exists() and STEP_BEGINS in record.read_text())
         if status is None:  # a training that is asked before its first step ends without any step
@@ -130,7 +132,7 @@ def _stopped_and_resumed(
     if status != EXIT_STOPPED:
         raise Failed(f"it ended with status {status}, not with {EXIT_STOPPED} after SIGUSR1: {last_error(log)}")
     before = first.steps()
-    with _started(line, folder, log, 2) as second:
+    with _started(line, place, folder, log, 2) as second:
         status = _wait(second, deadline, show, "resumes")
     if status:
         raise Failed(f"resumed, it ended with status {status}: {last_error(log)}")
@@ -155,10 +157,17 @@ def resume_fault(before: Steps, after: Steps) -> str | None:
 
 
 @contextmanager
-def _started(line: Sequence[str], folder: Path, log: Path, number: int) -> Iterator[Training]:
-    """Start a training with this package's sources; kill it if the block is left before the training has ended."""
+def _started(line: Sequence[str], place: Place, folder: Path, log: Path, number: int) -> Iterator[Training]:
+    """Start a training with this package's sources; kill it if the block is left before the training has ended.
+
+    Workers of a joined cluster get the training's current folder, but not its PYTHONPATH. The training then runs in
+    this process's folder, as a run does that a user starts, and hydra's files still go to ``folder``.
+    """
     path = os.pathsep.join(filter(None, (str(SOURCES), os.getcwd(), os.environ.get("PYTHONPATH"))))
-    training = Training(line, folder, log, folder / f"metrics_{number}.jsonl", {"PYTHONPATH": path})
+    current = folder
+    if place.address is not None:
+        current, line = Path.cwd(), [*line, f"hydra.run.dir={quoted(folder / 'hydra')}"]
+    training = Training(line, current, log, folder / f"metrics_{number}.jsonl", {"PYTHONPATH": path})
     try:
         yield training
     finally:

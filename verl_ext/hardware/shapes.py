@@ -93,12 +93,13 @@ def find(model: str) -> Shape:
     for name in SHAPES:  # before the hub, which takes seconds to say no
         if model.casefold() in (name.casefold(), name.partition("/")[2].casefold()):
             raise ValueError(f"model={model} is not valid: did you mean {name}?")
+    import httpx
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
         return read(Path(hf_hub_download(model, "config.json")))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, httpx.HTTPError, OSError) as error:
         names = ", ".join(SHAPES)
         raise ValueError(
             f"model={model} is no folder, and its config.json cannot be had from the hub; use a model's folder, its "
