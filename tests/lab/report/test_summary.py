@@ -59,6 +59,23 @@ def test_the_steps_between_validations_are_compared(tmp_path):
     assert not any("different steps, and" in note for note in alike["notes"])
 
 
+def test_runs_validated_every_500_rollouts_are_alike_whatever_their_rollouts_a_step(tmp_path):
+    """As `verl-ext learn` validates: with the step that passes the next 500 rollouts."""
+    values = {
+        "grpo": (64, [0.5, *[None] * 7, 0.6, *[None] * 7, 0.7]),
+        "hora": (280, [0.5, None, 0.7, None, 0.7]),
+        "often": (64, [0.5, None, None, 0.7]),
+    }
+    runs = {f"{name}_{seed}": (each, size + seed) for name, (size, each) in values.items() for seed in (0, 1)}
+    paths = {name: write_run(tmp_path / f"{name}.jsonl", *run) for name, run in runs.items()}
+    summary = summary_of([path for name, path in paths.items() if not name.startswith("often")])
+    assert [run["rollouts_between_validations"] for run in summary["runs"]] == [512, 520, 560, 562]
+    ratio = paired((1024, 1040), (560, 562))
+    assert summary["methods"][1]["times_fewer_rollouts_interval"] == [ratio.low, ratio.high]
+    assert any(note.endswith("earlier: grpo every 8; hora every 2.") for note in summary["notes"])
+    assert summary_of(paths.values())["methods"][2]["times_fewer_rollouts_interval"] is None
+
+
 def test_a_target_of_ones_own(two):
     summary = summary_of(two, 0.8)
     assert summary["target_accuracy"] == 0.8 and "every run" not in summary["rule"]

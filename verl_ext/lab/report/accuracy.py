@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from statistics import median_high
 
 from verl_ext.lab.plot import Series
 from verl_ext.lab.report.runs import Run, as_series
@@ -166,3 +167,9 @@ def validated_every(validations: Sequence[Point]) -> int | None:
     """The most frequent number of steps between two validations of a run; None for fewer than two."""
     distances = Counter(after.step - before.step for before, after in pairwise(validations))
     return max(distances, key=lambda distance: distances[distance]) if distances else None
+
+
+def rollouts_between(validations: Sequence[Point]) -> float | None:
+    """Median number of rollouts between two validations of a run; None for fewer than two that count them."""
+    counts = [point.rollouts for point in validations if point.rollouts is not None]
+    return median_high(after - before for before, after in pairwise(counts)) if len(counts) > 1 else None

@@ -21,6 +21,7 @@ from verl_ext.lab.report.accuracy import (
     is_partial,
     on_common_sources,
     points,
+    rollouts_between,
     samples_of,
     sources_by_reward,
     sources_of,
@@ -35,6 +36,8 @@ TRAINED, SIGNAL = "rollouts/trained", "rollouts/effective_ratio"
 GROUPS, GROUP_SIGNAL, SAMPLED = "groups/trained", "groups/effective_ratio", "rollouts/sampled"
 DECIDING = "allocation/seconds"
 DISCARDED = re.compile(r"rollouts/discarded_(.+)_total")
+ALIKE = 1.5
+"""Largest ratio of the rollouts between two validations of runs that are validated equally often."""
 RULE = "Costs to the target are those up to the first validation at or above it."
 EMPTY = "Files without a step, left out, such as those of a start that died before its first step"
 NO_LOG = "Files of a folder left out, since they hold no step of verl's file logger"
@@ -153,6 +156,7 @@ def _of_run(run: Run, target: float | None) -> dict[str, Any]:
         "rollouts_to_target": reached.rollouts if reached else None,
         "to_target": asdict(reached) if reached else None,
         "validated_every": validated_every(validations),
+        "rollouts_between_validations": rollouts_between(validations),
         "groups_per_1000": groups_per_1000(run),
         "destinations": {part: float(counts[-1]) for part, counts in destinations(run).items()},
         "deciding_median_seconds": float(np.median(deciding)) if deciding.size else None,
@@ -217,13 +221,20 @@ def _interval(reference: Sequence[float], method: Sequence[float]) -> list[float
 
 
 def validated_alike(rows: Mapping[str, Mapping[str, Any]], names: Iterable[str]) -> bool:
-    """Whether the runs were validated equally often: runs validated more often reach a target earlier.
+    """Whether the runs were validated equally often, in steps or in rollouts.
+
+    A run that is validated more often reaches a target earlier. ``verl-ext learn`` validates by rollouts, so there the
+    steps between two validations differ between methods.
 
     Args:
         rows: each run's numbers by the run's name.
         names: of the runs; those with fewer than two validations do not count.
     """
-    return len({rows[name]["validated_every"] for name in names} - {None}) < 2
+    known = [rows[name] for name in names if rows[name]["validated_every"] is not None]
+    if len({row["validated_every"] for row in known}) < 2:
+        return True
+    rollouts = [row["rollouts_between_validations"] for row in known]
+    return None not in rollouts and max(rollouts) <= ALIKE * min(rollouts)
 
 
 def _notes(
