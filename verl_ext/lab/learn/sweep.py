@@ -14,6 +14,7 @@ from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from omegaconf import OmegaConf
 
@@ -23,6 +24,7 @@ from verl_ext.lab.learn.run import Files, LearningRun, Length, check_prompts, le
 from verl_ext.lab.learn.update import KEYS, Training
 from verl_ext.lab.learn.worlds import World
 from verl_ext.lab.method import Method
+from verl_ext.lab.simulate.run import stand_ins
 from verl_ext.resolvers import REFERENCE, register_resolvers
 
 LR = "actor_rollout_ref.actor.optim.lr"
@@ -92,7 +94,8 @@ def variants(text: str, lrs: Sequence[float], ns: Sequence[int], batch_sizes: Se
         if method.train_batch_size != size:
             raise ValueError(f"method={text!r} sets data.train_batch_size, and --batch-size too; leave one out.")
         Training.of(method.config)
-        method.policy(0)
+        with stand_ins(method, np.zeros(2), 0, 0.5) as features:  # no run needs the text model
+            method.policy(0, features)
         parts += [f"batch={size}"] * (len(batch_sizes) > 1)
         found.append(method.renamed("-".join([method.name, *parts])))
     return found

@@ -6,6 +6,7 @@ import itertools
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -106,15 +107,25 @@ def start_policy(
         embedding_correlation: of the stand-ins with the logits.
         steps: of the whole run; None: not known.
     """
+    with stand_ins(method, logits, seed, embedding_correlation) as features:
+        policy = method.policy(seed, features)
+        policy.start_run(steps, [""] * logits.size)
+    return policy
+
+
+@contextmanager
+def stand_ins(method: Method, logits: np.ndarray, seed: int, embedding_correlation: float) -> Iterator[Path | None]:
+    """Within the block, a file of stand-ins for embeddings; None for a method that reads no texts.
+
+    The arguments are those of :func:`start_policy`.
+    """
     with tempfile.TemporaryDirectory() as folder:
         features = None
         if method.reads_texts:
             features = Path(folder) / "features.npy"
             rng = np.random.default_rng([seed, 2])
             np.save(features, stand_in_features(logits, embedding_correlation, rng))
-        policy = method.policy(seed, features)
-        policy.start_run(steps, [""] * logits.size)
-    return policy
+        yield features
 
 
 def epochs(prompts: int, seed: int, seen: int = 0) -> Iterator[Prompt]:
