@@ -15,6 +15,7 @@ from verl_ext.lab.learn import __main__ as command
 from verl_ext.lab.learn.run import Length
 from verl_ext.lab.learn.sweep import Job, check, run_all, variants
 from verl_ext.lab.report.__main__ import main as report
+from verl_ext.lab.simulate.__main__ import main as simulation
 
 
 def jobs(out, texts, lrs=(), ns=(), sizes=(8,), seeds=1, rollouts=100):
@@ -97,6 +98,25 @@ def test_a_run_of_edited_code_is_not_read_as_one_of_the_new_code(own):
     del result["settings"]["code"]  # as a run of an earlier version
     job.files.result.write_text(json.dumps(result))
     check(jobs(own / "out", [str(own / "mine.yaml")], rollouts=64))
+
+
+def test_an_error_in_a_policys_code_keeps_its_traceback(own, small):
+    """As a bad option, it would be a sentence without the policy's file and line."""
+    broken = "\n    def on_group(self, group):\n        raise ValueError('shapes differ')\n"
+    (own / "mine_of_a_user.py").write_text((own / "mine_of_a_user.py").read_text() + broken)
+    mine = str(own / "mine.yaml")
+    for ran in (
+        invoke(command.main, mine, "--rollouts", 32, "--seeds", 1, "--out", own / "learn"),
+        invoke(simulation, mine, "--batch-size", 8, "--prompts", 100, "--steps", 1, "--out", own / "simulation"),
+    ):
+        assert isinstance(ran.exception, ValueError) and str(ran.exception) == "shapes differ", ran.output
+
+
+def test_a_constructor_that_python_refuses_is_named(own):
+    file = own / "mine_of_a_user.py"
+    file.write_text(file.read_text() + "\n    def __init__(self, **_):\n        len(3)\n")
+    with pytest.raises(ValueError, match=r"^rollout_policy cannot be made: object of type 'int' has no len\(\)"):
+        jobs(own, [str(own / "mine.yaml")])
 
 
 def test_n_is_refused_where_nothing_would_read_it(own):

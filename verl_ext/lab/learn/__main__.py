@@ -77,7 +77,7 @@ def main(
         if isinstance(source, WorldSource):
             _warm_up(source, console)
         check(jobs)
-        runs = _run(jobs, processes, console)
+    runs = _run(jobs, processes, console)
     by_method: dict[str, list[LabRun]] = {}
     for job, run in zip(jobs, runs, strict=True):
         by_method.setdefault(job.method.name, []).append(run)

@@ -24,7 +24,7 @@ from verl_ext.lab.learn.engine import LearnerEngine
 from verl_ext.lab.learn.sampler import success_rates
 from verl_ext.lab.learn.update import Learner, Training, rows_of
 from verl_ext.lab.learn.worlds import World
-from verl_ext.lab.method import Method
+from verl_ext.lab.method import Method, check_prompts
 from verl_ext.lab.report.accuracy import ROLLOUTS
 from verl_ext.lab.report.runs import first_data, read_run
 from verl_ext.lab.simulate.population import logit
@@ -75,8 +75,8 @@ class LearningRun:
     def __init__(self, method: Method, world: World, length: Length, seed: int):
         config = method.config.copy()
         OmegaConf.update(config, "data.max_response_length", world.limit)
-        check_prompts(method, world)
         training, prompts = Training.of(config), len(world.train)
+        check_prompts(method, prompts)
         policy = start_policy(method, logit(world.rates), seed, length.embedding_correlation, None)
         self.world, self.length, self.seed = world, length, seed
         self.temperature = training.temperature
@@ -161,13 +161,6 @@ class LearningRun:
         prompts = self.controller.prompts
         prompts.rows = epochs(prompts.rows_per_epoch, self.seed, prompts.seen_total)
         self.sampled, self.duration = state["sampled"], state["duration"]
-
-
-def check_prompts(method: Method, world: World) -> None:
-    """Raise ValueError if the world has too few prompts for a step of the method."""
-    prompts, needed = len(world.train), method.train_batch_size
-    if prompts < needed:
-        raise ValueError(f"prompts={prompts}: a training step of {method.name} needs {needed} different prompts.")
 
 
 @dataclass(frozen=True)

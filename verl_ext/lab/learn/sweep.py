@@ -20,11 +20,12 @@ from omegaconf import OmegaConf
 
 from verl_ext.data.schema import sha256
 from verl_ext.lab.comparison import LabRun
-from verl_ext.lab.learn.run import Files, LearningRun, Length, check_prompts, learn
+from verl_ext.lab.learn.run import Files, LearningRun, Length, learn
 from verl_ext.lab.learn.update import KEYS, Training
 from verl_ext.lab.learn.worlds import World
-from verl_ext.lab.method import Method
-from verl_ext.lab.simulate.run import stand_ins
+from verl_ext.lab.method import Method, check_names, check_prompts
+from verl_ext.lab.simulate.population import logit
+from verl_ext.lab.simulate.run import stand_ins, start_policy
 from verl_ext.resolvers import REFERENCE, register_resolvers
 
 LR = "actor_rollout_ref.actor.optim.lr"
@@ -129,15 +130,17 @@ def check(jobs: Sequence[Job]) -> None:
     """Refuse, before anything runs, jobs that cannot run.
 
     Raises:
-        ValueError: two jobs have one name, a run of other settings has the name, or a world has too few prompts.
+        ValueError: two jobs have one name, a run of other settings has the name, a world has too few prompts, or a
+            policy refuses the world.
     """
-    names = [job.files.name for job in jobs]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise ValueError(f"methods: two of them are named {twice.rpartition('_')[0]}; write one as name:recipe.")
+    for seed in {job.seed for job in jobs}:
+        check_names([job.method for job in jobs if job.seed == seed])
     for job in jobs:
         job.files.check()
-        check_prompts(job.method, _world(job.source))
+    for job in {job.method.name: job for job in jobs}.values():
+        world = _world(job.source)
+        check_prompts(job.method, len(world.train))
+        start_policy(job.method, logit(world.rates), job.seed, job.length.embedding_correlation, None)
 
 
 def run_all(jobs: Sequence[Job], processes: int, on_progress: OnProgress) -> list[LabRun]:

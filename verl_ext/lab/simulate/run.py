@@ -16,7 +16,7 @@ from verl_ext import checks
 from verl_ext.controller import RolloutController
 from verl_ext.errors import CannotFillBatch
 from verl_ext.lab.comparison import LabRun
-from verl_ext.lab.method import Method
+from verl_ext.lab.method import Method, check_prompts
 from verl_ext.lab.simulate.engine import PrefixEffect, SimulatedEngine
 from verl_ext.lab.simulate.engine_speed import EngineSpeed, LengthModel
 from verl_ext.lab.simulate.population import draw_logits, stand_in_features
@@ -75,13 +75,7 @@ def simulate(
         ValueError: the policy, the population or a model refuses its settings.
     """
     started = time.perf_counter()
-    logits = draw_logits(world.population, world.prompts, np.random.default_rng(DATA_SEED))
-    if logits.size < method.train_batch_size:
-        raise ValueError(f"prompts={logits.size}: a training step needs {method.train_batch_size} different prompts.")
-    policy = start_policy(method, logits, seed, world.embedding_correlation, world.steps)
-    rng = np.random.default_rng([seed, 1])
-    engine = SimulatedEngine(logits, world.lengths, world.speed, world.prefixes, rng, policy.reads_trajectories)
-    run = RolloutController(policy, epochs(logits.size, seed), logits.size, engine)
+    run = start(method, world, seed)
     records: dict[int, dict[str, float]] = {}
 
     ended = None
@@ -93,6 +87,16 @@ def simulate(
             break
         on_step(step, records[step])
     return LabRun(f"{method.name}_{seed}", records, duration=time.perf_counter() - started, ended=ended)
+
+
+def start(method: Method, world: World, seed: int) -> RolloutController:
+    """The run before its first step; arguments and errors as of :func:`simulate`."""
+    logits = draw_logits(world.population, world.prompts, np.random.default_rng(DATA_SEED))
+    check_prompts(method, logits.size)
+    policy = start_policy(method, logits, seed, world.embedding_correlation, world.steps)
+    rng = np.random.default_rng([seed, 1])
+    engine = SimulatedEngine(logits, world.lengths, world.speed, world.prefixes, rng, policy.reads_trajectories)
+    return RolloutController(policy, epochs(logits.size, seed), logits.size, engine)
 
 
 def start_policy(
