@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -138,12 +139,14 @@ def test_waste_has_the_reasons_of_every_seed_and_shows_those_of_half_a_percent_o
 
 def test_below_the_tables_are_each_reason_for_an_early_end_once_and_the_sums_over_all_runs(tmp_path):
     console = Console(width=160, record=True, file=io.StringIO())
-    runs = {"slow": RUNS["slow"], "fast": [RUNS["fast"][1]] * 2}
+    runs = {"slow": RUNS["slow"], "fast": [RUNS["fast"][1]] * 2, "fast_0": RUNS["slow"][:1]}
+    runs = {name: [replace(run, name=f"{name}_{seed}") for seed, run in enumerate(seeds, 9)]
+            for name, seeds in runs.items()}  # fmt: skip
     target, costs = compare(runs)
     stuck = MethodCost("stuck", [LabRun("b", {}, ended="no prompt")])
-    print_comparison(cost_table(target, costs), [*costs, stuck], tmp_path, console)
+    print_comparison(cost_table(target, costs[:2]), [*costs, stuck], tmp_path, console)
     lines = console.export_text().splitlines()
-    logs = " ".join(f"{tmp_path}/{name}_[0-9]*.jsonl" for name in ("slow", "fast"))
+    logs = " ".join(f"{tmp_path}/{name}.jsonl" for name in ("slow_{9,10}", "fast_{9,10}", "fast_0_9"))
     expected = ["fast ended early: no more data", "stuck ended early: no prompt"]
-    assert lines[-3:] == [*expected, f"600 rollouts in 72 s. Plots: verl-ext report {logs}"]
+    assert lines[-3:] == [*expected, f"800 rollouts in 90 s. Plots: verl-ext report {logs}"]
     assert sum("ended early" in line for line in lines) == 2

@@ -145,11 +145,20 @@ def print_comparison(cost: Table, costs: Sequence[MethodCost], out: Path, consol
             console.print(Text(f"{each.name} ended early: {reason}"))
     everything = [run for each in costs for run in each.runs]
     rollouts, seconds = sum(run.rollouts for run in everything), sum(run.duration for run in everything)
-    # In the order of the methods, since a report's first run is its reference. Runs without a step have no log.
-    logged = [out / each.name for each in costs if any(run.records for run in each.runs)]
-    logs = " ".join(f"{shlex.quote(str(log))}_[0-9]*.jsonl" for log in logged)
+    # In the order of the methods, since a report's first run is its reference.
+    logs = " ".join(_logs(each, out) for each in costs if any(run.records for run in each.runs))
     ending = f"{rollouts:,} rollouts in {seconds:.0f} s. Plots: verl-ext report {logs}"
     console.print(Text(ending), soft_wrap=True)  # a line break would cut the command in two
+
+
+def _logs(cost: MethodCost, out: Path) -> str:
+    """The logs of a method's runs, for a shell: ``<method>_{0,1,2}.jsonl``. Runs without a step have no log.
+
+    A pattern such as ``<method>_*.jsonl`` would also find runs of earlier commands.
+    """
+    seeds = [run.name.removeprefix(f"{cost.name}_") for run in cost.runs if run.records]
+    listed = f"{{{','.join(seeds)}}}" if len(seeds) > 1 else seeds[0]
+    return f"{shlex.quote(str(out / cost.name))}_{listed}.jsonl"
 
 
 def mean(values: Values) -> float | None:
