@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from verl_ext.lab.comparison import (
+    NO_GAIN,
     LabRun,
     MethodCost,
     compare,
@@ -79,6 +80,17 @@ def test_a_run_that_ended_before_it_trained_leaves_the_target_to_the_others():
     assert compare({"stuck": [ended]})[0] == 0.1
     assert MethodCost("stuck", [ended], 0.1).to_target("seconds") == [None]
     cost_table(target, [slow, stuck])
+
+
+def test_a_run_that_learns_nothing_leaves_the_target_to_the_others_and_is_named(tmp_path):
+    """Every run reaches the accuracy of its start at no cost, so as a target it would make each cost 0."""
+    stuck = replace(lab_run([0.1, 0.05, 0.1], 100), name="stuck_0")
+    target, costs = compare({"a": [lab_run([0.1, 0.4], 100)], "stuck": [stuck]})
+    assert (target, [cost.to_target("rollouts") for cost in costs]) == (0.4, [[100], [None]])
+    console = Console(width=200, record=True, file=io.StringIO())
+    print_comparison(cost_table(target, costs), costs, tmp_path, console)
+    assert console.export_text().splitlines()[-2] == f"{NO_GAIN}: stuck_0."
+    assert compare({"stuck": [stuck]})[0] == 0.1
 
 
 def test_a_target_that_a_seed_misses_is_reached_by_none():

@@ -14,9 +14,18 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from verl_ext.lab.report.accuracy import ROLLOUTS, SECONDS, accuracy_against, common_target, first_at
+from verl_ext.lab.report.accuracy import (
+    NO_GAIN,
+    ROLLOUTS,
+    SECONDS,
+    accuracy_against,
+    common_target,
+    first_at,
+    gains,
+    points,
+)
 from verl_ext.lab.report.runs import Run
-from verl_ext.lab.report.summary import TRAINED, destinations, groups_per_1000, with_gradient
+from verl_ext.lab.report.summary import destinations, groups_per_1000, with_gradient
 from verl_ext.lab.report.tables import GROUPS_PER_1000
 from verl_ext.lab.table import NOTHING, Table, mean_times_fewer, number
 
@@ -53,11 +62,6 @@ class LabRun(Run):
     def rollouts(self) -> int:
         """Rollouts sampled in the whole run."""
         return int(self.last(ROLLOUTS) or 0)
-
-    @property
-    def trained(self) -> bool:
-        """Whether any step trained on rollouts."""
-        return any(record.get(TRAINED, 0.0) > 0 for record in self.records.values())
 
 
 @dataclass(frozen=True)
@@ -120,12 +124,10 @@ def compare(runs: Mapping[str, Sequence[LabRun]], target: float | None = None) -
 
     Args:
         runs: by method, one run per seed.
-        target: accuracy in [0, 1]; None: the best accuracy reached by every run that trained. A run without a trained
-            step does not count: it has the accuracy of the start, which every run reaches at no cost.
+        target: accuracy in [0, 1]; None: that of :func:`~verl_ext.lab.report.accuracy.common_target`.
     """
     if target is None:
-        everything = [run for seeds in runs.values() for run in seeds]
-        target = common_target([run for run in everything if run.trained] or everything) or 0.0
+        target = common_target([run for seeds in runs.values() for run in seeds]) or 0.0
     return target, [MethodCost(name, seeds, target) for name, seeds in runs.items()]
 
 
@@ -144,6 +146,10 @@ def print_comparison(cost: Table, costs: Sequence[MethodCost], out: Path, consol
         for reason in each.ended():
             console.print(Text(f"{each.name} ended early: {reason}"))
     everything = [run for each in costs for run in each.runs]
+    validated = {run.name: found for run in everything if run.records and (found := points(run))}
+    stuck = [name for name, found in validated.items() if not gains(found)]
+    if 0 < len(stuck) < len(validated):
+        console.print(Text(f"{NO_GAIN}: {', '.join(stuck)}."))
     rollouts, seconds = sum(run.rollouts for run in everything), sum(run.duration for run in everything)
     # In the order of the methods, since a report's first run is its reference.
     logs = " ".join(_logs(each, out) for each in costs if any(run.records for run in each.runs))

@@ -5,7 +5,7 @@ import json
 import pytest
 from support.runs import training_steps, write_log, write_run
 
-from verl_ext.lab.report.accuracy import accuracy_against, points
+from verl_ext.lab.report.accuracy import NO_GAIN, accuracy_against, points
 from verl_ext.lab.report.ratio import paired
 from verl_ext.lab.report.runs import Run, read_run
 from verl_ext.lab.report.summary import (
@@ -128,6 +128,16 @@ def test_a_run_that_has_not_trained_a_step_yet_is_left_out(tmp_path):
     ]
 
 
+def test_a_run_that_learns_nothing_leaves_the_target_to_the_others(tmp_path):
+    """A run without a validation before its first step may have been better than at its start."""
+    runs = {"grpo": [0.3, 0.5, 0.7], "stuck": [0.3, 0.2, 0.3]}
+    paths = [write_run(tmp_path / f"{name}.jsonl", values, 10) for name, values in runs.items()]
+    summary = summary_of(paths)
+    assert summary["target_accuracy"] == 0.7 and f"{NO_GAIN}: stuck." in summary["notes"]
+    late = summary_of([*paths, write_run(tmp_path / "late.jsonl", [None, 0.6, 0.5], 10)])
+    assert late["target_accuracy"] == 0.6 and f"{NO_GAIN}: stuck." in late["notes"]
+
+
 def validated(path, steps, rollouts=100):
     """A log of runs with these accuracies by data source, a validation per step."""
     records = {
@@ -244,7 +254,7 @@ def rewarded(path, rewards, source="x"):
 
 
 def test_mean_rewards_within_0_and_1_are_the_accuracy_where_there_is_no_acc(tmp_path):
-    paths = [rewarded(tmp_path / "a.jsonl", [0.0, 1.0]), validated(tmp_path / "b.jsonl", [{"x": 0.5}] * 2)]
+    paths = [rewarded(tmp_path / "a.jsonl", [0.0, 1.0]), validated(tmp_path / "b.jsonl", [{"x": 0.4}, {"x": 0.5}])]
     summary = summary_of(paths)
     assert [run["best_accuracy"] for run in summary["runs"]] == [1.0, 0.5] and summary["target_accuracy"] == 0.5
     assert "The accuracy is the mean reward, since the reward function returns no acc: a x." in summary["notes"]

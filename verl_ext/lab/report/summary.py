@@ -12,12 +12,14 @@ import numpy as np
 
 from verl_ext.lab.plot import Series
 from verl_ext.lab.report.accuracy import (
+    NO_GAIN,
     ROLLOUTS,
     SECONDS,
     TOKENS,
     begins_late,
     common_target,
     first_at,
+    gains,
     is_partial,
     on_common_sources,
     points,
@@ -99,7 +101,7 @@ def summarize(runs: Sequence[Run], target: float | None = None) -> dict[str, Any
     Args:
         runs: at least one; the first run that has trained a step, and its method, is the reference of all ratios. Runs
             that have not are left out, unless no run has.
-        target: accuracy in [0, 1]; None: the best accuracy that every run with a validation reached.
+        target: accuracy in [0, 1]; None: that of :func:`~verl_ext.lab.report.accuracy.common_target`.
 
     Raises:
         ValueError: the runs were validated, and on no common data source.
@@ -155,6 +157,7 @@ def _of_run(run: Run, target: float | None) -> dict[str, Any]:
         "best_accuracy": max(accuracies, default=None),
         "rollouts_to_target": reached.rollouts if reached else None,
         "to_target": asdict(reached) if reached else None,
+        "gains": gains(validations) if validations else None,
         "validated_every": validated_every(validations),
         "rollouts_between_validations": rollouts_between(validations),
         "groups_per_1000": groups_per_1000(run),
@@ -283,6 +286,9 @@ def _notes(
             runs, lambda run: None if (every := rows[run.name]["validated_every"]) is None else f"every {every}"
         ),
         "Validated with different numbers of samples": _differing(runs, samples_of),
+        NO_GAIN: [name for name, row in rows.items() if row["gains"] is False]
+        if any(row["gains"] for row in rows.values())
+        else [],
         "Time unknown, since the log begins after step 1": [
             f"{run.name} begins at step {run.steps[0]}"
             for run in runs
