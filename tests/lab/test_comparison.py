@@ -135,6 +135,13 @@ def test_a_step_that_takes_twice_as_long_has_a_two_in_its_row():
     assert "slow 100 1.00 200 2.00 1000 25.0 % 20.0" in shown(step_table([fast, slow]))
 
 
+def test_a_step_is_compared_seed_by_seed():
+    """Arithmetic means, 550 and 500 seconds, would call the method faster."""
+    times = {"reference": (100.0, 1000.0), "method": (300.0, 700.0)}
+    runs = {name: [lab_run([0.1, 0.4], 100, seconds=each) for each in seconds] for name, seconds in times.items()}
+    assert "method 100 ± 0 1.00 ± 0.00 500 ± 283 1.45" in shown(step_table(compare(runs)[1]))
+
+
 def test_the_accuracy_of_a_run_that_gets_worse_is_its_best():
     _, (worse,) = compare({"worse": [lab_run([0.1, 0.6, 0.4], 100), lab_run([0.1, 0.2, 0.5], 100)]})
     assert worse.accuracy() == [0.6, 0.5]

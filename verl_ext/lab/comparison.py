@@ -215,19 +215,14 @@ def step_table(costs: Sequence[MethodCost]) -> Table:
 
     The methods have no target, so the groups with a gradient are those of whole runs, too.
     """
-    reference = mean(costs[0].average(SECONDS))
-
-    def times_longer(cost: MethodCost) -> float | None:
-        seconds = mean(cost.average(SECONDS))
-        return seconds / reference if seconds and reference else None
-
+    reference = costs[0].average(SECONDS)
     rows = [
         (
             cost.name,
             spread(cost.average("rollouts/sampled")),
             spread(cost.average("tokens/sampled"), ".2f", 1e-6),
             spread(cost.average(SECONDS), ".0f"),
-            number(times_longer(cost)),
+            number(mean_times_fewer(cost.average(SECONDS), reference)),  # the row's seconds / the reference's
             spread(cost.average("timing_s/gen"), ".0f"),
             spread(cost.with_gradient(), ".1f", 100, " %"),
             spread(cost.groups_per_1000(), ".1f"),
