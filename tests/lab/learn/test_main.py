@@ -14,6 +14,7 @@ from support.learner import SmallSource
 from verl_ext.lab.learn import __main__ as command
 from verl_ext.lab.learn.run import Length
 from verl_ext.lab.learn.sweep import Job, check, run_all, variants
+from verl_ext.lab.learn.worlds import WorldSource
 from verl_ext.lab.report.__main__ import main as report
 from verl_ext.lab.simulate.__main__ import main as simulation
 
@@ -117,6 +118,20 @@ def test_a_constructor_that_python_refuses_is_named(own):
     file.write_text(file.read_text() + "\n    def __init__(self, **_):\n        len(3)\n")
     with pytest.raises(ValueError, match=r"^rollout_policy cannot be made: object of type 'int' has no len\(\)"):
         jobs(own, [str(own / "mine.yaml")])
+
+
+def test_a_run_in_a_world_of_another_torch_is_not_continued(tmp_path, monkeypatch):
+    """It makes another model and other prompts. Runs of earlier versions did not note how their world was made."""
+    (job,) = (replace(job, source=WorldSource(cache=tmp_path)) for job in jobs(tmp_path, ["grpo"]))
+    result = {"settings": job.files.settings, "duration": 0.0, "ended": None}
+    job.files.result.write_text(json.dumps(result))
+    monkeypatch.setattr("torch.__version__", "9.9.9")
+    (other,) = (replace(job, source=WorldSource(cache=tmp_path)) for job in jobs(tmp_path, ["grpo"]))
+    with pytest.raises(ValueError, match=r"grpo_0\.json is of a run with another model of the world; choose"):
+        other.files.check()
+    del result["settings"]["model of the world"]
+    job.files.result.write_text(json.dumps(result))
+    other.files.check()
 
 
 def test_n_is_refused_where_nothing_would_read_it(own):

@@ -31,6 +31,7 @@ from verl_ext.lab.simulate.population import logit
 from verl_ext.lab.simulate.run import epochs, start_policy
 
 OnStep = Callable[[int, Mapping[str, float]], None]
+MADE = "model of the world"
 LEVEL = re.compile(r"val-aux/.+/acc/level_-?\d+")
 """Metrics in the first line of every log of this module. No other command's log has them there."""
 
@@ -140,13 +141,22 @@ class LearningRun:
         return {f"val-core/{world.name}/acc/mean@1": float(rates.mean()), **values}
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything from which :meth:`load_state_dict` continues, bit by bit."""
+        """Everything from which :meth:`load_state_dict` continues, bit by bit.
+
+        Raises:
+            RuntimeError: the policy's state is not JSON, so a training could not save it either.
+        """
+        try:
+            controller = json.loads(json.dumps(self.controller.state_dict(), allow_nan=False))
+        except (TypeError, ValueError) as error:
+            name = type(self.controller.policy).__name__
+            raise RuntimeError(f"The state of {name} is not JSON ({error}); see {name}.state_dict.") from error
         return {
             "model": self.model.state_dict(),
             "learner": self.learner.state_dict(),
             "generator": self.generator.get_state(),
             "engine": self.engine.state_dict(),
-            "controller": self.controller.state_dict(),
+            "controller": controller,
             "sampled": self.sampled,
             "duration": self.duration,
         }
@@ -207,10 +217,12 @@ class Files:
         return self.result.exists()
 
     def load(self) -> dict[str, Any] | None:
-        """The saved state, with the log cut back to it; None: no state is saved, so the run begins anew."""
-        if not self.state.exists():
+        """The saved state, with the log cut back to it; None: no state is saved, or its log is lost: begin anew."""
+        if not self.state.exists() or not self.log.exists():
             return None
         state = self._read_state()
+        if self.log.stat().st_size < state["logged"]:
+            return None
         os.truncate(self.log, state["logged"])
         return state["run"]
 
@@ -240,7 +252,7 @@ class Files:
 
     def _compare(self, settings: Mapping[str, Any], file: Path) -> None:
         mine = json.loads(json.dumps(dict(self.settings)))
-        settings = {"code": mine.get("code"), **settings}  # runs of earlier versions do not have it
+        settings = {key: mine.get(key) for key in ("code", MADE)} | settings  # earlier versions did not note these
         differ = sorted(key for key in {*mine, *settings} if mine.get(key) != settings.get(key))
         if differ:
             raise ValueError(f"{file} is of a run with another {', '.join(differ)}; choose another --out or remove it.")

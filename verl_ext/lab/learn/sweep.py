@@ -20,9 +20,9 @@ from omegaconf import OmegaConf
 
 from verl_ext.data.schema import sha256
 from verl_ext.lab.comparison import LabRun
-from verl_ext.lab.learn.run import Files, LearningRun, Length, learn
+from verl_ext.lab.learn.run import MADE, Files, LearningRun, Length, learn
 from verl_ext.lab.learn.update import KEYS, Training
-from verl_ext.lab.learn.worlds import World
+from verl_ext.lab.learn.worlds import World, WorldSource, _digest
 from verl_ext.lab.method import Method, check_names, check_prompts
 from verl_ext.lab.simulate.population import logit
 from verl_ext.lab.simulate.run import stand_ins, start_policy
@@ -56,12 +56,14 @@ class Job:
         """The run's files, with the settings that tell it from another run of the same name.
 
         ``code`` is a hash of the file with the policy's class. A change in a file imported there goes unnoticed.
+        Another version of torch makes another model and other prompts in a world of the same name.
         """
         config = OmegaConf.to_container(self.method.config, resolve=False)
         code = sha256(Path(inspect.getfile(self.method.policy_class)))
         settings = {
             "method": config,
             "world": repr(self.source),
+            MADE: _digest() if isinstance(self.source, WorldSource) else None,
             "length": repr(self.length),
             "seed": self.seed,
             "code": code,
