@@ -115,11 +115,21 @@ def shown(*renderables) -> str:
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
-        (lambda t, f: cost_table(t, f), ("150 ± 71", "1.41", "25.0 ± 7.1", "geometric mean", "30.0%")),
+        (
+            lambda t, f: cost_table(t, f),
+            ("150 ± 71", "1.41", "25.0 ± 7.1", "geometric mean", "rollouts up to the target, or", "30.0%"),
+        ),
         (lambda _, f: waste_table(f), ("easy 25%",)),
         (
             lambda _, f: step_table([MethodCost(each.name, each.runs) for each in f]),
-            ("100 ± 0", "1.00", "1800 ± 0", "25.0 ± 0.0 % 30.0 ± 0.0", "18.8 ± 0.0 % 20.0 ± 0.0"),
+            (
+                "100 ± 0",
+                "1.00",
+                "1800 ± 0",
+                "25.0 ± 0.0 % 30.0 ± 0.0",
+                "18.8 ± 0.0 % 20.0 ± 0.0",
+                "rollouts of the whole run.",
+            ),
         ),
     ],
 )

@@ -205,7 +205,7 @@ def cost_table(target: float, costs: Sequence[MethodCost]) -> Table:
     header = ("method", "rollouts", "times fewer", "groups per 1,000", "tokens", "seconds", "steps", "best accuracy")
     caption = (
         "Times fewer: the first method's rollouts divided by the row's; geometric mean over the seeds' ratios. "
-        f"{GROUPS_PER_1000}"
+        f"{GROUPS_PER_1000} up to the target, or of the whole run if it misses it."
     )
     return Table(title, header, rows, caption, expendable=("steps", "seconds", "tokens"))
 
@@ -232,7 +232,13 @@ def step_table(costs: Sequence[MethodCost]) -> Table:
     title = f"A training step; mean ± standard deviation of {len(costs[0].runs)} seeds"
     header = ("method", "rollouts", "tokens, M", "seconds", "times longer", "generation, s", "sampled with a gradient",
               "groups per 1,000")  # fmt: skip
-    return Table(title, header, rows, GROUPS_PER_1000, expendable=("generation, s", "times longer", "tokens, M"))
+    return Table(
+        title,
+        header,
+        rows,
+        f"{GROUPS_PER_1000} of the whole run.",
+        expendable=("generation, s", "times longer", "tokens, M"),
+    )
 
 
 def waste_table(costs: Sequence[MethodCost]) -> Table:

@@ -50,6 +50,18 @@ def test_a_single_value_of_an_option_holds_and_is_in_no_name(tmp_path):
         assert (policy.train_batch_size, policy.n, config.rollout.n, config.actor.optim.lr) == (size, 5, 5, 3e-3)
 
 
+def test_a_method_keeps_its_own_number_of_prompts_if_no_option_gives_one():
+    texts = ["grpo train_batch_size=16", "grpo data.train_batch_size=16", "grpo"]
+    assert [variants(text, [], [], [])[0].policy(0).train_batch_size for text in texts] == [16, 16, 8]
+
+
+def test_the_command_leaves_the_number_of_prompts_to_the_method(tmp_path, small):
+    result = invoke(command.main, "grpo n=4 train_batch_size=16", "--rollouts", 64, "--seeds", 1, "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    log = (tmp_path / "grpo-n=4-train_batch_size=16_0.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in log] == [0, 1]  # a step of 16 prompts is the whole run
+
+
 def test_a_run_with_other_settings_and_the_same_name_is_not_continued(tmp_path):
     (job,) = jobs(tmp_path, ["mine:grpo n=4"], rollouts=64)
     run_all([job], 1, lambda *_: None)
@@ -162,6 +174,7 @@ def test_processes_give_the_same_runs(tmp_path):
     [
         (["grpo n=4"], {"ns": [4]}, "sets rollout_policy.n, and so does an option of the sweep"),
         (["grpo data.train_batch_size=4"], {}, "sets data.train_batch_size, and --batch-size too"),
+        (["grpo train_batch_size=16"], {}, "sets train_batch_size, and --batch-size too"),
         (["grpo", "grpo"], {}, "two of them are named grpo; write one as name:recipe"),
         (["grpo n=1"], {}, "rollout_policy.n=1 is not valid"),
         (["grpo n=4"], {"sizes": [49]}, "prompts=48: a training step of grpo-n=4 needs 49 different prompts"),

@@ -30,6 +30,7 @@ from verl_ext.resolvers import REFERENCE, register_resolvers
 
 LR = "actor_rollout_ref.actor.optim.lr"
 N = "actor_rollout_ref.rollout.n"
+PROMPTS = 8  # of a training step
 LOOK = 0.2  # seconds between two looks at the processes
 OnProgress = Callable[[str, int], None]
 
@@ -78,15 +79,16 @@ class Job:
 def variants(text: str, lrs: Sequence[float], ns: Sequence[int], batch_sizes: Sequence[int]) -> list[Method]:
     """The method in every combination of learning rate, rollouts per prompt and prompts per step.
 
-    With an empty list of ``lrs`` or ``ns``, the method keeps its own value; ``batch_sizes`` is never empty. A value is
-    part of the name if its list has several values. ``settings_for`` of the policy says how it divides ``n`` rollouts.
+    With an empty list, the method keeps its own value; without a number of prompts of its own, it has
+    :data:`PROMPTS` per step. A value is part of the name if its list has several values. ``settings_for`` of the policy
+    says how it divides ``n`` rollouts.
 
     Raises:
         ValueError: no such method, it sets a swept value itself, or the policy or the learner refuses its settings.
     """
     found = []
-    for lr, n, size in itertools.product(lrs or [None], ns or [None], batch_sizes):
-        method = Method.parse(text, size, KEYS)
+    for lr, n, size in itertools.product(lrs or [None], ns or [None], batch_sizes or [None]):
+        method = Method.parse(text, size or PROMPTS, KEYS)
         parts = []
         if lr is not None:
             method = _with(method, text, {LR: lr})
@@ -94,8 +96,9 @@ def variants(text: str, lrs: Sequence[float], ns: Sequence[int], batch_sizes: Se
         if n is not None:
             method = _with(method, text, _for_n(method, text, n))
             parts += [f"n={n}"] * (len(ns) > 1)
-        if method.train_batch_size != size:
-            raise ValueError(f"method={text!r} sets data.train_batch_size, and --batch-size too; leave one out.")
+        if size is not None and method.train_batch_size != size:
+            own = next((word.split("=")[0] for word in text.split() if "train_batch_size=" in word), "train_batch_size")
+            raise ValueError(f"method={text!r} sets {own}, and --batch-size too; leave one out.")
         Training.of(method.config)
         with stand_ins(method, np.zeros(2), 0, 0.5) as features:  # no run needs the text model
             method.policy(0, features)
