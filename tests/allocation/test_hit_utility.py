@@ -134,6 +134,13 @@ def test_bounds_hold_and_the_budget_is_spent(successes, budget):
     assert counts.sum() == budget and counts.min() >= 2 and counts.max() <= 20
 
 
+@pytest.mark.parametrize(
+    ("costs", "budget", "expected"), [([1, 2], 0.5, [0, 0]), ([1, 2], 1.5, [1, 0]), ([2, 2], 5, [1, 1])]
+)
+def test_without_a_limit_a_budget_too_small_for_a_rollout_is_kept(costs, budget, expected):
+    assert hit_utility.allocate([0, 0], 2, budget, costs=costs).tolist() == expected
+
+
 def test_strength_two_and_rate_a_half_are_the_uniform_prior():
     alpha, beta = hit_utility.prior_from_prediction([0.5, 0.5])
     assert alpha.tolist() == beta.tolist() == [1.0, 1.0]

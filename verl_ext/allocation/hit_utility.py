@@ -49,7 +49,7 @@ def allocate(
     costs = None if costs is None else checks.positive("costs", checks.vector("costs", costs, n))
     budget = checks.budget(budget, costs)
     lower = checks.integers("lower", lower, n)
-    most = int(budget if costs is None else budget // costs.min())
+    most = int(budget if costs is None else budget // costs.min() + 1)  # more than fit, so that no budget is too large
     upper = np.full(n, max(most, lower.max())) if upper is None else checks.integers("upper", upper, n)
     # Rounding of lgamma separates equal gains by more than the default tie distance.
     return greedy.maximize(_gain, [alpha, beta], budget, lower, upper, costs=costs, tie=1e-11)
