@@ -114,6 +114,14 @@ def test_utility_is_the_expected_chance_of_a_hit(alpha, beta, n):
     assert hit_utility.utility([0], [0], [n], prior=(alpha, beta))[0] == pytest.approx(1 - miss, abs=1e-9)
 
 
+def test_utility_is_exact_with_a_strong_prior():
+    """The product of (b + j) / (a + b + j) over the rollouts j, as exact fractions."""
+    miss = Fraction(1)
+    for rollout in range(10):
+        miss *= Fraction(10**7 + rollout, 10**7 + 40 + rollout)
+    assert hit_utility.utility([0], [0], [10], prior=(40, 1e7))[0] == pytest.approx(float(1 - miss), rel=1e-7)
+
+
 def test_utility_without_a_prior_is_that_of_the_uniform_one():
     assert hit_utility.utility([1, 0], 3, [2, 1]) == pytest.approx([1 - 3 / 5 * 4 / 6, 1 / 5])
 
