@@ -72,23 +72,36 @@ class Cost(NamedTuple):
 class Kept:
     """The finished runs of a question in a world. A file has one JSON object for each run, and only grows.
 
+    All runs of a file begin with one model, so with one accuracy: accuracies are exact, on the same prompts.
+
     Args:
         file: where the runs are kept; it need not exist yet.
+
+    Raises:
+        ValueError: the runs of the file begin with different models.
     """
 
     def __init__(self, file: Path):
         self.file = file
         lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-        self.runs = {_key(run): run for run in map(json.loads, lines)}
+        self.runs: dict[tuple[str, Setting, int], dict[str, Any]] = {}
+        for run in map(json.loads, lines):
+            self._keep(run)
 
     def __contains__(self, key: tuple[str, Setting, int]) -> bool:
         return key in self.runs
 
     def add(self, run: dict[str, Any]) -> None:
-        """Keep a run."""
+        """Keep a run; ValueError if it begins with another model than the kept runs."""
+        self._keep(run)
         self.file.parent.mkdir(parents=True, exist_ok=True)
         with self.file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(run) + "\n")
+
+    def _keep(self, run: dict[str, Any]) -> None:
+        mine, theirs = (each["accuracy"][0] for each in (run, next(iter(self.runs.values()), run)))
+        if abs(mine - theirs) > 1e-3:  # the same model on another machine differs by rounding
+            raise ValueError(f"{self.file}: a run begins at an accuracy of {mine}, and others at {theirs}: two models.")
         self.runs[_key(run)] = run
 
     def settings(self, method: str, seeds: Sequence[int]) -> list[Setting]:

@@ -45,7 +45,8 @@ def refusals(parameters: Container[str]) -> Iterator[None]:
         if isinstance(cause, InvalidValue) and re.split(r"[.\[]", cause.key)[0] in parameters:
             raise InvalidValue(f"rollout_policy.{cause.key}", cause.value, cause.valid) from error
         lines = [line for line in str(cause).split("\n") if not line.strip().startswith(("full_key:", "object_type="))]
-        raise ValueError(" ".join(lines)) from error
+        made = "rollout_policy cannot be made: " if isinstance(cause, TypeError) else ""  # it may name no key
+        raise ValueError(made + " ".join(lines)) from error
 
 
 def unknown_parameters(policy: type, section: Iterable[str]) -> tuple[list[str], str]:

@@ -114,6 +114,14 @@ def test_utility_is_the_expected_chance_of_a_hit(alpha, beta, n):
     assert hit_utility.utility([0], [0], [n], prior=(alpha, beta))[0] == pytest.approx(1 - miss, abs=1e-9)
 
 
+def test_utility_is_exact_with_a_strong_prior():
+    """The product of (b + j) / (a + b + j) over the rollouts j, as exact fractions."""
+    miss = Fraction(1)
+    for rollout in range(10):
+        miss *= Fraction(10**7 + rollout, 10**7 + 40 + rollout)
+    assert hit_utility.utility([0], [0], [10], prior=(40, 1e7))[0] == pytest.approx(float(1 - miss), rel=1e-7)
+
+
 def test_utility_without_a_prior_is_that_of_the_uniform_one():
     assert hit_utility.utility([1, 0], 3, [2, 1]) == pytest.approx([1 - 3 / 5 * 4 / 6, 1 / 5])
 
@@ -132,6 +140,13 @@ def test_bounds_hold_and_the_budget_is_spent(successes, budget):
         return
     counts = hit_utility.allocate(successes, 8, budget, lower=2, upper=20)
     assert counts.sum() == budget and counts.min() >= 2 and counts.max() <= 20
+
+
+@pytest.mark.parametrize(
+    ("costs", "budget", "expected"), [([1, 2], 0.5, [0, 0]), ([1, 2], 1.5, [1, 0]), ([2, 2], 5, [1, 1])]
+)
+def test_without_a_limit_a_budget_too_small_for_a_rollout_is_kept(costs, budget, expected):
+    assert hit_utility.allocate([0, 0], 2, budget, costs=costs).tolist() == expected
 
 
 def test_strength_two_and_rate_a_half_are_the_uniform_prior():

@@ -48,6 +48,17 @@ def kept(tmp_path, *runs):
     return made
 
 
+def test_runs_that_begin_with_another_model_are_not_kept_beside_the_others(tmp_path):
+    runs = kept(tmp_path, run_of("grpo", LOW, 0, [0.6665, 0.7]), run_of("grpo", LOW, 1, [0.6666, 0.7]))
+    lines = runs.file.read_text()
+    with pytest.raises(ValueError, match=r"begins at an accuracy of 0\.7278, and others at 0\.6665: two models"):
+        runs.add(run_of("grpo", LOW, 2, [0.7278, 0.8]))
+    assert runs.file.read_text() == lines and len(runs.runs) == len(Kept(runs.file).runs) == 2
+    runs.file.write_text(lines + json.dumps(run_of("grpo", LOW, 2, [0.7278, 0.8])) + "\n")
+    with pytest.raises(ValueError, match="two models"):
+        Kept(runs.file)
+
+
 @pytest.mark.parametrize(
     ("target", "amount", "reached"),
     [(0.5, 200, True), (0.45, 150, True), (0.55, 250, True), (0.7, 400, False), (0.3, 100, True), (0.61, 400, False)],

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from verl_ext.lab.comparison import (
+    NO_GAIN,
     LabRun,
     MethodCost,
     compare,
@@ -80,6 +82,17 @@ def test_a_run_that_ended_before_it_trained_leaves_the_target_to_the_others():
     cost_table(target, [slow, stuck])
 
 
+def test_a_run_that_learns_nothing_leaves_the_target_to_the_others_and_is_named(tmp_path):
+    """Every run reaches the accuracy of its start at no cost, so as a target it would make each cost 0."""
+    stuck = replace(lab_run([0.1, 0.05, 0.1], 100), name="stuck_0")
+    target, costs = compare({"a": [lab_run([0.1, 0.4], 100)], "stuck": [stuck]})
+    assert (target, [cost.to_target("rollouts") for cost in costs]) == (0.4, [[100], [None]])
+    console = Console(width=200, record=True, file=io.StringIO())
+    print_comparison(cost_table(target, costs), costs, tmp_path, console)
+    assert console.export_text().splitlines()[-2] == f"{NO_GAIN}: stuck_0."
+    assert compare({"stuck": [stuck]})[0] == 0.1
+
+
 def test_a_target_that_a_seed_misses_is_reached_by_none():
     _, (slow, _) = compare(RUNS, 0.35)
     assert slow.to_target("rollouts") == [None, 200]
@@ -102,11 +115,21 @@ def shown(*renderables) -> str:
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
-        (lambda t, f: cost_table(t, f), ("150 ± 71", "1.41", "25.0 ± 7.1", "geometric mean", "30.0%")),
+        (
+            lambda t, f: cost_table(t, f),
+            ("150 ± 71", "1.41", "25.0 ± 7.1", "geometric mean", "rollouts up to the target, or", "30.0%"),
+        ),
         (lambda _, f: waste_table(f), ("easy 25%",)),
         (
             lambda _, f: step_table([MethodCost(each.name, each.runs) for each in f]),
-            ("100 ± 0", "1.00", "1800 ± 0", "25.0 ± 0.0 % 30.0 ± 0.0", "18.8 ± 0.0 % 20.0 ± 0.0"),
+            (
+                "100 ± 0",
+                "1.00",
+                "1800 ± 0",
+                "25.0 ± 0.0 % 30.0 ± 0.0",
+                "18.8 ± 0.0 % 20.0 ± 0.0",
+                "rollouts of the whole run.",
+            ),
         ),
     ],
 )
@@ -120,6 +143,13 @@ def test_a_step_that_takes_twice_as_long_has_a_two_in_its_row():
     _, (slow, fast) = compare(runs)
     assert "fast 150 1.00 100 0.50 1000 25.0 % 13.3" in shown(step_table([slow, fast]))
     assert "slow 100 1.00 200 2.00 1000 25.0 % 20.0" in shown(step_table([fast, slow]))
+
+
+def test_a_step_is_compared_seed_by_seed():
+    """Arithmetic means, 550 and 500 seconds, would call the method faster."""
+    times = {"reference": (100.0, 1000.0), "method": (300.0, 700.0)}
+    runs = {name: [lab_run([0.1, 0.4], 100, seconds=each) for each in seconds] for name, seconds in times.items()}
+    assert "method 100 ± 0 1.00 ± 0.00 500 ± 283 1.45" in shown(step_table(compare(runs)[1]))
 
 
 def test_the_accuracy_of_a_run_that_gets_worse_is_its_best():
@@ -138,12 +168,14 @@ def test_waste_has_the_reasons_of_every_seed_and_shows_those_of_half_a_percent_o
 
 def test_below_the_tables_are_each_reason_for_an_early_end_once_and_the_sums_over_all_runs(tmp_path):
     console = Console(width=160, record=True, file=io.StringIO())
-    runs = {"slow": RUNS["slow"], "fast": [RUNS["fast"][1]] * 2}
+    runs = {"slow": RUNS["slow"], "fast": [RUNS["fast"][1]] * 2, "fast_0": RUNS["slow"][:1]}
+    runs = {name: [replace(run, name=f"{name}_{seed}") for seed, run in enumerate(seeds, 9)]
+            for name, seeds in runs.items()}  # fmt: skip
     target, costs = compare(runs)
     stuck = MethodCost("stuck", [LabRun("b", {}, ended="no prompt")])
-    print_comparison(cost_table(target, costs), [*costs, stuck], tmp_path, console)
+    print_comparison(cost_table(target, costs[:2]), [*costs, stuck], tmp_path, console)
     lines = console.export_text().splitlines()
-    logs = " ".join(f"{tmp_path}/{name}_[0-9]*.jsonl" for name in ("slow", "fast"))
+    logs = " ".join(f"{tmp_path}/{name}.jsonl" for name in ("slow_{9,10}", "fast_{9,10}", "fast_0_9"))
     expected = ["fast ended early: no more data", "stuck ended early: no prompt"]
-    assert lines[-3:] == [*expected, f"600 rollouts in 72 s. Plots: verl-ext report {logs}"]
+    assert lines[-3:] == [*expected, f"800 rollouts in 90 s. Plots: verl-ext report {logs}"]
     assert sum("ended early" in line for line in lines) == 2

@@ -63,10 +63,10 @@ def maximize(
     Raises:
         InvalidValue: ``budget`` is less than ``lower`` needs or more than ``upper`` takes.
     """
+    require_feasible(budget, lower, upper, np.ones(lower.size) if costs is None else costs)
     if costs is not None and (costs == costs[0]).all():
-        budget, costs = np.floor(budget / costs[0] + 1e-9), None
+        budget, costs = np.clip(np.floor(budget / costs[0] + 1e-9), lower.sum(), upper.sum()), None
     unit = np.ones(lower.size) if costs is None else costs
-    require_feasible(budget, lower, upper, unit)
     slack = 1e-9 * float(unit.min())  # rounding of sums of costs
     counts, left = lower.copy(), budget - float(lower @ unit) + slack
     while (eligible := np.flatnonzero((counts < upper) & (unit <= left))).size:

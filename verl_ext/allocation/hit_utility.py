@@ -49,7 +49,7 @@ def allocate(
     costs = None if costs is None else checks.positive("costs", checks.vector("costs", costs, n))
     budget = checks.budget(budget, costs)
     lower = checks.integers("lower", lower, n)
-    most = int(budget if costs is None else budget // costs.min())
+    most = int(budget if costs is None else budget // costs.min() + 1)  # more than fit, so that no budget is too large
     upper = np.full(n, max(most, lower.max())) if upper is None else checks.integers("upper", upper, n)
     # Rounding of lgamma separates equal gains by more than the default tie distance.
     return greedy.maximize(_gain, [alpha, beta], budget, lower, upper, costs=costs, tie=1e-11)
@@ -81,11 +81,9 @@ def utility(successes: ArrayLike, trials: ArrayLike, additional: ArrayLike, *, p
     Raises:
         ValueError: the argument named in the message is not finite, out of range or of the wrong shape.
     """
-    from scipy.special import betaln
-
     alpha, beta = posterior(successes, trials, prior=prior)
     additional = checks.integers("additional", additional, alpha.size)
-    return -np.expm1(betaln(alpha, beta + additional) - betaln(alpha, beta))
+    return -np.expm1(_log_ratio(alpha + beta, additional) - _log_ratio(beta, additional))
 
 
 def prior_from_prediction(success_rates: ArrayLike, strength: ArrayLike = 2.0) -> tuple[np.ndarray, np.ndarray]:
@@ -102,23 +100,24 @@ def prior_from_prediction(success_rates: ArrayLike, strength: ArrayLike = 2.0) -
     return strength * rates, strength * (1 - rates)
 
 
-def _gain(alpha: np.ndarray, beta: np.ndarray) -> greedy.Gain:
+def _log_ratio(z: np.ndarray, step: np.ndarray) -> np.ndarray:
+    """log(gamma(z) / gamma(z + step))."""
     from scipy.special import gammaln  # half of this package's import time
 
-    def log_ratio(z: np.ndarray, step: np.ndarray) -> np.ndarray:
-        """log(gamma(z) / gamma(z + step))."""
-        ratio = gammaln(z) - gammaln(z + step)
-        far = np.flatnonzero(z > FAR)
-        if far.size:
-            z, step = z[far], step[far]
-            ratio[far] = step * (1 - np.log(z + step)) - (z - 0.5) * np.log1p(step / z)
-            ratio[far] += (1 / z - 1 / (z + step)) / 12
-        return ratio
+    ratio = gammaln(z) - gammaln(z + step)
+    far = np.flatnonzero(z > FAR)
+    if far.size:
+        z, step = z[far], step[far]
+        ratio[far] = step * (1 - np.log(z + step)) - (z - 0.5) * np.log1p(step / z)
+        ratio[far] += (1 / z - 1 / (z + step)) / 12
+    return ratio
 
+
+def _gain(alpha: np.ndarray, beta: np.ndarray) -> greedy.Gain:
     step = alpha + 1
-    constant = np.log(alpha) - np.log(alpha + beta) - log_ratio(beta, step)
+    constant = np.log(alpha) - np.log(alpha + beta) - _log_ratio(beta, step)
 
     def gain(groups: np.ndarray | slice, counts: np.ndarray) -> np.ndarray:
-        return np.exp(constant[groups] + log_ratio(beta[groups] + counts, step[groups]))
+        return np.exp(constant[groups] + _log_ratio(beta[groups] + counts, step[groups]))
 
     return gain

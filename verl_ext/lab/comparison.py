@@ -14,9 +14,18 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from verl_ext.lab.report.accuracy import ROLLOUTS, SECONDS, accuracy_against, common_target, first_at
+from verl_ext.lab.report.accuracy import (
+    NO_GAIN,
+    ROLLOUTS,
+    SECONDS,
+    accuracy_against,
+    common_target,
+    first_at,
+    gains,
+    points,
+)
 from verl_ext.lab.report.runs import Run
-from verl_ext.lab.report.summary import TRAINED, destinations, groups_per_1000, with_gradient
+from verl_ext.lab.report.summary import destinations, groups_per_1000, with_gradient
 from verl_ext.lab.report.tables import GROUPS_PER_1000
 from verl_ext.lab.table import NOTHING, Table, mean_times_fewer, number
 
@@ -53,11 +62,6 @@ class LabRun(Run):
     def rollouts(self) -> int:
         """Rollouts sampled in the whole run."""
         return int(self.last(ROLLOUTS) or 0)
-
-    @property
-    def trained(self) -> bool:
-        """Whether any step trained on rollouts."""
-        return any(record.get(TRAINED, 0.0) > 0 for record in self.records.values())
 
 
 @dataclass(frozen=True)
@@ -120,12 +124,10 @@ def compare(runs: Mapping[str, Sequence[LabRun]], target: float | None = None) -
 
     Args:
         runs: by method, one run per seed.
-        target: accuracy in [0, 1]; None: the best accuracy reached by every run that trained. A run without a trained
-            step does not count: it has the accuracy of the start, which every run reaches at no cost.
+        target: accuracy in [0, 1]; None: that of :func:`~verl_ext.lab.report.accuracy.common_target`.
     """
     if target is None:
-        everything = [run for seeds in runs.values() for run in seeds]
-        target = common_target([run for run in everything if run.trained] or everything) or 0.0
+        target = common_target([run for seeds in runs.values() for run in seeds]) or 0.0
     return target, [MethodCost(name, seeds, target) for name, seeds in runs.items()]
 
 
@@ -144,12 +146,25 @@ def print_comparison(cost: Table, costs: Sequence[MethodCost], out: Path, consol
         for reason in each.ended():
             console.print(Text(f"{each.name} ended early: {reason}"))
     everything = [run for each in costs for run in each.runs]
+    validated = {run.name: found for run in everything if run.records and (found := points(run))}
+    stuck = [name for name, found in validated.items() if not gains(found)]
+    if 0 < len(stuck) < len(validated):
+        console.print(Text(f"{NO_GAIN}: {', '.join(stuck)}."))
     rollouts, seconds = sum(run.rollouts for run in everything), sum(run.duration for run in everything)
-    # In the order of the methods, since a report's first run is its reference. Runs without a step have no log.
-    logged = [out / each.name for each in costs if any(run.records for run in each.runs)]
-    logs = " ".join(f"{shlex.quote(str(log))}_[0-9]*.jsonl" for log in logged)
+    # In the order of the methods, since a report's first run is its reference.
+    logs = " ".join(_logs(each, out) for each in costs if any(run.records for run in each.runs))
     ending = f"{rollouts:,} rollouts in {seconds:.0f} s. Plots: verl-ext report {logs}"
     console.print(Text(ending), soft_wrap=True)  # a line break would cut the command in two
+
+
+def _logs(cost: MethodCost, out: Path) -> str:
+    """The logs of a method's runs, for a shell: ``<method>_{0,1,2}.jsonl``. Runs without a step have no log.
+
+    A pattern such as ``<method>_*.jsonl`` would also find runs of earlier commands.
+    """
+    seeds = [run.name.removeprefix(f"{cost.name}_") for run in cost.runs if run.records]
+    listed = f"{{{','.join(seeds)}}}" if len(seeds) > 1 else seeds[0]
+    return f"{shlex.quote(str(out / cost.name))}_{listed}.jsonl"
 
 
 def mean(values: Values) -> float | None:
@@ -190,7 +205,7 @@ def cost_table(target: float, costs: Sequence[MethodCost]) -> Table:
     header = ("method", "rollouts", "times fewer", "groups per 1,000", "tokens", "seconds", "steps", "best accuracy")
     caption = (
         "Times fewer: the first method's rollouts divided by the row's; geometric mean over the seeds' ratios. "
-        f"{GROUPS_PER_1000}"
+        f"{GROUPS_PER_1000} up to the target, or of the whole run if it misses it."
     )
     return Table(title, header, rows, caption, expendable=("steps", "seconds", "tokens"))
 
@@ -200,19 +215,14 @@ def step_table(costs: Sequence[MethodCost]) -> Table:
 
     The methods have no target, so the groups with a gradient are those of whole runs, too.
     """
-    reference = mean(costs[0].average(SECONDS))
-
-    def times_longer(cost: MethodCost) -> float | None:
-        seconds = mean(cost.average(SECONDS))
-        return seconds / reference if seconds and reference else None
-
+    reference = costs[0].average(SECONDS)
     rows = [
         (
             cost.name,
             spread(cost.average("rollouts/sampled")),
             spread(cost.average("tokens/sampled"), ".2f", 1e-6),
             spread(cost.average(SECONDS), ".0f"),
-            number(times_longer(cost)),
+            number(mean_times_fewer(cost.average(SECONDS), reference)),  # the row's seconds / the reference's
             spread(cost.average("timing_s/gen"), ".0f"),
             spread(cost.with_gradient(), ".1f", 100, " %"),
             spread(cost.groups_per_1000(), ".1f"),
@@ -222,7 +232,13 @@ def step_table(costs: Sequence[MethodCost]) -> Table:
     title = f"A training step; mean ± standard deviation of {len(costs[0].runs)} seeds"
     header = ("method", "rollouts", "tokens, M", "seconds", "times longer", "generation, s", "sampled with a gradient",
               "groups per 1,000")  # fmt: skip
-    return Table(title, header, rows, GROUPS_PER_1000, expendable=("generation, s", "times longer", "tokens, M"))
+    return Table(
+        title,
+        header,
+        rows,
+        f"{GROUPS_PER_1000} of the whole run.",
+        expendable=("generation, s", "times longer", "tokens, M"),
+    )
 
 
 def waste_table(costs: Sequence[MethodCost]) -> Table:

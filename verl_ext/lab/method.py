@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -127,6 +127,21 @@ class Method:
     def train_batch_size(self) -> int:
         """Prompts of a full batch."""
         return int(self.config.rollout_policy.get("train_batch_size", self.config.data.train_batch_size))
+
+
+def check_names(methods: Sequence[Method]) -> None:
+    """Raise ValueError if two methods have one name, so that their logs would be one file."""
+    names = [method.name for method in methods]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"methods: two of them are named {twice}; write one as name:recipe.")
+
+
+def check_prompts(method: Method, prompts: int) -> None:
+    """Raise ValueError if the data has too few prompts for a step of the method."""
+    needed = method.train_batch_size
+    if prompts < needed:
+        raise ValueError(f"prompts={prompts}: a training step of {method.name} needs {needed} different prompts.")
 
 
 def recipe_panels() -> list[Panel]:

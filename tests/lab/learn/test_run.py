@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
 from itertools import cycle
+from pathlib import Path
 
+import numpy as np
 import pytest
 from support.learner import LEVELS, files, prepare
 from support.runs import write_log
@@ -107,6 +110,27 @@ def test_an_interrupted_run_goes_on_bit_by_bit(tmp_path, text):
     assert records(files(whole).log) == records(files(parts).log)
     for one, other in zip(uninterrupted.model.parameters(), last.model.parameters(), strict=True):
         assert one.equal(other)
+
+
+@pytest.mark.parametrize("belief", [np.zeros(3), {1, 2}, float("nan")])
+def test_a_state_that_training_could_not_save_is_refused_at_the_first_measurement(tmp_path, belief):
+    run = prepare("grpo n=4", length=Length(rollouts=200, test_every=64))
+    run.controller.policy.state_dict = lambda: {"version": 1, "belief": belief}
+    with pytest.raises(RuntimeError, match=r"^The state of Uniform is not JSON .*; see Uniform\.state_dict\.$"):
+        learn(run, files(tmp_path))
+    assert [step for step, _ in records(files(tmp_path).log)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda log: os.truncate(log, 100)])
+def test_a_state_with_numbers_of_numpy_is_read_and_one_without_its_log_is_not(tmp_path, damage):
+    run = prepare("grpo n=4", length=Length(rollouts=64, test_every=32))
+    run.controller.policy.state_dict = lambda: {"version": 1, "belief": np.float64(0.5)}
+    saved = files(tmp_path)
+    saved.log.write_text("x" * 200)
+    saved.save(run)
+    assert saved.load()["controller"]["policy"]["state"]["belief"] == 0.5
+    damage(saved.log)
+    assert saved.load() is None
 
 
 def test_the_time_of_a_step_is_without_its_validation(monkeypatch):

@@ -5,7 +5,7 @@ import json
 import pytest
 from support.runs import training_steps, write_log, write_run
 
-from verl_ext.lab.report.accuracy import accuracy_against, points
+from verl_ext.lab.report.accuracy import NO_GAIN, accuracy_against, points
 from verl_ext.lab.report.ratio import paired
 from verl_ext.lab.report.runs import Run, read_run
 from verl_ext.lab.report.summary import (
@@ -59,6 +59,23 @@ def test_the_steps_between_validations_are_compared(tmp_path):
     assert not any("different steps, and" in note for note in alike["notes"])
 
 
+def test_runs_validated_every_500_rollouts_are_alike_whatever_their_rollouts_a_step(tmp_path):
+    """As `verl-ext learn` validates: with the step that passes the next 500 rollouts."""
+    values = {
+        "grpo": (64, [0.5, *[None] * 7, 0.6, *[None] * 7, 0.7]),
+        "hora": (280, [0.5, None, 0.7, None, 0.7]),
+        "often": (64, [0.5, None, None, 0.7]),
+    }
+    runs = {f"{name}_{seed}": (each, size + seed) for name, (size, each) in values.items() for seed in (0, 1)}
+    paths = {name: write_run(tmp_path / f"{name}.jsonl", *run) for name, run in runs.items()}
+    summary = summary_of([path for name, path in paths.items() if not name.startswith("often")])
+    assert [run["rollouts_between_validations"] for run in summary["runs"]] == [512, 520, 560, 562]
+    ratio = paired((1024, 1040), (560, 562))
+    assert summary["methods"][1]["times_fewer_rollouts_interval"] == [ratio.low, ratio.high]
+    assert any(note.endswith("earlier: grpo every 8; hora every 2.") for note in summary["notes"])
+    assert summary_of(paths.values())["methods"][2]["times_fewer_rollouts_interval"] is None
+
+
 def test_a_target_of_ones_own(two):
     summary = summary_of(two, 0.8)
     assert summary["target_accuracy"] == 0.8 and "every run" not in summary["rule"]
@@ -109,6 +126,16 @@ def test_a_run_that_has_not_trained_a_step_yet_is_left_out(tmp_path):
         "Runs left out, since they have not trained a step yet: hora_3; vip.",
         "Taken as seeds: hora 1, 2.",
     ]
+
+
+def test_a_run_that_learns_nothing_leaves_the_target_to_the_others(tmp_path):
+    """A run without a validation before its first step may have been better than at its start."""
+    runs = {"grpo": [0.3, 0.5, 0.7], "stuck": [0.3, 0.2, 0.3]}
+    paths = [write_run(tmp_path / f"{name}.jsonl", values, 10) for name, values in runs.items()]
+    summary = summary_of(paths)
+    assert summary["target_accuracy"] == 0.7 and f"{NO_GAIN}: stuck." in summary["notes"]
+    late = summary_of([*paths, write_run(tmp_path / "late.jsonl", [None, 0.6, 0.5], 10)])
+    assert late["target_accuracy"] == 0.6 and f"{NO_GAIN}: stuck." in late["notes"]
 
 
 def validated(path, steps, rollouts=100):
@@ -227,7 +254,7 @@ def rewarded(path, rewards, source="x"):
 
 
 def test_mean_rewards_within_0_and_1_are_the_accuracy_where_there_is_no_acc(tmp_path):
-    paths = [rewarded(tmp_path / "a.jsonl", [0.0, 1.0]), validated(tmp_path / "b.jsonl", [{"x": 0.5}] * 2)]
+    paths = [rewarded(tmp_path / "a.jsonl", [0.0, 1.0]), validated(tmp_path / "b.jsonl", [{"x": 0.4}, {"x": 0.5}])]
     summary = summary_of(paths)
     assert [run["best_accuracy"] for run in summary["runs"]] == [1.0, 0.5] and summary["target_accuracy"] == 0.5
     assert "The accuracy is the mean reward, since the reward function returns no acc: a x." in summary["notes"]

@@ -85,7 +85,7 @@ def test_a_refused_run_leaves_no_empty_log(tmp_path):
     ("arguments", "message"),
     [
         (["ppo"], "begins with one of dynamic_sampling, greso, grpo"),
-        (["grpo n=8", "grpo n=8"], "need different names"),
+        (["grpo n=8", "grpo n=8"], "two of them are named grpo-n=8; write one as name:recipe"),
         (["grpo", "--population", "hard"], "population='hard' is not valid"),
         (["grpo n=1"], "rollout_policy.n=1 is not valid"),
         (["grpo", "--mode", "async"], "mode=async is not valid: use one of sync, colocate_async"),

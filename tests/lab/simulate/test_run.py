@@ -101,7 +101,7 @@ def test_predictions_from_texts_are_as_good_as_the_embeddings():
 
 
 def test_too_few_prompts_are_refused():
-    with pytest.raises(ValueError, match="prompts=120: a training step needs 128"):
+    with pytest.raises(ValueError, match="prompts=120: a training step of grpo needs 128"):
         simulate(Method.parse("grpo", 128), WORLD, 0)
 
 

@@ -84,6 +84,8 @@ def test_the_numbers_of_a_method_are_means_over_its_repeats(two_recipes):
         per_thousand = [1000 * run.gradient_groups / run.sampled for run in runs]
         assert method["gradient_groups_per_1000"] == pytest.approx(np.mean(per_thousand))
         assert method["gradient_groups_per_1000_range"] == [min(per_thousand), max(per_thousand)]
+        own = other["methods"]["the log"]["gradient_groups_per_1000"]
+        assert method["times_fewer_rollouts"] == pytest.approx(np.prod(per_thousand) ** (1 / len(runs)) / own)
         sampled, gained = (sum(getattr(run, number) for run in runs) for number in ("sampled", "gradient_rollouts"))
         assert method["sampled_with_gradient"] == pytest.approx(gained / sampled)
         assert sum(filter(None, method["share_of_rollouts"].values())) == pytest.approx(1)

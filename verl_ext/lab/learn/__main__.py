@@ -45,7 +45,7 @@ def main(
     test_every: Annotated[int, typer.Option(min=1, help="Rollouts between two measurements.")] = 500,
     lr: Annotated[str, typer.Option(help=f"Learning rate (0.001). {SWEPT}")] = "",
     n: Annotated[str, typer.Option(help=f"Rollouts per trained prompt (the recipe's). {SWEPT}")] = "",
-    batch_size: Annotated[str, typer.Option(help=f"Prompts per step. {SWEPT}")] = "8",
+    batch_size: Annotated[str, typer.Option(help=f"Prompts per step (8, or the method's). {SWEPT}")] = "",
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each method and setting.")] = 3,
     first_seed: Annotated[int, typer.Option(min=0, help="Seed of the first run.")] = 0,
     processes: Annotated[int, typer.Option(min=1, help="Runs at a time, one core each.")] = 1,
@@ -77,7 +77,7 @@ def main(
         if isinstance(source, WorldSource):
             _warm_up(source, console)
         check(jobs)
-        runs = _run(jobs, processes, console)
+    runs = _run(jobs, processes, console)
     by_method: dict[str, list[LabRun]] = {}
     for job, run in zip(jobs, runs, strict=True):
         by_method.setdefault(job.method.name, []).append(run)

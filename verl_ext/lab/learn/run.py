@@ -24,13 +24,14 @@ from verl_ext.lab.learn.engine import LearnerEngine
 from verl_ext.lab.learn.sampler import success_rates
 from verl_ext.lab.learn.update import Learner, Training, rows_of
 from verl_ext.lab.learn.worlds import World
-from verl_ext.lab.method import Method
+from verl_ext.lab.method import Method, check_prompts
 from verl_ext.lab.report.accuracy import ROLLOUTS
 from verl_ext.lab.report.runs import first_data, read_run
 from verl_ext.lab.simulate.population import logit
 from verl_ext.lab.simulate.run import epochs, start_policy
 
 OnStep = Callable[[int, Mapping[str, float]], None]
+MADE = "model of the world"
 LEVEL = re.compile(r"val-aux/.+/acc/level_-?\d+")
 """Metrics in the first line of every log of this module. No other command's log has them there."""
 
@@ -75,8 +76,8 @@ class LearningRun:
     def __init__(self, method: Method, world: World, length: Length, seed: int):
         config = method.config.copy()
         OmegaConf.update(config, "data.max_response_length", world.limit)
-        check_prompts(method, world)
         training, prompts = Training.of(config), len(world.train)
+        check_prompts(method, prompts)
         policy = start_policy(method, logit(world.rates), seed, length.embedding_correlation, None)
         self.world, self.length, self.seed = world, length, seed
         self.temperature = training.temperature
@@ -140,13 +141,22 @@ class LearningRun:
         return {f"val-core/{world.name}/acc/mean@1": float(rates.mean()), **values}
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything from which :meth:`load_state_dict` continues, bit by bit."""
+        """Everything from which :meth:`load_state_dict` continues, bit by bit.
+
+        Raises:
+            RuntimeError: the policy's state is not JSON, so a training could not save it either.
+        """
+        try:
+            controller = json.loads(json.dumps(self.controller.state_dict(), allow_nan=False))
+        except (TypeError, ValueError) as error:
+            name = type(self.controller.policy).__name__
+            raise RuntimeError(f"The state of {name} is not JSON ({error}); see {name}.state_dict.") from error
         return {
             "model": self.model.state_dict(),
             "learner": self.learner.state_dict(),
             "generator": self.generator.get_state(),
             "engine": self.engine.state_dict(),
-            "controller": self.controller.state_dict(),
+            "controller": controller,
             "sampled": self.sampled,
             "duration": self.duration,
         }
@@ -161,13 +171,6 @@ class LearningRun:
         prompts = self.controller.prompts
         prompts.rows = epochs(prompts.rows_per_epoch, self.seed, prompts.seen_total)
         self.sampled, self.duration = state["sampled"], state["duration"]
-
-
-def check_prompts(method: Method, world: World) -> None:
-    """Raise ValueError if the world has too few prompts for a step of the method."""
-    prompts, needed = len(world.train), method.train_batch_size
-    if prompts < needed:
-        raise ValueError(f"prompts={prompts}: a training step of {method.name} needs {needed} different prompts.")
 
 
 @dataclass(frozen=True)
@@ -214,10 +217,12 @@ class Files:
         return self.result.exists()
 
     def load(self) -> dict[str, Any] | None:
-        """The saved state, with the log cut back to it; None: no state is saved, so the run begins anew."""
-        if not self.state.exists():
+        """The saved state, with the log cut back to it; None: no state is saved, or its log is lost: begin anew."""
+        if not self.state.exists() or not self.log.exists():
             return None
         state = self._read_state()
+        if self.log.stat().st_size < state["logged"]:
+            return None
         os.truncate(self.log, state["logged"])
         return state["run"]
 
@@ -247,7 +252,7 @@ class Files:
 
     def _compare(self, settings: Mapping[str, Any], file: Path) -> None:
         mine = json.loads(json.dumps(dict(self.settings)))
-        settings = {"code": mine.get("code"), **settings}  # runs of earlier versions do not have it
+        settings = {key: mine.get(key) for key in ("code", MADE)} | settings  # earlier versions did not note these
         differ = sorted(key for key in {*mine, *settings} if mine.get(key) != settings.get(key))
         if differ:
             raise ValueError(f"{file} is of a run with another {', '.join(differ)}; choose another --out or remove it.")

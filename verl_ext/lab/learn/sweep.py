@@ -14,19 +14,23 @@ from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from omegaconf import OmegaConf
 
 from verl_ext.data.schema import sha256
 from verl_ext.lab.comparison import LabRun
-from verl_ext.lab.learn.run import Files, LearningRun, Length, check_prompts, learn
+from verl_ext.lab.learn.run import MADE, Files, LearningRun, Length, learn
 from verl_ext.lab.learn.update import KEYS, Training
-from verl_ext.lab.learn.worlds import World
-from verl_ext.lab.method import Method
+from verl_ext.lab.learn.worlds import World, WorldSource, _digest
+from verl_ext.lab.method import Method, check_names, check_prompts
+from verl_ext.lab.simulate.population import logit
+from verl_ext.lab.simulate.run import stand_ins, start_policy
 from verl_ext.resolvers import REFERENCE, register_resolvers
 
 LR = "actor_rollout_ref.actor.optim.lr"
 N = "actor_rollout_ref.rollout.n"
+PROMPTS = 8  # of a training step
 LOOK = 0.2  # seconds between two looks at the processes
 OnProgress = Callable[[str, int], None]
 
@@ -53,12 +57,14 @@ class Job:
         """The run's files, with the settings that tell it from another run of the same name.
 
         ``code`` is a hash of the file with the policy's class. A change in a file imported there goes unnoticed.
+        Another version of torch makes another model and other prompts in a world of the same name.
         """
         config = OmegaConf.to_container(self.method.config, resolve=False)
         code = sha256(Path(inspect.getfile(self.method.policy_class)))
         settings = {
             "method": config,
             "world": repr(self.source),
+            MADE: _digest() if isinstance(self.source, WorldSource) else None,
             "length": repr(self.length),
             "seed": self.seed,
             "code": code,
@@ -73,15 +79,16 @@ class Job:
 def variants(text: str, lrs: Sequence[float], ns: Sequence[int], batch_sizes: Sequence[int]) -> list[Method]:
     """The method in every combination of learning rate, rollouts per prompt and prompts per step.
 
-    With an empty list of ``lrs`` or ``ns``, the method keeps its own value; ``batch_sizes`` is never empty. A value is
-    part of the name if its list has several values. ``settings_for`` of the policy says how it divides ``n`` rollouts.
+    With an empty list, the method keeps its own value; without a number of prompts of its own, it has
+    :data:`PROMPTS` per step. A value is part of the name if its list has several values. ``settings_for`` of the policy
+    says how it divides ``n`` rollouts.
 
     Raises:
         ValueError: no such method, it sets a swept value itself, or the policy or the learner refuses its settings.
     """
     found = []
-    for lr, n, size in itertools.product(lrs or [None], ns or [None], batch_sizes):
-        method = Method.parse(text, size, KEYS)
+    for lr, n, size in itertools.product(lrs or [None], ns or [None], batch_sizes or [None]):
+        method = Method.parse(text, size or PROMPTS, KEYS)
         parts = []
         if lr is not None:
             method = _with(method, text, {LR: lr})
@@ -89,10 +96,12 @@ def variants(text: str, lrs: Sequence[float], ns: Sequence[int], batch_sizes: Se
         if n is not None:
             method = _with(method, text, _for_n(method, text, n))
             parts += [f"n={n}"] * (len(ns) > 1)
-        if method.train_batch_size != size:
-            raise ValueError(f"method={text!r} sets data.train_batch_size, and --batch-size too; leave one out.")
+        if size is not None and method.train_batch_size != size:
+            own = next((word.split("=")[0] for word in text.split() if "train_batch_size=" in word), "train_batch_size")
+            raise ValueError(f"method={text!r} sets {own}, and --batch-size too; leave one out.")
         Training.of(method.config)
-        method.policy(0)
+        with stand_ins(method, np.zeros(2), 0, 0.5) as features:  # no run needs the text model
+            method.policy(0, features)
         parts += [f"batch={size}"] * (len(batch_sizes) > 1)
         found.append(method.renamed("-".join([method.name, *parts])))
     return found
@@ -126,15 +135,17 @@ def check(jobs: Sequence[Job]) -> None:
     """Refuse, before anything runs, jobs that cannot run.
 
     Raises:
-        ValueError: two jobs have one name, a run of other settings has the name, or a world has too few prompts.
+        ValueError: two jobs have one name, a run of other settings has the name, a world has too few prompts, or a
+            policy refuses the world.
     """
-    names = [job.files.name for job in jobs]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise ValueError(f"methods: two of them are named {twice.rpartition('_')[0]}; write one as name:recipe.")
+    for seed in {job.seed for job in jobs}:
+        check_names([job.method for job in jobs if job.seed == seed])
     for job in jobs:
         job.files.check()
-        check_prompts(job.method, _world(job.source))
+    for job in {job.method.name: job for job in jobs}.values():
+        world = _world(job.source)
+        check_prompts(job.method, len(world.train))
+        start_policy(job.method, logit(world.rates), job.seed, job.length.embedding_correlation, None)
 
 
 def run_all(jobs: Sequence[Job], processes: int, on_progress: OnProgress) -> list[LabRun]:

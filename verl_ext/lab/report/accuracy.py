@@ -7,11 +7,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from statistics import median_high
 
 from verl_ext.lab.plot import Series
 from verl_ext.lab.report.runs import Run, as_series
 
 ROLLOUTS, TOKENS, SECONDS = "rollouts/sampled_total", "tokens/sampled_total", "timing_s/step"
+NO_GAIN = "Runs never better than before their first step, so a common target is that of the other runs"
 ACCURACY = re.compile(r"val-core/(?P<source>.+)/acc/mean@(?P<samples>\d+)")
 REWARD = re.compile(r"val-core/(?P<source>.+)/reward/mean@\d+")
 
@@ -142,9 +144,19 @@ def accuracy_against(run: Run, unit: str) -> Series:
 
 
 def common_target(runs: Sequence[Run]) -> float | None:
-    """The best accuracy that every run with a validation reached: the smallest of the runs' best accuracies."""
-    best = [max(point.accuracy for point in found) for found in map(points, runs) if found]
-    return min(best, default=None)
+    """The smallest of the best accuracies of the runs with a validation; None if there is no such run.
+
+    Runs without a gain do not count if others have one: every run reaches the accuracy of the start at no cost.
+    """
+    found = [validations for validations in map(points, runs) if validations]
+    counted = list(filter(gains, found)) or found
+    return min((max(point.accuracy for point in validations) for validations in counted), default=None)
+
+
+def gains(validations: Sequence[Point]) -> bool:
+    """Whether any validation is better than that before the first step; True without a validation before it."""
+    first = validations[0]
+    return first.step > 0 or any(point.accuracy > first.accuracy for point in validations)
 
 
 def first_at(run: Run, target: float | None) -> Point | None:
@@ -166,3 +178,9 @@ def validated_every(validations: Sequence[Point]) -> int | None:
     """The most frequent number of steps between two validations of a run; None for fewer than two."""
     distances = Counter(after.step - before.step for before, after in pairwise(validations))
     return max(distances, key=lambda distance: distances[distance]) if distances else None
+
+
+def rollouts_between(validations: Sequence[Point]) -> float | None:
+    """Median number of rollouts between two validations of a run; None for fewer than two that count them."""
+    counts = [point.rollouts for point in validations if point.rollouts is not None]
+    return median_high(after - before for before, after in pairwise(counts)) if len(counts) > 1 else None

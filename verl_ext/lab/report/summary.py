@@ -12,15 +12,18 @@ import numpy as np
 
 from verl_ext.lab.plot import Series
 from verl_ext.lab.report.accuracy import (
+    NO_GAIN,
     ROLLOUTS,
     SECONDS,
     TOKENS,
     begins_late,
     common_target,
     first_at,
+    gains,
     is_partial,
     on_common_sources,
     points,
+    rollouts_between,
     samples_of,
     sources_by_reward,
     sources_of,
@@ -35,6 +38,8 @@ TRAINED, SIGNAL = "rollouts/trained", "rollouts/effective_ratio"
 GROUPS, GROUP_SIGNAL, SAMPLED = "groups/trained", "groups/effective_ratio", "rollouts/sampled"
 DECIDING = "allocation/seconds"
 DISCARDED = re.compile(r"rollouts/discarded_(.+)_total")
+ALIKE = 1.5
+"""Largest ratio of the rollouts between two validations of runs that are validated equally often."""
 RULE = "Costs to the target are those up to the first validation at or above it."
 EMPTY = "Files without a step, left out, such as those of a start that died before its first step"
 NO_LOG = "Files of a folder left out, since they hold no step of verl's file logger"
@@ -96,7 +101,7 @@ def summarize(runs: Sequence[Run], target: float | None = None) -> dict[str, Any
     Args:
         runs: at least one; the first run that has trained a step, and its method, is the reference of all ratios. Runs
             that have not are left out, unless no run has.
-        target: accuracy in [0, 1]; None: the best accuracy that every run with a validation reached.
+        target: accuracy in [0, 1]; None: that of :func:`~verl_ext.lab.report.accuracy.common_target`.
 
     Raises:
         ValueError: the runs were validated, and on no common data source.
@@ -152,7 +157,9 @@ def _of_run(run: Run, target: float | None) -> dict[str, Any]:
         "best_accuracy": max(accuracies, default=None),
         "rollouts_to_target": reached.rollouts if reached else None,
         "to_target": asdict(reached) if reached else None,
+        "gains": gains(validations) if validations else None,
         "validated_every": validated_every(validations),
+        "rollouts_between_validations": rollouts_between(validations),
         "groups_per_1000": groups_per_1000(run),
         "destinations": {part: float(counts[-1]) for part, counts in destinations(run).items()},
         "deciding_median_seconds": float(np.median(deciding)) if deciding.size else None,
@@ -217,13 +224,20 @@ def _interval(reference: Sequence[float], method: Sequence[float]) -> list[float
 
 
 def validated_alike(rows: Mapping[str, Mapping[str, Any]], names: Iterable[str]) -> bool:
-    """Whether the runs were validated equally often: runs validated more often reach a target earlier.
+    """Whether the runs were validated equally often, in steps or in rollouts.
+
+    A run that is validated more often reaches a target earlier. ``verl-ext learn`` validates by rollouts, so there the
+    steps between two validations differ between methods.
 
     Args:
         rows: each run's numbers by the run's name.
         names: of the runs; those with fewer than two validations do not count.
     """
-    return len({rows[name]["validated_every"] for name in names} - {None}) < 2
+    known = [rows[name] for name in names if rows[name]["validated_every"] is not None]
+    if len({row["validated_every"] for row in known}) < 2:
+        return True
+    rollouts = [row["rollouts_between_validations"] for row in known]
+    return None not in rollouts and max(rollouts) <= ALIKE * min(rollouts)
 
 
 def _notes(
@@ -272,6 +286,9 @@ def _notes(
             runs, lambda run: None if (every := rows[run.name]["validated_every"]) is None else f"every {every}"
         ),
         "Validated with different numbers of samples": _differing(runs, samples_of),
+        NO_GAIN: [name for name, row in rows.items() if row["gains"] is False]
+        if any(row["gains"] for row in rows.values())
+        else [],
         "Time unknown, since the log begins after step 1": [
             f"{run.name} begins at step {run.steps[0]}"
             for run in runs

@@ -7,7 +7,7 @@ from typing import Any
 
 from verl_ext.lab.table import NOTHING, Table, count, number, percent
 
-GROUPS_PER_1000 = "Groups per 1,000: trained groups with a gradient per 1,000 sampled rollouts."
+GROUPS_PER_1000 = "Groups per 1,000: trained groups with a gradient per 1,000 sampled rollouts"
 
 
 def tables(summary: dict[str, Any]) -> list[Table]:
@@ -77,7 +77,7 @@ def _of_costs(summary: dict[str, Any]) -> Table | None:
             )
         )
     header = ("run", "trained", "discarded", "failed", "buffered", "groups per 1,000", "time", "deciding", "of step")
-    caption = f"{GROUPS_PER_1000} Deciding: the policy's own computation, median over steps."
+    caption = f"{GROUPS_PER_1000} of the whole run. Deciding: the policy's own computation, median over steps."
     return Table("Where rollouts and time went", header, rows, caption) if rows else None
 
 

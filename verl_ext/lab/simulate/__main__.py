@@ -19,10 +19,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from verl_ext.errors import option_errors
 from verl_ext.files import check_folder
 from verl_ext.lab.comparison import LabRun, MethodCost, Methods, print_comparison, step_table
+from verl_ext.lab.method import check_names
 from verl_ext.lab.report.runs import first_data
 from verl_ext.lab.simulate import Method, World, simulate
 from verl_ext.lab.simulate.engine import PrefixEffect
 from verl_ext.lab.simulate.engine_speed import EngineSpeed, LengthModel
+from verl_ext.lab.simulate.run import start
 from verl_ext.lab.table import open_console
 
 MARK = "simulation/seed"
@@ -88,7 +90,14 @@ def main(
             prefixes=PrefixEffect(prefix_gain, prefix_gain_spread, prefix_curvature),
         )
         chosen = [Method.parse(text, batch_size) for text in methods]
-        runs = run_all(chosen, world, seeds, out, console)
+        check_names(chosen)
+        for method in chosen:
+            start(method, world, 0)
+        earlier = _earlier_logs(chosen, out)
+    out.mkdir(parents=True, exist_ok=True)
+    for log in earlier:  # a rerun with fewer seeds would leave those of the earlier command beside its own
+        log.unlink()
+    runs = run_all(chosen, world, seeds, out, console)
     costs = [MethodCost(name, members) for name, members in runs.items()]
     print_comparison(step_table(costs), costs, out, console)
 
@@ -96,18 +105,10 @@ def main(
 def run_all(methods: list[Method], world: World, seeds: int, out: Path, console: Console) -> dict[str, list[LabRun]]:
     """Run every method with every seed, and log each run to ``out/<method>_<seed>.jsonl`` as verl's file logger does.
 
-    Raises:
-        ValueError: two methods have the same name, or :func:`simulate` refuses one.
+    The methods have different names, and the folder exists.
     """
-    names = [method.name for method in methods]
-    if len(set(names)) < len(names):
-        raise ValueError(f"methods: {', '.join(names)} need different names; write one as name:recipe.")
-    out.mkdir(parents=True, exist_ok=True)
-    # A report averages the seeds of a method, so none of an earlier command may stay.
-    for earlier in _earlier_logs(names, out):
-        earlier.unlink()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    runs: dict[str, list[LabRun]] = {name: [] for name in names}
+    runs: dict[str, list[LabRun]] = {method.name: [] for method in methods}
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("steps", total=len(methods) * seeds * world.steps)
         for number, (method, seed) in enumerate((m, s) for m in methods for s in range(seeds)):
@@ -128,7 +129,7 @@ def run_all(methods: list[Method], world: World, seeds: int, out: Path, console:
     return runs
 
 
-def _earlier_logs(names: list[str], out: Path) -> list[Path]:
+def _earlier_logs(methods: list[Method], out: Path) -> list[Path]:
     """Logs that earlier simulations of the methods have left in ``out``.
 
     Raises:
@@ -136,9 +137,9 @@ def _earlier_logs(names: list[str], out: Path) -> list[Path]:
     """
     found = [
         log
-        for name in names
-        for log in sorted(out.glob(f"{glob.escape(name)}_*.jsonl"))
-        if log.stem.removeprefix(f"{name}_").isdecimal()
+        for method in methods
+        for log in sorted(out.glob(f"{glob.escape(method.name)}_*.jsonl"))
+        if log.stem.removeprefix(f"{method.name}_").isdecimal()
     ]
     for log in found:
         if MARK not in first_data(log):

@@ -6,6 +6,7 @@ import itertools
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from verl_ext import checks
 from verl_ext.controller import RolloutController
 from verl_ext.errors import CannotFillBatch
 from verl_ext.lab.comparison import LabRun
-from verl_ext.lab.method import Method
+from verl_ext.lab.method import Method, check_prompts
 from verl_ext.lab.simulate.engine import PrefixEffect, SimulatedEngine
 from verl_ext.lab.simulate.engine_speed import EngineSpeed, LengthModel
 from verl_ext.lab.simulate.population import draw_logits, stand_in_features
@@ -74,13 +75,7 @@ def simulate(
         ValueError: the policy, the population or a model refuses its settings.
     """
     started = time.perf_counter()
-    logits = draw_logits(world.population, world.prompts, np.random.default_rng(DATA_SEED))
-    if logits.size < method.train_batch_size:
-        raise ValueError(f"prompts={logits.size}: a training step needs {method.train_batch_size} different prompts.")
-    policy = start_policy(method, logits, seed, world.embedding_correlation, world.steps)
-    rng = np.random.default_rng([seed, 1])
-    engine = SimulatedEngine(logits, world.lengths, world.speed, world.prefixes, rng, policy.reads_trajectories)
-    run = RolloutController(policy, epochs(logits.size, seed), logits.size, engine)
+    run = start(method, world, seed)
     records: dict[int, dict[str, float]] = {}
 
     ended = None
@@ -92,6 +87,16 @@ def simulate(
             break
         on_step(step, records[step])
     return LabRun(f"{method.name}_{seed}", records, duration=time.perf_counter() - started, ended=ended)
+
+
+def start(method: Method, world: World, seed: int) -> RolloutController:
+    """The run before its first step; arguments and errors as of :func:`simulate`."""
+    logits = draw_logits(world.population, world.prompts, np.random.default_rng(DATA_SEED))
+    check_prompts(method, logits.size)
+    policy = start_policy(method, logits, seed, world.embedding_correlation, world.steps)
+    rng = np.random.default_rng([seed, 1])
+    engine = SimulatedEngine(logits, world.lengths, world.speed, world.prefixes, rng, policy.reads_trajectories)
+    return RolloutController(policy, epochs(logits.size, seed), logits.size, engine)
 
 
 def start_policy(
@@ -106,15 +111,25 @@ def start_policy(
         embedding_correlation: of the stand-ins with the logits.
         steps: of the whole run; None: not known.
     """
+    with stand_ins(method, logits, seed, embedding_correlation) as features:
+        policy = method.policy(seed, features)
+        policy.start_run(steps, [""] * logits.size)
+    return policy
+
+
+@contextmanager
+def stand_ins(method: Method, logits: np.ndarray, seed: int, embedding_correlation: float) -> Iterator[Path | None]:
+    """Within the block, a file of stand-ins for embeddings; None for a method that reads no texts.
+
+    The arguments are those of :func:`start_policy`.
+    """
     with tempfile.TemporaryDirectory() as folder:
         features = None
         if method.reads_texts:
             features = Path(folder) / "features.npy"
             rng = np.random.default_rng([seed, 2])
             np.save(features, stand_in_features(logits, embedding_correlation, rng))
-        policy = method.policy(seed, features)
-        policy.start_run(steps, [""] * logits.size)
-    return policy
+        yield features
 
 
 def epochs(prompts: int, seed: int, seen: int = 0) -> Iterator[Prompt]:

@@ -12,7 +12,7 @@ from verl_ext.estimation.by_name import BY_TEXT
 from verl_ext.lab.method import Method
 from verl_ext.lab.report.runs import Run
 from verl_ext.lab.report.summary import SAMPLED
-from verl_ext.lab.table import times_fewer
+from verl_ext.lab.table import mean_times_fewer
 from verl_ext.lab.waste import prediction
 from verl_ext.lab.waste.counterfactual import ASSUMPTION, Spending, recipe_method, spend, spending_of_log
 from verl_ext.lab.waste.from_metrics import DISCARDED, reason_of
@@ -108,7 +108,8 @@ def analyse(
     own = methods[LOG]["gradient_groups_per_1000"]
     for name, each in methods.items():
         known = selection is None or name == LOG
-        each["times_fewer_rollouts"] = times_fewer(each["gradient_groups_per_1000"], own) if known else None
+        rates = _per_1000(spendings[name])
+        each["times_fewer_rollouts"] = mean_times_fewer(rates, [own] * len(rates)) if known else None
     summary = {
         "log": _facts(log),
         "budget": budget,
@@ -252,7 +253,7 @@ def _mean(spendings: Sequence[Spending]) -> dict[str, Any]:
     """Means over repeats; for groups with a gradient per 1,000 rollouts also the range."""
     rollouts = sum(spending.rollouts_in_band for spending in spendings)
     prompts = sum(spending.prompts_in_band for spending in spendings)
-    per_thousand = [1000 * each.gradient_groups / each.sampled for each in spendings if each.sampled]
+    per_thousand = _per_1000(spendings)
     sums = {
         name: sum(getattr(spending, name) for spending in spendings)
         for name in ("trained_groups", "trained_rollouts", "gradient_groups", "gradient_rollouts", "sampled")
@@ -278,6 +279,11 @@ def _mean(spendings: Sequence[Spending]) -> dict[str, Any]:
         "short_steps": float(np.mean([spending.short_steps for spending in spendings])),
         "stopped": next((spending.stopped for spending in spendings if spending.stopped), None),
     }
+
+
+def _per_1000(spendings: Sequence[Spending]) -> list[float]:
+    """Groups with a gradient per 1,000 sampled rollouts, of each repeat that sampled any."""
+    return [1000 * each.gradient_groups / each.sampled for each in spendings if each.sampled]
 
 
 def _share(part: int, whole: int) -> float | None:
