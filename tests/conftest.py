@@ -7,11 +7,15 @@ import logging
 import os
 import sys
 from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
 from verl_ext.launch import collect_rarely, export_environment
+
+if TYPE_CHECKING:
+    from verl_ext.lab.learn.worlds import WorldSource
 
 collect_rarely()
 export_environment("cpu")
@@ -144,3 +148,16 @@ def folder(tmp_path, monkeypatch):
     """Where commands start."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture(scope="session")
+def few_prompts(tmp_path_factory: pytest.TempPathFactory) -> WorldSource:
+    """A world of the lab's learner. Its real warm start takes about 20 s on one core."""
+    import torch  # by far not all tests need it
+    from support.once import made_once
+
+    from verl_ext.lab.learn.worlds import WorldSource
+
+    torch.set_num_threads(1)
+    made = made_once(tmp_path_factory, "worlds", lambda folder: WorldSource("few_prompts", cache=folder).load())
+    return WorldSource("few_prompts", cache=made)

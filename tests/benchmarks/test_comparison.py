@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 
 import comparison
 import numpy as np
@@ -181,13 +182,12 @@ def test_a_method_has_the_rollouts_of_its_setting(question, method):
         assert getattr(policy, "use_prefixes", None) == {"prefix_sampling": True, "without_prefixes": False}.get(method)
 
 
-def test_real_runs_are_kept_chosen_compared_and_not_repeated(tmp_path, monkeypatch):
+def test_real_runs_are_kept_chosen_compared_and_not_repeated(few_prompts, tmp_path, monkeypatch):
     """Two methods and two learning rates; the smallest learns nothing, so that tuning has to choose the other."""
     monkeypatch.setattr(comparison, "KEPT", tmp_path / "kept")
     monkeypatch.setitem(comparison.TUNING, "n32", TUNING)
     monkeypatch.setitem(comparison.FRESH, "n32", FRESH)
-    source = WorldSource("few_prompts")
-    experiment = Experiment("few_prompts", "n32", source, tmp_path / "scratch", 1)
+    experiment = Experiment("few_prompts", "n32", few_prompts, tmp_path / "scratch", 1)
     experiment.length, lrs = Length(1024, 512), [1e-9, 1e-3]
     monkeypatch.setitem(comparison.BUDGETS, "n32", 1024)
     chosen = {method: experiment.tune(method, lrs) for method in ("grpo", "hora")}
@@ -196,7 +196,7 @@ def test_real_runs_are_kept_chosen_compared_and_not_repeated(tmp_path, monkeypat
         experiment.run(method, [setting], FRESH)
     lines = experiment.kept.file.read_text().splitlines()
     assert len(lines) == 2 * (2 * len(TUNING) + len(FRESH))
-    again = Experiment("few_prompts", "n32", source, tmp_path / "other", 1)
+    again = Experiment("few_prompts", "n32", few_prompts, tmp_path / "other", 1)
     again.run("grpo", [chosen["grpo"]], FRESH)
     assert again.kept.file.read_text().splitlines() == lines and not (tmp_path / "other").exists()
     run = json.loads(lines[0])
@@ -212,7 +212,8 @@ def test_real_runs_are_kept_chosen_compared_and_not_repeated(tmp_path, monkeypat
     assert (tmp_path / "page_worlds.png").stat().st_size > 5000 and "14 runs, tuning included; 3 fresh seeds." in page
 
 
-def test_one_method_brings_the_reference_that_sets_its_targets(tmp_path, monkeypatch):
+def test_one_method_brings_the_reference_that_sets_its_targets(few_prompts, tmp_path, monkeypatch):
+    monkeypatch.setattr(comparison, "WorldSource", partial(WorldSource, cache=few_prompts.cache))
     monkeypatch.setattr(comparison, "KEPT", tmp_path / "kept")
     monkeypatch.setitem(comparison.TUNING, "n32", TUNING[:1])
     monkeypatch.setitem(comparison.FRESH, "n32", FRESH[:1])

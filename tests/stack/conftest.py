@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
+from support.once import made_once
 from support.training import ROOT, Task, kill_running, make_task
-
-
-def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Task:
-    """A task, made by the first of pytest-xdist's workers to ask; the other workers wait."""
-    folder = factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent  # shared by all workers
-    with FileLock(folder / f"{name}.lock"):
-        if not (folder / name).exists():
-            (folder / f"{name}.part").mkdir(exist_ok=True)
-            make(folder / f"{name}.part")
-            (folder / f"{name}.part").rename(folder / name)
-    return Task(folder / name)
 
 
 @pytest.fixture(autouse=True)
@@ -35,13 +21,13 @@ def no_training_is_left() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def task(tmp_path_factory) -> Task:
-    return made_once(tmp_path_factory, "task", make_task)
+    return Task(made_once(tmp_path_factory, "task", make_task))
 
 
 @pytest.fixture(scope="session")
 def agent_task(tmp_path_factory) -> Task:
     """Chains of SQL calls on a database of the trajectory's own; most of them draw a random number."""
-    return made_once(tmp_path_factory, "agent_task", make_agent_task)
+    return Task(made_once(tmp_path_factory, "agent_task", make_agent_task))
 
 
 def make_agent_task(folder: Path) -> None:

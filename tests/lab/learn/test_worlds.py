@@ -40,21 +40,18 @@ def test_a_class_that_the_model_does_not_have_is_named():
         draw_problems(trained_model("words"), TASKS["words"], {"solved": 1.0}, 40)
 
 
-def test_a_warm_start_is_made_once(tmp_path):
-    """This test makes a real warm start, about 20 s on one core."""
-    torch.set_num_threads(1)
-    source = WorldSource("few_prompts", cache=tmp_path)
-    world = source.load()
+def test_a_warm_start_is_made_once(few_prompts):
+    made = {path: path.stat().st_mtime_ns for path in few_prompts.cache.iterdir()}
+    assert len(made) == 2
+    world = few_prompts.load()
     found = classes(world.rates)
     assert [found[name] for name in TAIL] == [102, 64, 90]
     assert len(world.held_out) == HELD_OUT and sum(p.numel() for p in world.make_model().parameters()) < 65_000
     rates = success_rates(world.make_model(), world.task, world.train, 1.0)
     np.testing.assert_allclose(rates, world.rates, rtol=1e-4)
-    made = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
-    assert len(made) == 2
-    again = source.load()
+    again = few_prompts.load()
     assert [problem.prompt for problem in again.train] == [problem.prompt for problem in world.train]
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == made
+    assert {path: path.stat().st_mtime_ns for path in few_prompts.cache.iterdir()} == made
 
 
 @pytest.fixture
