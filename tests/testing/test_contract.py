@@ -62,7 +62,7 @@ def test_a_policy_that_cancels_keeps_them(check):
 
 @pytest.mark.parametrize("mode", [SYNC, COLOCATE, SEPARATE])
 def test_cancelled_rollouts_are_counted_once_and_pass_checkpoints(mode):
-    straight = Run(OverProvisioning, Conditions(mode=mode, order=3, failure_rate=0.1), saved=4)
+    straight = Run(OverProvisioning, Conditions(mode=mode, order=3, failure_rate=0.1), saved=(4,))
     steps = list(straight.steps())
     totals = steps[-1].metrics
     assert totals["rollouts/sampled_total"] == 8 * 8 * 4
@@ -70,9 +70,9 @@ def test_cancelled_rollouts_are_counted_once_and_pass_checkpoints(mode):
     assert cancelled == 2 * sum(len(request) == 1 for step in steps for request in step.requests) >= 16
     assert 0 < totals["tokens/cancelled_total"] < 25 * cancelled
     assert not any(rollout.cancelled for step in steps for group in step.batch for rollout in group.usable)
-    pending = straight.checkpoint.state.get("cancelled", [])
+    pending = straight.checkpoints[4].state.get("cancelled", [])
     assert bool(pending) == (mode != SYNC)
-    resumed = Run(OverProvisioning, Conditions(mode=mode), checkpoint=straight.checkpoint)
+    resumed = Run(OverProvisioning, Conditions(mode=mode), checkpoint=straight.checkpoints[4])
     assert resumed.controller.cancelled == set(pending)
     later = list(resumed.steps())
     assert later[-1].metrics["rollouts/sampled_total"] == 8 * 8 * 4 and resumed.controller.outstanding == 0
@@ -406,12 +406,12 @@ def test_rollouts_in_generation_during_an_update_are_stale_and_never_too_old(mod
 
 @pytest.mark.parametrize("mode", [SYNC, COLOCATE, SEPARATE])
 def test_checkpoints_hold_rollouts_in_generation_where_updates_do_not_wait(mode):
-    straight = Run(lambda: PilotCommit(**SIZES), Conditions(mode=mode), saved=3)
+    straight = Run(lambda: PilotCommit(**SIZES), Conditions(mode=mode), saved=(3,))
     assert len(list(straight.steps())) == 8
-    state, versions = straight.checkpoint
+    state, versions = straight.checkpoints[3]
     in_flight = [group["id"] for group in state["live"] if group["outstanding"]]
     assert sorted(versions) == sorted(in_flight) and bool(in_flight) == (mode != SYNC)
-    resumed = Run(lambda: PilotCommit(**SIZES), Conditions(mode=mode), checkpoint=straight.checkpoint)
+    resumed = Run(lambda: PilotCommit(**SIZES), Conditions(mode=mode), checkpoint=straight.checkpoints[3])
     assert sum(count for _, count, _ in resumed.engine.waiting) == resumed.controller.outstanding
     assert {group.id: version for group, _, version in resumed.engine.waiting} == versions
     assert [step.number for step in resumed.steps()] == [4, 5, 6, 7, 8]

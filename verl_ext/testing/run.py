@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -106,24 +106,25 @@ class Run:
     Args:
         make: a fresh policy.
         conditions: the data, the engine, and the order of calls.
-        saved: the step after which a checkpoint is written; None: none.
+        saved: the steps after which a checkpoint is written.
         checkpoint: to resume from; None: a new run.
 
     Attributes:
         rows: the data.
         policy: the policy.
         controller: its controller.
-        checkpoint: the checkpoint of step ``saved``, once this step is done.
+        checkpoints: by step, of those that are done.
     """
 
     def __init__(
         self,
         make: Callable[[], RolloutPolicy],
         conditions: Conditions,
-        saved: int | None = None,
+        saved: Collection[int] = (),
         checkpoint: Saved | None = None,
     ):
-        self.conditions, self.saved, self.checkpoint = conditions, saved, checkpoint
+        self.conditions, self.saved = conditions, saved
+        self.checkpoints: dict[int, Saved] = {}
         self.rows = rows = [
             Prompt(f"p{row}", row, {"data_source": f"source{row % 2}"}) for row in range(conditions.prompts)
         ]
@@ -157,9 +158,9 @@ class Run:
             self._check(number, batch)
             step = Step(number, list(self.engine.requests), batch, self.controller.metrics())
             self.engine.requests.clear()
-            if number == self.saved:
+            if number in self.saved:
                 versions = {group.id: version for group, _, version in self.engine.waiting}
-                self.checkpoint = Saved(_as_json(self.policy, self.controller.state_dict()), versions)
+                self.checkpoints[number] = Saved(_as_json(self.policy, self.controller.state_dict()), versions)
             elif self.conditions.mode == SEPARATE and number < last:
                 self.controller.begin_step(number + 1)  # while the actor is trained
             self.engine.version = number
