@@ -111,9 +111,8 @@ def _shape(model: str) -> Shape | None:
 def changes(config: DictConfig, overrides: Sequence[str]) -> dict[str, tuple[str, str]]:
     """Keys of verl whose value is not verl's default and not an override: by key, the default and the value."""
     engine = OmegaConf.select(config, "model_engine", default="dp")
-    default = verl_defaults(engine)
     given = tuple(override.lstrip("+~").partition("=")[0] for override in overrides)
-    before = dict(leaves(OmegaConf.to_container(default, resolve=False)))
+    before = verl_defaults(engine)
     after = dict(leaves(OmegaConf.to_container(config, resolve=False)))
     values = dict(leaves(OmegaConf.to_container(config, resolve=True)))
     return {

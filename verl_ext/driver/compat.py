@@ -5,21 +5,26 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable
+from functools import cache
 from importlib import resources
+from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from verl_ext.errors import RunError
+from verl_ext.resolvers import leaves
 
 VERL_VERSION = "0.9.1"  # the tested one
 logger = logging.getLogger(__name__)
 
 
-def verl_defaults(model_engine: str) -> DictConfig:
-    """verl's default configuration for ``model_engine``, from a file of verl; without such a file, that of ``dp``."""
+@cache
+def verl_defaults(model_engine: str) -> dict[str, Any]:
+    """verl's defaults for ``model_engine`` by dotted key, from a file of verl; without such a file, those of ``dp``."""
     folder = resources.files("verl.trainer.config")
     names = (f"_generated_ppo_{prefix}trainer.yaml" for prefix in (f"{model_engine}_", ""))
-    return OmegaConf.load(str(next(folder / name for name in names if (folder / name).is_file())))
+    loaded = OmegaConf.load(str(next(folder / name for name in names if (folder / name).is_file())))
+    return dict(leaves(OmegaConf.to_container(loaded, resolve=False)))
 
 
 def check_verl() -> None:

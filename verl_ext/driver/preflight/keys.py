@@ -26,7 +26,6 @@ from verl_ext.checks import (
 from verl_ext.driver.compat import verl_defaults
 from verl_ext.driver.preflight.faults import Faults
 from verl_ext.policy import MODES
-from verl_ext.resolvers import leaves
 from verl_ext.weights import AGGREGATIONS
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -220,15 +219,9 @@ def _own_keys() -> tuple[str, ...]:
 
 def check_switches(faults: Faults) -> None:
     """A key that is true or false in verl holds no text, since every text counts as true."""
-    for key in _switches(str(faults["model_engine"])):
-        if not faults.has_refused(key):
+    for key, default in verl_defaults(str(faults["model_engine"])).items():
+        if isinstance(default, bool) and not faults.has_refused(key):
             faults.refuse_if(isinstance(faults[key], str), key, BOOLEAN.valid)
-
-
-@cache
-def _switches(model_engine: str) -> list[str]:
-    values = leaves(OmegaConf.to_container(verl_defaults(model_engine), resolve=False))
-    return [key for key, value in values if isinstance(value, bool)]
 
 
 def check_names(faults: Faults) -> None:
