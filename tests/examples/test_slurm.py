@@ -181,6 +181,8 @@ ALONE = {
     "scontrol": "exit 1",  # so that the job does not wait for its end
     "python": 'case "$*" in *token_hex*) echo 127.0.0.1 1 2 0 ;; *scripts*) sleep 0.5 ;; esac',
 }
+# Once the script sleeps, it waits for the run, and has installed its handler of the signal.
+STOP = "while read -r _ _ state _ </proc/$PPID/stat && [[ $state != S ]]; do sleep 0.01; done; kill -USR1 $PPID"
 
 
 def run_alone(folder: Path, *command: str, tools: dict[str, str] | None = None, **given: str) -> tuple[int, str]:
@@ -205,7 +207,7 @@ def run_alone(folder: Path, *command: str, tools: dict[str, str] | None = None, 
     ],
 )
 def test_a_job_that_would_begin_anew_is_not_put_back_into_the_queue(arguments, requeued, tmp_path):
-    run = "trap 'exit 75' USR1; sleep 1; kill -USR1 $PPID; sleep 20 & wait"
+    run = f"trap 'exit 75' USR1; {STOP}; sleep 20 & wait"
     status, log = run_alone(tmp_path, "bash", "-c", run, "run", *arguments)
     assert status == 1 and " saved" in log
     asked = (tmp_path / "scontrol.log").read_text()
@@ -217,7 +219,7 @@ def test_a_job_that_would_begin_anew_is_not_put_back_into_the_queue(arguments, r
 
 def test_a_task_of_an_array_stops_and_requeues_itself_alone(tmp_path):
     """One task's SLURM_JOB_ID is the number of the whole array, and a command with this number acts on all tasks."""
-    run = "trap 'exit 75' USR1; sleep 1; kill -USR1 $PPID; sleep 20 & wait"
+    run = f"trap 'exit 75' USR1; {STOP}; sleep 20 & wait"
     task = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2"}
     run_alone(tmp_path, "bash", "-c", run, **task)
     assert set((tmp_path / "scontrol.log").read_text().splitlines()) == {"show job 7_2", "requeue 7_2"}
@@ -232,7 +234,9 @@ def test_a_time_limit_that_was_changed_while_the_run_trains_is_the_one_that_coun
         '[[ $1 == show ]] && echo " EndTime=$(date -d "$end" +%FT%T)"',
         "sleep": '[[ $1 != 5 ]] || set -- 0.02; exec /usr/bin/sleep "$@"',
     }
-    run = "trap 'exit 75' USR1; touch started; sleep 2; echo 90 >$STOP_SECONDS_FILE; sleep 3 & wait"
+    looks = "((enough = $(wc -l <scontrol.log) + 2)); "
+    looks += "while [[ -d /proc/$PPID ]] && (($(wc -l <scontrol.log) < enough)); do sleep 0.02; done"
+    run = f"trap 'exit 75' USR1; touch started; {looks}; echo 90 >$STOP_SECONDS_FILE; {looks}"
     _, log = run_alone(tmp_path, "bash", "-c", run, tools=tools, STOP_TIMEOUT="")
     assert ("the run needs 90 s to stop, and the time limit is near" in log) == (later == "1 minute"), log
     assert ("saved; back into the queue" in log) == (later == "1 minute")
@@ -248,7 +252,7 @@ def test_rays_files_are_on_the_disk_that_was_named_in_a_container_too(given, dis
     assert f",{mounts} --pwd " in (tmp_path / "apptainer.log").read_text()
 
 
-STOPPED_AT_ONCE = ("bash", "-c", "sleep 1; kill -USR1 $PPID; sleep 20; true")  # without exec, bash dies of the signal
+STOPPED_AT_ONCE = ("bash", "-c", f"{STOP}; sleep 20; true")  # without exec, bash dies of the signal
 
 
 @pytest.mark.parametrize(
