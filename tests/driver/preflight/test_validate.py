@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 
 import pytest
 from support.configs import RECIPES, compose, good_overrides, write_rows
+from support.forks import ROOT, RUN_MODULE, with_verl
 
 from verl_ext.driver.preflight.validate import BadConfig, validate
 from verl_ext.policy import RolloutPolicy
@@ -265,8 +265,10 @@ def test_files_that_are_no_data_are_refused(tmp_path):
         validate(compose("grpo", *good_overrides(tmp_path), f"data.val_files={tmp_path}/none.parquet"))
 
 
+@pytest.mark.stack  # as a fork, which saves the imports where other tests have a fork server, too
 def test_the_command_line_refuses_without_starting_ray(tmp_path):
-    command = [sys.executable, "-m", "recipe.pilot_commit", *good_overrides(tmp_path), "rollout_policy.p_upper=2"]
+    command = [with_verl().python, "-c", RUN_MODULE, str(ROOT), "recipe.pilot_commit"]
+    command += [*good_overrides(tmp_path), "rollout_policy.p_upper=2"]
     environment = {**os.environ, "RAY_TMPDIR": str(tmp_path)}
     result = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert result.returncode == 2
