@@ -12,6 +12,7 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 import torch
+from support.forks import ROOT, RUN_MODULE, with_verl
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from verl_ext.data.reasoning_gym import compute_score
@@ -66,7 +67,7 @@ def surprise(folder, lines):
 def checkpoint(task, tmp_path_factory) -> Path:
     """The warm-started model, saved by verl as step 3."""
     run = tmp_path_factory.mktemp("run")
-    subprocess.run([sys.executable, SAVE_CHECKPOINT, task.folder / "model", run, "3", "1"], check=True, timeout=300)
+    subprocess.run([with_verl().python, SAVE_CHECKPOINT, task.folder / "model", run, "3", "1"], check=True, timeout=300)
     return run / "global_step_3"
 
 
@@ -109,9 +110,9 @@ def test_a_checkpoint_in_shards_is_sampled_and_scored(task, checkpoint, tmp_path
 def test_vllm_serves_an_exported_model(task, checkpoint, tmp_path):
     """vLLM reads the files of the export itself; an evaluation gives vLLM the weights that FSDP has read."""
     exported, lines = tmp_path / "exported", tmp_path / "lines.jsonl"
-    export = [sys.executable, "-m", "verl_ext", "export", checkpoint, "--out", exported]
+    export = [with_verl().python, "-c", RUN_MODULE, str(ROOT), "verl_ext", "export", checkpoint, "--out", exported]
     subprocess.run(export, check=True, timeout=300)
-    sample = [sys.executable, SAMPLE, exported, task.folder / "data/validation.parquet", lines]
+    sample = [with_verl().python, SAMPLE, exported, task.folder / "data/validation.parquet", lines]
     subprocess.run(sample, check=True, timeout=300)
     sampled = [json.loads(line) for line in lines.read_text().splitlines()]
     assert len(sampled) == 4 * 8
