@@ -37,7 +37,7 @@ TITLES = {
     "stack64": "n = 64, 4 prompts a step, on the stack",
     "stack256": "256 rollouts a step, on the stack",
     "confirm_stack256": "256 rollouts a step, on the stack, confirmed",
-    "lab256": "256 rollouts a step, the stack's model and prompts on the small learner",
+    "lab256": "256 rollouts a step, the stack's prompts and a model from the same commands, in verl-ext learn",
 }
 TUNING = dict.fromkeys(TITLES, (100, 101, 102))
 TUNING |= {"confirm256": tuple(range(103, 119))} | dict.fromkeys(("confirm_stack256", "lab256"), tuple(range(103, 111)))

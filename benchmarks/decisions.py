@@ -33,8 +33,8 @@ def read_runs(folder: Path, recipe: str) -> list[list[Step]]:
 
 def over_seeds(runs: list[list[Step]], of_run: Callable[[list[Step]], float], form: str = ".1%") -> str:
     """``mean (least to largest)``."""
-    values = [of_run(run) for run in runs]
-    return f"{np.mean(values):{form}} ({min(values):{form}} to {max(values):{form}})" if values else "no run"
+    values = [value for run in runs if not np.isnan(value := of_run(run))]
+    return f"{np.mean(values):{form}} ({min(values):{form}} to {max(values):{form}})" if values else "not measured"
 
 
 def mean_of(name: str, first: int = 1, missing: float | None = None) -> Callable[[list[Step]], float]:

@@ -5,8 +5,8 @@
 #   HARDWARE=cpu bash examples/first_run.sh --recipes grpo            one recipe, without GPUs
 #   sbatch --nodes=2 examples/slurm/train.sbatch examples/first_run.sh    two nodes
 # NNODES, GPUS_PER_NODE and MODEL_PATH as for the launch scripts (examples/train.sh); OUT is the folder of the results
-# (outputs/first_run), which all nodes must see; RAY_ADDRESS the Ray cluster to join, from the root of the checkout; --help lists
-# the options.
+# (outputs/first_run), which all nodes must see. RAY_ADDRESS is the Ray cluster to join: then start this script in the root of the
+# checkout. --help lists the options.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 export PYTHONPATH=$here/..${PYTHONPATH:+:$PYTHONPATH}    # this checkout, whichever version is installed

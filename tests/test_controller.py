@@ -496,7 +496,7 @@ def test_a_cancel_of_nothing_is_refused():
     ("reason", "said"),
     [
         *((reason, "use another word") for reason in ("cancelled", "not_trained", "total", "dull_total")),
-        *((reason, "use a word of letters") for reason in ("", 5, "too dull", "a/b", "Dull")),
+        *((reason, "use small letters") for reason in ("", 5, "too dull", "a/b", "Dull", "größe")),
     ],
 )
 def test_a_reason_to_discard_is_a_word_that_the_ledger_does_not_use(reason, said):

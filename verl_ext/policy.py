@@ -247,8 +247,8 @@ class Discard:
     reason: str
 
     def __post_init__(self) -> None:
-        word = isinstance(self.reason, str) and re.fullmatch(r"[a-z]\w*", self.reason)
-        checks.require(bool(word), "reason", self.reason, "use a word of letters, digits and _, such as no_spread")
+        word = isinstance(self.reason, str) and re.fullmatch(r"[a-z][a-z0-9_]*", self.reason)
+        checks.require(bool(word), "reason", self.reason, "use small letters, digits and _, such as no_spread")
         ours = self.reason in ("cancelled", "not_trained") or self.reason.endswith("total")
         checks.require(not ours, "reason", self.reason, "use another word, the ledger counts rollouts by it")
 

@@ -4,7 +4,7 @@ The examples come from the same generators as the data set, without any of its q
 examples (``--decay``, or ``--examples``), so the model is sure of the easy levels, ignorant of the hardest, and
 uncertain in between. A few small steps with equally many examples of all levels then make the model less certain, until
 at most a share ``--silent`` of the training prompts would give a group of 16 rollouts all right or all wrong; with 1
-there are none of these steps. The same settings give about the same model on every machine.
+there are none of these steps. On another machine the same settings can give another model (docs/comparison.md, Worlds).
 
     python examples/quickstart/warm_start.py --data DIR --out DIR
 """

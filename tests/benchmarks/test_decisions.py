@@ -23,7 +23,7 @@ def test_the_time_of_deciding_needs_no_run_of_grpo(tmp_path):
 def test_an_error_that_was_not_measured_is_no_error_of_0(tmp_path):
     write(tmp_path, "vip_1", {}, {"vip/prediction_mae": 0.2}, {"vip/prediction_mae": 0.4}, {})
     assert decisions.vip(tmp_path, 1).rows[0][1] == "0.300 (0.300 to 0.300)"
-    assert decisions.vip(tmp_path, 1).rows[1][1] == "nan (nan to nan)"
+    assert decisions.vip(tmp_path, 1).rows[1][1] == "not measured"
 
 
 def test_a_step_without_a_count_of_successes_has_a_share_of_0(tmp_path):

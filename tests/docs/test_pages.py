@@ -19,6 +19,7 @@ from support.engine import controller, run_step
 
 from recipe.grpo.policy import Uniform
 from verl_ext import cli
+from verl_ext.lab.method import Method
 
 ROOT = Path(__file__).parents[2]
 PATTERNS = ("README.md", "CONTRIBUTING.md", "AGENTS.md", "docs/*.md", "recipe/*/README.md")  # CHANGELOG names old files
@@ -138,6 +139,19 @@ def test_ratios_of_the_comparison_are_those_of_its_results_page():
 def shortened(cell: str) -> str:
     """A ratio without its interval."""
     return re.sub(r" \[[^]]*\]", "", cell)
+
+
+def test_the_page_names_every_recipe_that_divides_its_rollouts():
+    page = (ROOT / "docs/waste.md").read_text()
+    paragraph = page.partition("- Each recipe divides its rollouts")[2].partition("All other settings")[0]
+    policies = {name: Method.parse(name, 8).policy_class for name in RECIPES}
+    changed = {
+        name: set().union(*(policy.settings_for(8, n, 0) or {} for n in (4, 8, 32, 64))) - {"n", "seed"}
+        for name, policy in policies.items()
+    }
+    dividing = {name for name, keys in changed.items() if keys}
+    assert {"pods", "reinforce_ada", "recall", "speed_rl", "hora", "pilot_commit"} <= dividing
+    assert {name for name in dividing if f"`{name}`" not in paragraph} == set()
 
 
 def test_the_engines_share_of_the_memory_in_horas_experiments_is_that_of_the_page():

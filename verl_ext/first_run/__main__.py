@@ -28,8 +28,8 @@ MADE_UP = "made-up"
 PROMPTS = 64  # of the data, for each prompt of a step
 EVERY = 15.0  # seconds between two lines where standard output is no terminal
 ENDS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGUSR1: EXIT_STOPPED}
-"""Exit status by signal. After EXIT_STOPPED, examples/slurm/train.sbatch puts the job back into the queue. A start that
-has added no training to those that have passed exits with 1 instead."""
+"""Exit status by signal. After EXIT_STOPPED, examples/slurm/train.sbatch puts the job back into the queue. If no
+further training has passed, the status is 1 instead."""
 
 
 class _Ended(BaseException):
@@ -93,7 +93,7 @@ def main(
         console.print("Ended by a signal; the same command goes on with what is lacking.")
         if status == EXIT_STOPPED and results.trainings_passed == passed:  # the next start would end in the same way
             status = 1
-            console.print("No training has passed in this start: use a longer --time of sbatch, or fewer --recipes.")
+            console.print("This start has added no training to those that have passed: use a longer --time of sbatch.")
     console.print(to_table(results.rows, "First run"))
     console.print(
         f"{out / 'table.md'} and rows.json hold this table; each training's log is beside them.", soft_wrap=True

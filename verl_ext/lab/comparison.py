@@ -21,8 +21,7 @@ from verl_ext.lab.report.accuracy import (
     accuracy_against,
     common_target,
     first_at,
-    gains,
-    points,
+    without_gain,
 )
 from verl_ext.lab.report.runs import Run
 from verl_ext.lab.report.summary import destinations, groups_per_1000, with_gradient
@@ -146,9 +145,7 @@ def print_comparison(cost: Table, costs: Sequence[MethodCost], out: Path, consol
         for reason in each.ended():
             console.print(Text(f"{each.name} ended early: {reason}"))
     everything = [run for each in costs for run in each.runs]
-    validated = {run.name: found for run in everything if run.records and (found := points(run))}
-    stuck = [name for name, found in validated.items() if not gains(found)]
-    if 0 < len(stuck) < len(validated):
+    if stuck := without_gain(everything):
         console.print(Text(f"{NO_GAIN}: {', '.join(stuck)}."))
     rollouts, seconds = sum(run.rollouts for run in everything), sum(run.duration for run in everything)
     # In the order of the methods, since a report's first run is its reference.
@@ -236,6 +233,7 @@ def step_table(costs: Sequence[MethodCost]) -> Table:
         title,
         header,
         rows,
+        "Times longer: the row's seconds divided by the first method's; geometric mean over the seeds' ratios. "
         f"{GROUPS_PER_1000} of the whole run.",
         expendable=("generation, s", "times longer", "tokens, M"),
     )

@@ -102,13 +102,14 @@ def over_seeds(name: str, series: Iterable[Series]) -> Curve | None:
     return Curve(name, x, values.mean(axis=0), values.min(axis=0), values.max(axis=0), len(series))
 
 
-def averaged(series: Series) -> Series:
-    """Means over at most ``POINTS`` stretches of the series, so that noise of single steps does not hide a line."""
+def stretches(series: Series, of: Callable[[np.ndarray], Any] = np.mean) -> Series:
+    """``of`` at most ``POINTS`` stretches of the series, so that noise of single steps does not hide a line."""
     x, y = series
     if x.size <= POINTS:
         return series
-    x, y = (np.array([part.mean() for part in np.array_split(each, POINTS)]) for each in (x, y))
-    return x, y
+    return tuple(
+        np.array([each(part) for part in np.array_split(values, POINTS)]) for each, values in ((np.mean, x), (of, y))
+    )
 
 
 # ---- colours ----

@@ -143,8 +143,20 @@ def test_single_steps_of_long_runs_are_averaged_and_the_captions_say_so():
         assert mean.get_xdata().tolist() == [5.5 + 10 * place for place in range(200)] and set(mean.get_ydata()) == {
             0.5
         }
-        words = "A run of more than 200 steps is shown as means over 200 stretches of about equal length."
-        assert long[name].caption == f"{short[name].caption} {words}"
+        words = "means, and the range as the least and the most," if name == "allocation" else "means"
+        added = f" A run of more than 200 steps is shown as {words} of 200 equal stretches."
+        assert long[name].caption == short[name].caption + added
+
+
+def test_no_peak_of_a_long_run_is_averaged_away():
+    metrics = ("off_policy/delay_max", "allocation/min", "allocation/mean", "allocation/max")
+    found = drawn(Run("a", {step: dict.fromkeys(metrics, float(step % 10 == 5)) for step in range(1, 2001)}))
+    (largest,) = found["delay_max"].figure.axes[0].get_lines()
+    assert set(largest.get_ydata()) == {1}
+    assert "is shown as the largest values of 200" in found["delay_max"].caption
+    (axes,) = found["allocation"].figure.axes
+    (mean,), (band,) = axes.get_lines(), axes.collections
+    assert set(mean.get_ydata()) == {0.1} and {y for _, y in band.get_paths()[0].vertices} == {0, 1}
 
 
 @pytest.mark.parametrize(("seconds", "label"), [(1, "seconds"), (1000, "minutes"), (10_000, "hours")])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from support.rollout_logs import log_of
@@ -171,16 +169,3 @@ def test_only_an_estimator_that_reads_texts_is_replaced_and_only_without_texts()
     }
     assert changed == {"vip"}
     assert "estimator" not in recipe_method(Method.parse("vip", BATCH), N, 0, texts=True)[1]
-
-
-def test_the_page_names_every_recipe_that_divides_its_rollouts():
-    page = (Path(__file__).parents[3] / "docs" / "waste.md").read_text(encoding="utf-8")
-    paragraph = page.partition("- Each recipe divides its rollouts")[2].partition("All other settings")[0]
-    policies = {name: Method.parse(name, 8).policy_class for name in recipes()}
-    changed = {
-        name: set().union(*(policy.settings_for(8, n, 0) or {} for n in (4, 8, 32, 64))) - {"n", "seed"}
-        for name, policy in policies.items()
-    }
-    dividing = {name for name, keys in changed.items() if keys}
-    assert {"pods", "reinforce_ada", "recall", "speed_rl", "hora", "pilot_commit"} <= dividing
-    assert {name for name in dividing if f"`{name}`" not in paragraph} == set()

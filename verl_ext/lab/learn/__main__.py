@@ -50,7 +50,8 @@ def main(
     first_seed: Annotated[int, typer.Option(min=0, help="Seed of the first run.")] = 0,
     processes: Annotated[int, typer.Option(min=1, help="Runs at a time, one core each.")] = 1,
     target: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Accuracy to reach (the best one reached by every run).")
+        float | None,
+        typer.Option(min=0, max=1, help="Accuracy to reach (the best one reached by every run that learned)."),
     ] = None,
     embedding_correlation: Annotated[
         float, typer.Option(min=0, max=1, help="Correlation of prompt embeddings with difficulty.")

@@ -60,8 +60,10 @@ def plots(methods: Sequence[RunGroup], target: float | None) -> Iterator[Plot]:
 def _lines(methods: Sequence[RunGroup], among: list[str], wanted: Sequence[tuple]) -> Iterator[Plot]:
     for name, section, title, caption, y, values, scale in wanted:
         of_run = values if callable(values) else partial(Run.series, name=values)
-        if any(found := _of_methods(methods, lambda run: plot.averaged(of_run(run)))):  # noqa: B023
-            caption = _of_stretches(caption, methods)
+        largest = name == "delay_max"
+        of = np.max if largest else np.mean
+        if any(found := _of_methods(methods, lambda run: plot.stretches(of_run(run), of))):  # noqa: B023
+            caption = _of_stretches(caption, methods, "the largest values" if largest else "means")
             yield Plot(name, section, title, caption, plot.lines(found, "step", y, among=among, scale=scale))
 
 
@@ -88,7 +90,7 @@ def _rollouts(methods: Sequence[RunGroup]) -> Iterator[Plot]:
         yield Plot("destinations", section, "Trained, discarded, failed, buffered", caption, figure)
     if found := {method.name: {"mean": curve} for method in methods if (curve := _allocation(method))}:
         caption = "Mean rollouts of a trained prompt, and the range from the least to the most; over all seeds."
-        caption = _of_stretches(caption, methods)
+        caption = _of_stretches(caption, methods, "means, and the range as the least and the most,")
         figure = plot.families(found, "rollouts per prompt", {"mean": plot.COLORS[0]})
         yield Plot("allocation", section, "Rollouts per prompt", caption, figure)
 
@@ -104,13 +106,11 @@ def _difficulty(methods: Sequence[RunGroup]) -> Iterator[Plot]:
             yield Plot(panel.name, "Decisions by difficulty", panel.title, caption, figure)
 
 
-def _of_stretches(caption: str, methods: Sequence[RunGroup]) -> str:
-    """The caption, and a sentence on averages if a run has enough steps."""
-    averaged = any(len(run.steps) > plot.POINTS for method in methods for run in method.runs)
-    stretches = (
-        f"A run of more than {plot.POINTS} steps is shown as means over {plot.POINTS} stretches of about equal length."
-    )
-    return f"{caption} {stretches}" if averaged else caption
+def _of_stretches(caption: str, methods: Sequence[RunGroup], shown: str = "means") -> str:
+    """The caption, and a sentence on stretches if a run has enough steps."""
+    if not any(len(run.steps) > plot.POINTS for method in methods for run in method.runs):
+        return caption
+    return f"{caption} A run of more than {plot.POINTS} steps is shown as {shown} of {plot.POINTS} equal stretches."
 
 
 def _of_methods(methods: Sequence[RunGroup], of_run: Callable[[Run], Series]) -> list[Curve | None]:
@@ -151,12 +151,13 @@ def _allocation(method: RunGroup) -> Curve | None:
 
 
 def _extent(run: Run) -> dict[str, Series]:
-    return {part: plot.averaged(run.series(f"allocation/{part}")) for part in ("min", "mean", "max")}
+    parts = {"min": np.min, "mean": np.mean, "max": np.max}
+    return {part: plot.stretches(run.series(f"allocation/{part}"), of) for part, of in parts.items()}
 
 
 def _matching(run: Run, pattern: str) -> dict[str, Series]:
     names = {match[1]: match[0] for match in (re.fullmatch(pattern, name) for name in run.metrics()) if match}
-    return {part: plot.averaged(run.series(names[part])) for part in sorted(names, key=plot.hard_first)}
+    return {part: plot.stretches(run.series(names[part])) for part in sorted(names, key=plot.hard_first)}
 
 
 def _readable(found: list[Curve | None]) -> tuple[list[Curve | None], str]:

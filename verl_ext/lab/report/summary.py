@@ -19,7 +19,6 @@ from verl_ext.lab.report.accuracy import (
     begins_late,
     common_target,
     first_at,
-    gains,
     is_partial,
     on_common_sources,
     points,
@@ -29,6 +28,7 @@ from verl_ext.lab.report.accuracy import (
     sources_of,
     validated_every,
     with_accuracies,
+    without_gain,
 )
 from verl_ext.lab.report.ratio import paired
 from verl_ext.lab.report.runs import Run, as_series, by_method, seed_of
@@ -44,14 +44,16 @@ RULE = "Costs to the target are those up to the first validation at or above it.
 EMPTY = "Files without a step, left out, such as those of a start that died before its first step"
 NO_LOG = "Files of a folder left out, since they hold no step of verl's file logger"
 UNTRAINED = "Runs left out, since they have not trained a step yet"
-COMMON = "The target is the best accuracy that every run with a validation reached."
+COMMON = (
+    "The target is the best accuracy that every run with a validation reached, except runs that were never better than "
+    "before their first step."
+)
 
 
 def trained(runs: Sequence[Run]) -> list[Run]:
     """The runs that have trained a step; all runs if none has.
 
-    A run with only the validation before its first step would lower the common target to the accuracy of the start, and
-    would cut the mean of its seeds to one point.
+    A run with only the validation before its first step would cut the mean of its seeds to one point.
     """
     return [run for run in runs if run.steps[-1] > 0] or list(runs)
 
@@ -157,7 +159,6 @@ def _of_run(run: Run, target: float | None) -> dict[str, Any]:
         "best_accuracy": max(accuracies, default=None),
         "rollouts_to_target": reached.rollouts if reached else None,
         "to_target": asdict(reached) if reached else None,
-        "gains": gains(validations) if validations else None,
         "validated_every": validated_every(validations),
         "rollouts_between_validations": rollouts_between(validations),
         "groups_per_1000": groups_per_1000(run),
@@ -282,13 +283,13 @@ def _notes(
             for first in row["validations"][:1]
             if first["rollouts"] and row["to_target"] and row["to_target"]["step"] == first["step"]
         ],
-        "Validated at different steps, and a run that validates more often reaches a target earlier": _differing(
+        "Validated at different steps, and a run that validates more often reaches a target earlier": []
+        if validated_alike(rows, rows)
+        else _differing(
             runs, lambda run: None if (every := rows[run.name]["validated_every"]) is None else f"every {every}"
         ),
         "Validated with different numbers of samples": _differing(runs, samples_of),
-        NO_GAIN: [name for name, row in rows.items() if row["gains"] is False]
-        if any(row["gains"] for row in rows.values())
-        else [],
+        NO_GAIN: without_gain(runs),
         "Time unknown, since the log begins after step 1": [
             f"{run.name} begins at step {run.steps[0]}"
             for run in runs

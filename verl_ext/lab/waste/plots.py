@@ -51,7 +51,7 @@ def plots(log: RolloutLog, analysis: Analysis) -> Iterator[Plot]:
 
 
 def _over_steps(name: str, steps: np.ndarray, values: np.ndarray) -> Curve:
-    x, y = plot.averaged((steps, values))
+    x, y = plot.stretches((steps, values))
     return Curve(name, x, y, y, y, 1)
 
 
