@@ -46,7 +46,7 @@ def main(
         typer.Option(
             min=0,
             max=1,
-            help="Accuracy to reach. Default: the best one that every run reached, except runs never better than at first.",
+            help="Accuracy to reach. Default: the best one that every run reached, except runs that never improved.",
         ),
     ] = None,
 ) -> None:
