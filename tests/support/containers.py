@@ -25,6 +25,16 @@ state={state}
 lives() {{
   [[ -e $state/containers/$1 ]] && [[ "$(cat "/proc/$(< "$state/containers/$1")/stat" 2>&1)" == *") "[RSD]* ]]
 }}
+end_programs() {{  # every process of the container's sessions, also in process groups of its own
+  local session stat line
+  for session in $(cat "$state/programs.$1" 2> /dev/null); do
+    for stat in /proc/[0-9]*/stat; do
+      IFS= read -r line 2> /dev/null < "$stat" || continue
+      line=(${{line##*) }})
+      [[ ${{line[3]}} != "$session" ]] || kill -s KILL "${{stat//[!0-9]/}}" 2> /dev/null
+    done
+  done
+}}
 last=${{@: -1}}
 case $1 in
   image)
@@ -48,7 +58,7 @@ case $1 in
     lives "$name" || {{ echo "Error response from daemon: No such container: $name" >&2; exit 1; }}
     cd "$folder" || exit 126
     if [[ $last == "$name" ]]; then  # every process of the container
-      for pid in $(cat "$state/programs.$name" 2> /dev/null); do kill -s KILL -- "-$pid" 2> /dev/null; done
+      end_programs "$name"
       [[ -e $state/deaf ]] || echo "${{@: -2:1}}"
       exit 0
     fi
@@ -65,7 +75,7 @@ case $1 in
     fi ;;
   kill)
     lives "$last" || {{ echo "Error response from daemon: No such container: $last" >&2; exit 1; }}
-    for pid in $(cat "$state/programs.$last" 2> /dev/null); do kill -s KILL -- "-$pid" 2> /dev/null; done
+    end_programs "$last"
     kill -s KILL "$(< "$state/containers/$last")" ;;
   rm) ;;
   *) exit 1 ;;
