@@ -10,10 +10,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from support.commands import invoke
 from support.ray_nodes import RayNodes
-
-from verl_ext.first_run.__main__ import main
 
 pytestmark = pytest.mark.stack
 ROOT = Path(__file__).parents[2]
@@ -47,9 +44,9 @@ def test_a_first_run_on_the_cpu_and_its_continuation(tmp_path):
     assert "stopped after step " in log.read_text() and not (log.parent / "checkpoints").exists()
     written = log.stat().st_mtime_ns
 
-    second = invoke(main, "--hardware", "cpu", "--out", tmp_path / "out", *TRAINING)
-    assert second.exit_code == 0 and "shared memory: passed" in second.output, second.output[-3000:]
-    assert log.stat().st_mtime_ns == written and "1/1 speed_rl" not in second.output  # kept
+    second = first_run(tmp_path, *TRAINING)
+    assert second.returncode == 0 and "shared memory: passed" in second.stdout, second.stderr[-3000:]
+    assert log.stat().st_mtime_ns == written and "1/1 speed_rl" not in second.stdout  # kept
 
 
 def test_every_node_of_a_cluster_is_asked(tmp_path):
