@@ -21,6 +21,7 @@ from verl_ext.lab.report.accuracy import (
     accuracy_against,
     common_target,
     first_at,
+    points,
     without_gain,
 )
 from verl_ext.lab.report.runs import Run
@@ -145,7 +146,7 @@ def print_comparison(cost: Table, costs: Sequence[MethodCost], out: Path, consol
         for reason in each.ended():
             console.print(Text(f"{each.name} ended early: {reason}"))
     everything = [run for each in costs for run in each.runs]
-    if stuck := without_gain(everything):
+    if stuck := without_gain((run.name, points(run)) for run in everything if run.records):
         console.print(Text(f"{NO_GAIN}: {', '.join(stuck)}."))
     rollouts, seconds = sum(run.rollouts for run in everything), sum(run.duration for run in everything)
     # In the order of the methods, since a report's first run is its reference.

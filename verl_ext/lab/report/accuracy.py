@@ -148,19 +148,25 @@ def common_target(runs: Sequence[Run]) -> float | None:
 
     Runs without a gain do not count if others have one: every run reaches the accuracy of the start at no cost.
     """
-    left_out = without_gain(runs)
-    found = [validations for run in runs if run.name not in left_out and (validations := points(run))]
-    return min((max(point.accuracy for point in validations) for validations in found), default=None)
+    found = [validations for validations in map(points, runs) if validations]
+    counted = list(filter(gains, found)) or found
+    return min((max(point.accuracy for point in validations) for validations in counted), default=None)
 
 
-def without_gain(runs: Sequence[Run]) -> list[str]:
-    """Names of the runs that were never better than in a validation before their first step; none if all are so."""
-    found = {run.name: validations for run in runs if (validations := points(run))}
-    names = [
-        name
-        for name, (first, *later) in found.items()
-        if first.step == 0 and all(point.accuracy <= first.accuracy for point in later)
-    ]
+def gains(validations: Sequence[Point]) -> bool:
+    """Whether any validation is better than that before the first step; True without a validation before it."""
+    first, *later = validations
+    return first.step > 0 or any(point.accuracy > first.accuracy for point in later)
+
+
+def without_gain(validations: Iterable[tuple[str, Sequence[Point]]]) -> list[str]:
+    """Names of the runs that :func:`common_target` leaves out.
+
+    Args:
+        validations: each run's name and validations.
+    """
+    found = [(name, gains(each)) for name, each in validations if each]
+    names = [name for name, has_gain in found if not has_gain]
     return names if len(names) < len(found) else []
 
 

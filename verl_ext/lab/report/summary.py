@@ -16,6 +16,7 @@ from verl_ext.lab.report.accuracy import (
     ROLLOUTS,
     SECONDS,
     TOKENS,
+    Point,
     begins_late,
     common_target,
     first_at,
@@ -289,7 +290,7 @@ def _notes(
             runs, lambda run: None if (every := rows[run.name]["validated_every"]) is None else f"every {every}"
         ),
         "Validated with different numbers of samples": _differing(runs, samples_of),
-        NO_GAIN: without_gain(runs),
+        NO_GAIN: without_gain((name, [Point(**each) for each in row["validations"]]) for name, row in rows.items()),
         "Time unknown, since the log begins after step 1": [
             f"{run.name} begins at step {run.steps[0]}"
             for run in runs
