@@ -398,9 +398,11 @@ def test_the_tools_are_called_by_the_loop_of_some_row(config, tools, tmp_path):
     file = tools((SHELL, deployment(type="local")))
     made = [make_row("math", f"{number}+1=", "1", ability="sums") for number in range(40)]
     data = written(tmp_path / "rows.parquet", [row | {"agent_name": "single_turn_agent"} for row in made])
-    sentence = f"no row's agent loop calls its tools, use {LOOP}=tool_agent, or tool_agent as agent_name of rows"
+    valid = f"no row's agent loop calls its tools, use {LOOP}=tool_agent, or tool_agent as agent_name of rows"
     for changes in ([f"{LOOP}=single_turn_agent"], data):
-        assert refusals(config, file, *changes) == [sentence]
+        with pytest.raises(BadConfig) as refused:
+            validate(changed(config, file, *changes))
+        assert refused.value.sentences == (f"{file} is not valid: {valid}",)
 
 
 @pytest.mark.parametrize(
