@@ -67,23 +67,22 @@ def test_the_tool_of_the_page(tmp_path, monkeypatch):
     made: dict = {}
     exec(block("python", "# rows.py"), made)
     command = shlex.split(block("bash", "python rows.py"))
+    model = next(each for each in good_overrides(tmp_path) if each.startswith("actor_rollout_ref.model.path="))
     keys = [word for word in command if re.match(r"[a-z_]+\.\S+=", word)]
-    assert len(keys) == 5
+    assert len(keys) == 8
+    keys[keys.index("actor_rollout_ref.model.path=MODEL")] = model
 
     async def work():
         agent = Agent(*tools, rows=made["rows"][0]["extra_info"]["tools_kwargs"])
         assert await agent.call("search", text="500") == "./numbers.txt:500:500"
         assert await agent.call("search", text=3) == "[error: text must be a string]"
         assert await agent.call("submit") == "[submitted]" and agent.data.extra_fields[VERDICT] is True
-        monkeypatch.setenv("PATH", "/nowhere")
-        with pytest.raises(SandboxFailure, match="docker is not on the PATH"):
+        with monkeypatch.context() as patch, pytest.raises(SandboxFailure, match="docker is not on the PATH"):
+            patch.setenv("PATH", "/nowhere")
             await Agent(*tools, rows=made["rows"][0]["extra_info"]["tools_kwargs"]).call("search", text="99")
-        monkeypatch.setattr(sys.modules["mypkg.tool"].ShellTool, "execute", None)
-        with pytest.raises(SandboxFailure, match="TypeError"):
-            await agent.call("search", text="99")
 
     try:
-        validate(compose("grpo", *good_overrides(tmp_path), *keys))
+        validate(compose("grpo", *keys))
         tools = initialize_tools_from_config("tools.yaml")
         asyncio.run(work())
     finally:

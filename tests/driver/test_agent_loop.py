@@ -277,13 +277,15 @@ def test_prefix_tokens_of_a_late_rollout_are_not_counted_as_generated(roll_out, 
 
 
 @pytest.mark.parametrize("on_divergence", ["drop", "continue"])
-def test_late_while_the_prefix_is_replayed(roll_out, tokenizer, on_divergence):
+def test_late_while_the_prefix_is_replayed(roll_out, tokenizer, on_divergence, caplog):
     prefix = Trajectory(
         tokenizer.encode(WAIT + END + "x", add_special_tokens=False), [True] * length_of(tokenizer, WAIT) + [False]
     )
     status, row, engine = roll_out(["never asked"], prefix=prefix, on_divergence=on_divergence)
     assert (status, row, engine.calls) == ("failure", None, [])  # the model was not asked
     assert engine.tags[f"{UID}_2_0"] == without_row("failed", 0)
+    (error,) = (record.exc_info[1] for record in caplog.records if record.exc_info)
+    assert isinstance(error, TimeoutError) and error.__context__ is None  # its frames would hold the agent's sandbox
 
 
 @pytest.fixture

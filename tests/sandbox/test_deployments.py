@@ -17,7 +17,7 @@ from verl_ext.data.swe_reward import VERDICT
 from verl_ext.driver.tools.shell import ShellTool, SubmitTool
 from verl_ext.sandbox import shell
 from verl_ext.sandbox.containers import Container, Limits
-from verl_ext.sandbox.deployments import SERVERS, deployment_config, deployment_maker, size_in_bytes
+from verl_ext.sandbox.deployments import SERVERS, deployment_config, deployment_maker, longest_life, size_in_bytes
 from verl_ext.sandbox.places import Local, PlaceFailure
 from verl_ext.sandbox.servers import Server
 from verl_ext.sandbox.shell import SandboxKilled
@@ -124,7 +124,12 @@ def test_a_place_needs_an_image_where_places_are_made_from_images():
             deployment_maker(config, None, 99.0)
         with pytest.raises(InvalidValue, match="create_kwargs.image=--privileged is not valid"):
             deployment_maker(config, "--privileged", 99.0)
-        assert kind == "docker" or SERVERS[kind][2] in type(config.settings).model_fields  # the setting of its lifetime
+        setting = SERVERS[kind][2] if kind in SERVERS else None  # of its lifetime
+        assert longest_life(config, 99.0) == (99.0, "lifetime")
+        if setting is not None:
+            assert setting in type(config.settings).model_fields
+            config = deployment_config({"type": kind, setting: 7})
+            assert longest_life(config, 99.0) == (7, f"deployment.{setting}")
     assert isinstance(deployment_maker(deployment_config({"type": "local"}), "any", 99.0)(), Local)
     remote = deployment_config({"type": "remote", "auth_token": TOKEN})
     place = deployment_maker(remote, "any", 99.0)()

@@ -396,16 +396,16 @@ def test_a_shared_server_that_is_gone_or_a_server_past_its_lifetime_is_nobodys_f
             address = {"auth_token": TOKEN, "host": "http://127.0.0.1", "port": port}
             theirs = Server(guarded(RemoteDeployment)(**address), shared=True)
             own = Server(guarded(RemoteDeployment)(**address), lifetime=99.0)
-            await theirs.start()
-            await own.start()
+            old = Server(guarded(RemoteDeployment)(**address), lifetime=0.01)
+            for each in (theirs, own, old):
+                await each.start()
             assert own._ends <= time.monotonic() + 99
         with pytest.raises(PlaceFailure, match="which others use too"):
             await theirs.alive()
         assert await own.alive() is False
-        monkeypatch.setattr(own, "_ends", time.monotonic())
-        with pytest.raises(PlaceFailure, match="the server has reached its lifetime of 99 s"):
-            await own.alive()
-        await theirs.stop()
-        await own.stop()
+        with pytest.raises(PlaceFailure, match="the server has reached its lifetime of 0.01 s"):
+            await old.alive()
+        for each in (theirs, own, old):
+            await each.stop()
 
     run(main())

@@ -143,10 +143,11 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
                 return
             if not transcript.is_late:
                 raise
-            playback = PLAYBACK.get()
-            in_prefix = playback is not None and not playback.is_over
-            if transcript.prompt is None or transcript.loop_has_ended or in_prefix:
-                raise asyncio.TimeoutError(f"no trajectory after agent_timeout={self._timeout} s") from None
+        # Raised in the handler, an error would keep the cancelled loop with its sandbox until the group has settled.
+        playback = PLAYBACK.get()
+        in_prefix = playback is not None and not playback.is_over
+        if transcript.prompt is None or transcript.loop_has_ended or in_prefix:
+            raise asyncio.TimeoutError(f"no trajectory after agent_timeout={self._timeout} s")
         await self._put_timed_out(transcript, **{k: v for k, v in kwargs.items() if k not in ("agent_name", "trace")})
 
     async def _run_new_loop(self, sampling_params, trajectory, *, agent_name: str | None, trace: bool = True, **kwargs):

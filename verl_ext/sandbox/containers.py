@@ -201,7 +201,7 @@ class Container:
             words = _words(removed)
         except PlaceFailure as error:
             words = str(error)
-        self.warn("could not be ended, and ends by itself after its lifetime", words)
+        self.warn("may still run, until its lifetime is over", words)
 
     def warn(self, fault: str, words: str) -> None:
         """Log a fault of the runtime, once for each container."""

@@ -89,6 +89,11 @@ class DeploymentConfig:
         """Whether a place of this type is made from an image."""
         return self.type == "docker" or "image" in getattr(type(self.settings), "model_fields", {})
 
+    @property
+    def lacks_image(self) -> bool:
+        """Whether every row must name an image, because a place needs one and this configuration names none."""
+        return self.has_images and not self.image
+
 
 def deployment_config(deployment: Any) -> DeploymentConfig:
     """The checked configuration of a tool's ``deployment``.
@@ -137,19 +142,19 @@ def deployment_maker(config: DeploymentConfig, image: str | None, lifetime: floa
     return lambda: _make_server(config, image, lifetime)
 
 
-def longest_life(config: DeploymentConfig, lifetime: float) -> float:
-    """Seconds until a place ends in any case; infinite for a shared server and for processes of this machine.
+def longest_life(config: DeploymentConfig, lifetime: float) -> tuple[float, str]:
+    """Seconds until a place ends in any case, and the setting of the tool that decides.
+
+    A shared server and processes of this machine have no end.
 
     Args:
         config: see :func:`deployment_config`. A provider's own setting comes before ``lifetime``.
         lifetime: of the tool.
     """
-    if config.type == "docker":
-        return lifetime
     setting = SERVERS[config.type][2] if config.type in SERVERS else None
-    if setting is None:
-        return math.inf
-    return getattr(config.settings, setting) if setting in config.settings.model_fields_set else lifetime
+    if setting is not None and setting in config.settings.model_fields_set:
+        return getattr(config.settings, setting), f"deployment.{setting}"
+    return math.inf if config.type in ("remote", "local") else lifetime, "lifetime"
 
 
 def _docker(settings: Mapping[str, Any]) -> DeploymentConfig:
@@ -195,7 +200,7 @@ def _make_server(config: DeploymentConfig, image: str | None, lifetime: float) -
     from verl_ext.sandbox.servers import Server, guarded
 
     module, prefix, setting = SERVERS[config.type]
-    life = longest_life(config, lifetime)
+    life, _ = longest_life(config, lifetime)
     changes: dict[str, Any] = {"image": image} if config.has_images else {}
     if setting is not None:
         changes[setting] = life

@@ -13,10 +13,10 @@ import atexit
 import logging
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, NamedTuple
@@ -28,6 +28,7 @@ from verl_ext.sandbox.places import Place, PlaceFailure
 START_PAUSES = (0.0, 1.0, 5.0)
 SHELL_TIMEOUT, SETUP_TIMEOUT, EXIT_TIMEOUT = 30.0, 240.0, 30.0  # seconds
 NEW_SHELL = "the shell has ended, and a new one was started"
+NEEDS = "a shell needs base64, bash, cat, dd and head, and 251 open files"
 LONGEST_ARGUMENT = 24 << 10  # characters, at most 4 bytes each; Linux allows 128 KiB for one argument of a program
 # Runs a command that comes in several arguments: a file with the command could be changed by the model's programs.
 JOINED = 'printf -v command %s "$@"; set --; eval "$command"'
@@ -73,6 +74,7 @@ class Plan:
         shell_setup: bash commands for every new shell; the last exit code must be 0.
         idle_timeout: seconds without a call until the sandbox is stopped.
         max_bytes: bytes kept of an output, in the place and before the output travels.
+        pauses: seconds before each attempt to start the place.
     """
 
     make: Callable[[], Place]
@@ -80,6 +82,7 @@ class Plan:
     shell_setup: str = ""
     idle_timeout: float = 1800.0
     max_bytes: int = 1 << 20
+    pauses: Sequence[float] = field(default_factory=lambda: START_PAUSES)
 
 
 class Sandbox:
@@ -284,7 +287,8 @@ class Sandbox:
             raise SandboxKilled(self._killed)
         if self._place is not None:
             return
-        for attempt, pause in enumerate(START_PAUSES, 1):
+        attempts = len(self._plan.pauses)
+        for attempt, pause in enumerate(self._plan.pauses, 1):
             await asyncio.sleep(pause)
             try:
                 await self._start_place()
@@ -297,9 +301,11 @@ class Sandbox:
                 return
             except Exception as error:
                 await self._stop()
-                log.warning("sandbox, attempt %d of %d: %s", attempt, len(START_PAUSES), repr(error))
+                log.warning("sandbox, attempt %d of %d: %s", attempt, attempts, repr(error))
                 cause = error
-        raise SandboxFailure(f"no sandbox could be started in {len(START_PAUSES)} attempts: {cause!r}") from cause
+        fault = str(cause) if isinstance(cause, PlaceFailure | ShellEnded) else repr(cause)
+        fault = f"no sandbox could be started in {attempts} attempts: {fault}" if attempts > 1 else fault
+        raise SandboxFailure(fault) from cause
 
     async def _start_place(self) -> None:
         self._place = self._plan.make()
@@ -313,7 +319,10 @@ class Sandbox:
 
     async def _open_shell(self) -> None:
         self._bash = await Bash.open(self._place, self._plan.max_bytes)
-        answer = await self._bash.run((self._plan.shell_setup or ":").encode(), SHELL_TIMEOUT)
+        try:
+            answer = await self._bash.run((self._plan.shell_setup or ":").encode(), SHELL_TIMEOUT)
+        except ShellEnded as error:
+            raise ShellEnded(f"the shell does not work: {error}; {NEEDS}") from error
         if answer.state != "done" or answer.exit_code != 0:
             said = text_of(answer.head, answer.tail, answer.left_out)[-500:]
             raise ShellEnded(f"the setup of a new shell ended with {answer.state} {answer.exit_code}: {said}")

@@ -113,7 +113,7 @@ class Run:
         rows: the data.
         policy: the policy.
         controller: its controller.
-        checkpoints: by step, of those that are done.
+        checkpoints: by step: the checkpoints of the steps in ``saved`` that are done.
     """
 
     def __init__(

@@ -15,14 +15,19 @@ from support.shells import alive, wait_for
 from verl.tools.tool_registry import initialize_tools_from_config
 
 from verl_ext.data.schema import make_row, number_rows
+from verl_ext.driver.preflight import tools as preflight
+from verl_ext.driver.preflight.faults import Faults
 from verl_ext.driver.preflight.validate import BadConfig, validate
 from verl_ext.sandbox.bash import PROGRAM
+from verl_ext.sandbox.shell import NEW_SHELL
 
 pytestmark = pytest.mark.usefixtures("no_pauses")
 
 TOOLS = "actor_rollout_ref.rollout.multi_turn.tool_config_path"
 LOOP = "actor_rollout_ref.rollout.agent.default_agent_loop"
 OBSERVATION = "actor_rollout_ref.rollout.multi_turn.max_tool_response_length"
+MARKS = len(f"\n[... {10**18} characters left out ...]\n\n[{NEW_SHELL}]")
+SQLITE = "verl_ext.driver.tools.sqlite.SqliteTool"
 SHELL, SUBMIT = (f"verl_ext.driver.tools.shell.{name}" for name in ("ShellTool", "SubmitTool"))
 
 
@@ -183,7 +188,11 @@ def test_a_sandbox_of_the_first_rows_image_is_started_and_ended(config, tools, d
 def test_an_image_that_cannot_hold_a_shell_is_refused(config, tools, docker):
     (Path(docker.path.partition(":")[0]) / "dd").symlink_to("/bin/false")
     (sentence,) = refusals(config, tools((SHELL, deployment(type="docker", image="own/image:1"))))
-    assert "its shell does not work: it needs base64, bash, cat, dd and head, and 251 open files" in sentence
+    assert sentence == (
+        "no sandbox of own/image:1 can be started with deployment.type docker (the shell does not work: the answer has "
+        "no end; a shell needs base64, bash, cat, dd and head, and 251 open files)"
+    )
+    assert len(docker.calls("run")) == 1  # one attempt
     wait_for(lambda: not any(map(alive, docker.containers())))
 
 
@@ -274,14 +283,11 @@ def test_a_runtime_that_is_missing_or_broken(config, tools, docker, monkeypatch)
     file = tools((SHELL, deployment(type="docker", image="own/image:1")))
     docker.does("broken")
     (sentence,) = refusals(config, file)
-    assert sentence.startswith(
-        "no sandbox of own/image:1 can be started with deployment.type docker (no sandbox could be started in 3 "
-        "attempts: PlaceFailure('docker run of own/image:1 ended with "
-    )
-    assert "no space left" in sentence
+    where = "no sandbox of own/image:1 can be started with deployment.type docker"
+    cause = "docker run of own/image:1 ended with 125: docker: Error response from daemon: no space left"
+    assert sentence == f"{where} ({cause})" and len(docker.calls("run")) == 1  # one attempt
     monkeypatch.setenv("PATH", "/nowhere")
-    (sentence,) = refusals(config, file)
-    assert sentence.endswith("in 3 attempts: PlaceFailure('docker is not on the PATH'))")
+    assert refusals(config, file) == [f"{where} (docker is not on the PATH)"]
 
 
 def test_no_sandbox_is_started_for_a_configuration_with_other_faults(config, tools, docker):
@@ -300,16 +306,26 @@ def test_tools_of_one_sandbox_need_the_same_settings(config, tools, tmp_path):
     validate(changed(config, tools((SHELL, local | {"max_characters": 9}), (SUBMIT, local)), *data))
     for changes in (other, {"environment": {"A": "1"}}, {"idle_timeout": 9}, {"lifetime": 9}, {"max_bytes": 9}):
         found = refusals(config, tools((SHELL, local), (SUBMIT, local | changes)), *data)
-        assert found == [f"bash and submit work in one sandbox, so give both the same {next(iter(changes))}"]
+        assert found == [f"bash and submit work in one sandbox, so give them the same {next(iter(changes))}"]
+    table = pq.read_table(tmp_path / "rows.parquet").to_pylist()
+    for number, row in enumerate(table):
+        row["extra_info"]["tool_selection"] = [("bash", "submit")[number % 2]]  # no row offers both
+    pq.write_table(pa.Table.from_pylist(table), tmp_path / "rows.parquet")
+    validate(changed(config, tools((SHELL, local), (SUBMIT, local | {"lifetime": 9})), *data))
 
 
 @pytest.mark.parametrize("name", ["image", "setup", "shell_setup"])
 def test_tools_of_one_sandbox_need_the_same_arguments(config, tools, tmp_path, name):
     both = tools((SHELL, deployment(type="local")), (SUBMIT, deployment(type="local")))
     data = rows(tmp_path / "rows.parquet", "own/image:1", **{name: "another"})
-    assert (
-        refusals(config, both, *data)[0] == f"row 0: bash and submit work in one sandbox, so give both the same {name}"
-    )
+    same = f"work in one sandbox, so give them the same {name}"
+    assert refusals(config, both, *data)[0] == f"row 0: bash and submit {same}"
+    search = {"type": "function", "function": {"name": "search", "description": "searches"}}
+    entry = {"class_name": SHELL, "config": {"type": "native"} | deployment(type="local")}
+    file = tmp_path / "shells.yaml"
+    file.write_text(yaml.safe_dump({"tools": [entry, entry | {"tool_schema": search}]}))
+    data = alike(tmp_path / "shells.parquet", bash={name: "one"}, search={name: "another"})
+    assert refusals(config, f"{TOOLS}={file}", *data)[0] == f"row 0: bash and search {same}"
 
 
 def test_rows_without_tests_must_not_offer_to_submit(config, tools, tmp_path):
@@ -365,33 +381,43 @@ def test_the_first_sandbox_runs_the_setup_of_the_first_row(config, tools, tmp_pa
     both = tools((SHELL, deployment(type="local")), (SUBMIT, deployment(type="local")))
     data = alike(tmp_path / "rows.parquet", bash=fails, submit=fails | {"test_command": "true"})
     (sentence,) = refusals(config, both, *data)
-    assert sentence.startswith("no sandbox can be started with deployment.type local (no sandbox could be started in 3")
-    assert "ended with" in sentence and "7: reason" in sentence
+    ending = {"setup": "setup ended with 7", "shell_setup": "the setup of a new shell ended with over 7"}[where]
+    assert sentence == f"no sandbox can be started with deployment.type local ({ending}: reason)"
 
 
-def test_the_tools_are_called_by_the_loop_of_some_row(config, tools):
+def test_the_first_sandbox_reads_no_more_rows_than_it_needs(config, tools, docker, tmp_path, monkeypatch):
+    read, all_arguments = [], preflight._arguments
+    data = rows(tmp_path / "rows.parquet", "own/image:1")
+    faults = Faults(changed(config, tools((SHELL, deployment(type="docker"))), *data))
+    monkeypatch.setattr(preflight, "_arguments", lambda *given: read.append(given) or all_arguments(*given))
+    preflight.start_sandboxes(faults)
+    assert not faults.sentences and len(read) == 1
+
+
+def test_the_tools_are_called_by_the_loop_of_some_row(config, tools, tmp_path):
     file = tools((SHELL, deployment(type="local")))
-    (sentence,) = refusals(config, file, f"{LOOP}=single_turn_agent")
-    assert sentence.startswith(
-        "no row's agent loop calls the tools of actor_rollout_ref.rollout.multi_turn.tool_config"
-    )
-    assert sentence.endswith("tools.yaml, use tool_agent, here or as agent_name of rows")
+    made = [make_row("math", f"{number}+1=", "1", ability="sums") for number in range(40)]
+    data = written(tmp_path / "rows.parquet", [row | {"agent_name": "single_turn_agent"} for row in made])
+    valid = f"no row's agent loop calls its tools, use {LOOP}=tool_agent, or tool_agent as agent_name of rows"
+    for changes in ([f"{LOOP}=single_turn_agent"], data):
+        with pytest.raises(BadConfig) as refused:
+            validate(changed(config, file, *changes))
+        assert refused.value.sentences == (f"{file} is not valid: {valid}",)
 
 
 @pytest.mark.parametrize(
-    ("tool", "settings", "length"),
+    ("tool", "name", "settings", "length"),
     [
-        (SHELL, deployment(type="local"), 8000),
-        (SHELL, deployment(type="local") | {"max_characters": 300}, 300),
-        ("verl_ext.driver.tools.sqlite.SqliteTool", {}, 200),
+        (SHELL, "bash", deployment(type="local"), 8000 + MARKS),
+        (SHELL, "bash", deployment(type="local") | {"max_characters": 300}, 300 + MARKS),
+        (SQLITE, "sql", {}, 203),
     ],
 )
-def test_verl_cuts_no_observation_that_a_tool_has_cut(config, tools, tool, settings, length):
-    file = tools((tool, settings))
-    (sentence,) = refusals(config, file, f"{OBSERVATION}={length}")
-    assert sentence.startswith("observations of the tool ")
-    assert sentence.endswith(f" have up to max_characters={length} characters, use more than that")
-    validate(changed(config, file, f"{OBSERVATION}={length + 1}"))
+def test_verl_cuts_no_observation_that_a_tool_has_cut(config, tools, tool, name, settings, length):
+    file = tools((tool, settings), (SQLITE, {"max_characters": 5}))
+    (sentence,) = refusals(config, file, f"{OBSERVATION}={length - 1}")
+    assert sentence == f"observations of the tool {name} have up to {length} characters, use at least {length}"
+    validate(changed(config, file, f"{OBSERVATION}={length}"))
 
 
 def test_a_sandbox_lasts_as_long_as_its_agent_may(config, tools, docker):
@@ -405,3 +431,6 @@ def test_a_sandbox_lasts_as_long_as_its_agent_may(config, tools, docker):
         assert sentence.endswith(f"use at least {agent}=61")
         validate(changed(config, file, f"{agent}=60"))
     validate(changed(config, tools((SHELL, deployment(type="local") | {"lifetime": 60})), f"{agent}=61"))
+    of_modal = deployment(type="modal", image="own/image:1", deployment_timeout=60)
+    (sentence,) = refusals(config, tools((SHELL, of_modal)), f"{agent}=61")
+    assert sentence.startswith("deployment.deployment_timeout=60 of the tool bash ends sandboxes of agents that still")

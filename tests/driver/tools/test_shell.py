@@ -80,6 +80,8 @@ def test_an_observation_is_bounded_and_the_same_on_every_run(folder):
         text = await agent.bash("seq 1 100000")
         assert text.startswith("1\n2\n3\n") and text.endswith("99999\n100000") and len(text) < 160
         assert "[... 588794 characters left out ...]" in text
+        text = await agent.bash("seq 1 100000; exit")
+        assert len(text) == shell.longest_observation - len(str(10**18)) + len("588795")
         pytest_says = "=== 1 failed, 21 passed in 0.57s ===\n=== 3 passed in 75.20s (0:01:15) ==="
         assert await agent.bash(f"echo '{pytest_says}'") == (
             "=== 1 failed, 21 passed in 0.00s ===\n=== 3 passed in 0.00s ==="

@@ -16,7 +16,7 @@ from support.shells import Agent
 from verl.tools.tool_registry import initialize_tools_from_config
 
 from verl_ext.driver.prefixes import PrefixClient
-from verl_ext.driver.tools.sqlite import SqliteTool
+from verl_ext.driver.tools.sqlite import NOT_TEXT, SqliteTool
 from verl_ext.sandbox.databases import DatabaseFailure
 
 SCRIPT = "CREATE TABLE r(a INTEGER); INSERT INTO r VALUES(5);"
@@ -211,6 +211,7 @@ def test_a_long_result_is_cut():
     tool = SqliteTool({"max_characters": 10})
     (text, many), _ = session(tool, "SELECT 'abcdefghijklmnop'", f"{NUMBERS} SELECT x FROM n LIMIT 100")
     assert text == "abcdefghij..."
+    assert [SqliteTool({"max_characters": most}).longest_observation for most in (10, 30)] == [len(NOT_TEXT), 33]
     assert many == "1\n2\n3\n4\n5\n..."
 
 

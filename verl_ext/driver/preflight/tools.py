@@ -12,15 +12,15 @@ import inspect
 import pkgutil
 from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout
+from dataclasses import replace
 from difflib import get_close_matches
 from io import StringIO
 from typing import Any
 
-from verl_ext.checks import TEXT
+from verl_ext.checks import TEXT, is_integer
 from verl_ext.driver.preflight.data import column, extra_infos, used_files
 from verl_ext.driver.preflight.extensions import LOOPS, read_yaml, refusing
 from verl_ext.driver.preflight.faults import Faults
-from verl_ext.driver.preflight.files import first_line
 from verl_ext.driver.preflight.keys import ROLLOUT
 
 TOOLS_FILE = f"{ROLLOUT}.multi_turn.tool_config_path"
@@ -29,132 +29,130 @@ OBSERVATION = f"{ROLLOUT}.multi_turn.max_tool_response_length"
 WITHOUT_TOOLS = "single_turn_agent"  # verl's agent loop that offers no tools
 AGENT = "rollout_driver.agent_timeout"
 STALL = "rollout_driver.stall_timeout"
-NEEDS = "it needs base64, bash, cat, dd and head, and 251 open files"
 COMMAND_TIMEOUT = 60.0  # seconds of the first command in a sandbox, and of the end of the sandbox
 
 
 def check_tools(faults: Faults) -> None:
-    """The file lists tools whose classes are importable; our own tools accept their settings, and share one sandbox.
+    """The file lists tools whose classes are importable; our own tools accept their settings.
 
     Tools of other packages are not made: verl's own tools start a Ray cluster.
     """
-    made = [_made(faults, number, tool) for number, tool in enumerate(_listed(faults))]
-    first, *others = [tool for tool in made if hasattr(tool, "sandbox_settings")] or [None]
-    for tool in others:
-        settings = first.sandbox_settings
-        different = ", ".join(name for name, value in tool.sandbox_settings.items() if value != settings[name])
-        valid = f"{first.name} and {tool.name} work in one sandbox, so give both the same {different}"
-        if different:
-            faults.add(f"{TOOLS_FILE}={_path(faults)} is not valid: {valid}", TOOLS_FILE)
+    _ours(faults)
 
 
 def check_tool_limits(faults: Faults) -> None:
     """Some row's loop calls our tools, verl shows whole observations, and a sandbox lasts as long as its agent may."""
-    from verl_ext.driver.tools.shell import LIMITS, ShellTool
-    from verl_ext.driver.tools.sqlite import SqliteTool
-    from verl_ext.sandbox import databases
     from verl_ext.sandbox.deployments import longest_life
 
-    tools, sandboxed = _ours(faults), _sandboxed(faults)
-    loops = {(key, loop or faults[LOOPS]) for key, _, loop in column(faults, "agent_name")} if tools else set()
+    tools = _ours(faults)
+    if not tools:
+        return
+    loops = {(key, loop or faults[LOOPS]) for key, _, loop in column(faults, "agent_name")}
     if loops and loops == {(key, WITHOUT_TOOLS) for key in used_files(faults)}:  # not if the rows cannot be read
-        valid = f"no row's agent loop calls the tools of {TOOLS_FILE}={_path(faults)}"
-        faults.refuse_if(True, LOOPS, f"{valid}, use tool_agent, here or as agent_name of rows")
-    most = {ShellTool: LIMITS["max_characters"][0], SqliteTool: databases.LIMITS["max_characters"]}
-    for tool, kind in ((tool, kind) for tool in tools for kind in most if isinstance(tool, kind)):
-        length, shown = tool.config.get("max_characters", most[kind]), faults[OBSERVATION]
-        if isinstance(shown, int) and shown <= length:
-            valid = f"observations of the tool {tool.name} have up to max_characters={length} characters"
-            faults.refuse_if(True, OBSERVATION, f"{valid}, use more than that")
-            break
-    longest = faults[AGENT] or 0
-    for tool, deployment in sandboxed:
-        idle, lifetime = (tool.config.get(name, LIMITS[name][0]) for name in ("idle_timeout", "lifetime"))
-        for name, seconds in (("idle_timeout", idle), ("lifetime", longest_life(deployment, lifetime))):
-            if seconds < longest:
-                valid = f"{name}={seconds:g} of the tool {tool.name} ends sandboxes of agents that still work"
-                faults.refuse_if(True, TOOLS_FILE, f"{valid}, use at least {AGENT}={longest:g}")
-                return
+        valid = f"no row's agent loop calls its tools, use {LOOPS}=tool_agent, or tool_agent as agent_name of rows"
+        faults.refuse_if(True, TOOLS_FILE, valid)
+    longest, name = max((getattr(tool, "longest_observation", 0), tool.name) for tool in tools)
+    shown = faults[OBSERVATION]
+    valid = f"observations of the tool {name} have up to {longest} characters, use at least {longest}"
+    faults.refuse_if(is_integer(shown) and shown < longest, OBSERVATION, valid)
+    needed = faults[AGENT] or 0
+    for tool in _sandboxed(tools):
+        settings = tool.sandbox_settings
+        life = longest_life(settings["deployment"], settings["lifetime"])
+        seconds, name = min((settings["idle_timeout"], "idle_timeout"), life)
+        if seconds < needed:
+            valid = f"{name}={seconds:g} of the tool {tool.name} ends sandboxes of agents that still work"
+            faults.refuse_if(True, TOOLS_FILE, f"{valid}, use at least {AGENT}={needed:g}")
+            return
 
 
 def check_tool_rows(faults: Faults) -> None:
     """Every row names the container images that its tools lack, and tests for ``submit`` that can be run and judged.
-    Tools that share a sandbox have the same arguments for it.
+    Tools that share a sandbox have the same settings and arguments for it.
 
     A tool lacks an image if its deployment needs one and names none. The tests must end before the run counts as
     stalled.
     """
-    from verl_ext.driver.tools.shell import LIMITS, SubmitTool, tests_of
+    from verl_ext.driver.tools.shell import SubmitTool
     from verl_ext.sandbox.deployments import IMAGE
     from verl_ext.sandbox.shell import SandboxFailure
 
-    sandboxed, found = _sandboxed(faults), [tool for tool in _ours(faults) if isinstance(tool, SubmitTool)]
-    needing = [tool.name for tool, each in sandboxed if each.has_images and not each.image]
-    submits = {tool.name: tool.config.get("test_timeout", LIMITS["test_timeout"][0]) for tool in found}
-    for key, number, extra in _rows(faults) if needing or submits else ():
-        sharing = [tool.name for tool, _ in sandboxed if _offers(extra, tool.name)]
+    tools = _sandboxed(_ours(faults))
+    needing = [tool for tool in tools if tool.sandbox_settings["deployment"].lacks_image]
+    submits = [tool for tool in tools if isinstance(tool, SubmitTool)]
+    groups: dict[tuple[Any, ...], None] = {}  # of tools that share a sandbox, in the order of the rows
+    for key, number, extra in _rows(faults) if needing or submits or len(tools) > 1 else ():
+        sharing = tuple(tool for tool in tools if _offers(extra, tool.name))
+        groups[sharing] = None
+        given = {tool.name: _arguments(extra, tool.name) for tool in sharing}
         for argument in ("image", "setup", "shell_setup") if not faults.has_refused(key) else ():
-            values = [_arguments(extra, each).get(argument) or None for each in sharing]
-            other = f"{' and '.join(sharing)} work in one sandbox, so give both the same {argument}"
-            faults.refuse_if(values != values[:1] * len(values), key, f"row {number}: {other}")
-        for name, longest in submits.items():
-            if not _offers(extra, name) or faults.has_refused(key):
+            values = [each.get(argument) or None for each in given.values()]
+            valid = f"{' and '.join(given)} work in one sandbox, so give them the same {argument}"
+            faults.refuse_if(values != values[:1] * len(values), key, f"row {number}: {valid}")
+        for tool in submits:
+            if tool not in sharing or faults.has_refused(key):
                 continue
             try:
-                seconds = tests_of(_arguments(extra, name), longest, name).timeout
+                seconds = tool.tests(given[tool.name]).timeout
                 if not faults.has_refused(STALL):
                     valid = f"the tests of row {number} of {key} may take {seconds:g} seconds, use more than that"
                     faults.refuse_if(seconds >= faults[STALL], STALL, valid)
             except SandboxFailure as error:
-                other = f"; a row without tests needs agent_name={WITHOUT_TOOLS} or tool_selection without {name}"
-                faults.refuse_if(True, key, f"row {number}: {str(error).removesuffix('.')}{other}")
-        for name in needing:
-            image = _arguments(extra, name).get("image")
-            if _offers(extra, name) and not faults.has_refused(key) and not IMAGE.accepts(image):
-                where = f"extra_info.tools_kwargs.{name}.create_kwargs.image"
+                other = f"a row without tests needs agent_name={WITHOUT_TOOLS} or tool_selection without {tool.name}"
+                faults.refuse_if(True, key, f"row {number}: {str(error).removesuffix('.')}; {other}")
+        for tool in needing:
+            image = given.get(tool.name, {}).get("image")
+            if tool in sharing and not faults.has_refused(key) and not IMAGE.accepts(image):
+                where = f"extra_info.tools_kwargs.{tool.name}.create_kwargs.image"
                 valid = f"row {number} has {where}={image!r:.80}, and it must name a container image"
                 other = f"{faults[TOOLS_FILE]} gives deployment.image or the row's agent_name is {WITHOUT_TOOLS}"
                 faults.refuse_if(True, key, f"{valid}, unless {other}")
+    for sharing in groups:
+        for tool in sharing[1:]:
+            first = sharing[0].sandbox_settings
+            different = ", ".join(name for name, value in tool.sandbox_settings.items() if value != first[name])
+            valid = f"{sharing[0].name} and {tool.name} work in one sandbox, so give them the same {different}"
+            faults.refuse_if(bool(different), TOOLS_FILE, valid)
 
 
 def start_sandboxes(faults: Faults) -> None:
     """A sandbox starts and its shell runs a command, once for each different way in which the tools start sandboxes.
 
-    The sandbox gets the arguments of the first row that names an image. If no row names an image, the sandbox gets the
-    deployment's image and the arguments of the first row that has any.
+    The sandbox gets the arguments of the first row that names an image. If no row names an image, or the deployment
+    uses none, the sandbox gets the arguments of the first row that has any.
     """
     from verl_ext.sandbox.shell import Sandbox, SandboxFailure, SandboxKilled
 
     tried: list[tuple[Any, ...]] = []
-    for tool, deployment in _sandboxed(faults):
-        rows = (_arguments(extra, tool.name) for _, _, extra in _rows(faults) if _offers(extra, tool.name))
-        arguments = max(rows, key=lambda row: (bool(row.get("image")), any(row.values())), default={})
+    for tool in _sandboxed(_ours(faults)):
+        deployment, arguments = tool.sandbox_settings["deployment"], {}
+        if deployment.has_images:
+            arguments = next((row for row in _offering(faults, tool.name) if row.get("image")), {})
+        if not arguments:
+            arguments = next((row for row in _offering(faults, tool.name) if any(row.values())), {})
         image = arguments.get("image") or deployment.image
-        if deployment.has_images and not image:
+        if deployment.lacks_image and not image:
             continue
-        of = f" of {image}" if deployment.has_images else ""
-        where = f"no sandbox{of} can be started with deployment.type {deployment.type}"
         try:
-            plan = tool.plan(arguments)
+            plan = replace(tool.plan(arguments), pauses=(0.0,))  # one attempt
             way = (deployment, image, plan.setup, plan.shell_setup)
             if way not in tried:
                 tried.append(way)
                 asyncio.run(_try(Sandbox(plan)))
         except (SandboxFailure, SandboxKilled) as error:
-            fault = first_line(error)
-            no_shell = "ShellEnded" in fault and "the setup of a new shell" not in fault
-            hint = f"; its shell does not work: {NEEDS}" if no_shell else ""
-            faults.refuse_if(True, TOOLS_FILE, f"{where} ({fault}{hint})")
+            of = f" of {image}" if deployment.has_images else ""
+            where = f"no sandbox{of} can be started with deployment.type {deployment.type}"
+            faults.refuse_if(True, TOOLS_FILE, f"{where} ({' '.join(str(error).split())})")
             return
 
 
 async def _try(sandbox: Any) -> None:
-    from verl_ext.sandbox.shell import SandboxFailure
+    from verl_ext.sandbox.shell import NEEDS, SandboxFailure
 
     try:
         outcome = await sandbox.run("echo works", COMMAND_TIMEOUT)
         if outcome.output != "works\n":
-            raise SandboxFailure(f"its shell does not work: {NEEDS}")
+            raise SandboxFailure(f"the shell does not work; {NEEDS}")
     finally:
         sandbox.abort()
         sandbox.join(COMMAND_TIMEOUT)
@@ -222,23 +220,17 @@ def _path(faults: Faults) -> object:
 
 
 def _ours(faults: Faults) -> list[Any]:
-    """The listed tools whose classes are ours, or made from ours."""
+    """The listed tools whose classes are ours, or made from ours.
+
+    If the file of tools was refused, reading its key ends the check.
+    """
     made = (_made(faults, number, tool) for number, tool in enumerate(_listed(faults)))
     return [tool for tool in made if tool is not None]
 
 
-def _sandboxed(faults: Faults) -> list[tuple[Any, Any]]:
-    """Our tools that have a deployment, each with its checked deployment.
-
-    If the file of tools was refused, reading its key ends the check.
-    """
-    from verl_ext.sandbox.deployments import deployment_config
-
-    return [
-        (tool, deployment_config(tool.config["deployment"]))
-        for tool in _ours(faults)
-        if isinstance(tool.config.get("deployment"), Mapping)
-    ]
+def _sandboxed(tools: list[Any]) -> list[Any]:
+    """Those of our tools that work in a sandbox."""
+    return [tool for tool in tools if hasattr(tool, "sandbox_settings")]
 
 
 def _rows(faults: Faults) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
@@ -253,6 +245,11 @@ def _offers(extra: Mapping[str, Any], tool: str) -> bool:
     """Whether a row offers this tool to the model: verl offers all tools, or those in ``extra_info.tool_selection``."""
     selection = extra.get("tool_selection")
     return not selection or tool in list(selection)
+
+
+def _offering(faults: Faults, tool: str) -> Iterator[Mapping[str, Any]]:
+    """The arguments of this tool in each row that offers the tool."""
+    return (_arguments(extra, tool) for _, _, extra in _rows(faults) if _offers(extra, tool))
 
 
 def _arguments(extra: Mapping[str, Any], tool: str) -> Mapping[str, Any]:

@@ -35,16 +35,17 @@ from verl_ext.driver.tools.repeatable import ENVIRONMENT, REPLACEMENTS, RandomNa
 from verl_ext.driver.transcript import end_trajectory
 from verl_ext.extras import MissingExtra
 from verl_ext.sandbox.deployments import deployment_config, deployment_maker
-from verl_ext.sandbox.shell import Outcome, Plan, Sandbox, SandboxFailure, SandboxKilled, sandbox_of
+from verl_ext.sandbox.shell import NEW_SHELL, Outcome, Plan, Sandbox, SandboxFailure, SandboxKilled, sandbox_of
 
 LIMITS: dict[str, tuple[float, Kind]] = {  # default, valid values
     "command_timeout": (120, POSITIVE),  # seconds of a command
     "test_timeout": (1800, POSITIVE),  # seconds of the tests; a row may ask for less
     "idle_timeout": (1800, POSITIVE),  # seconds without a call until a sandbox is stopped
     "lifetime": (7200, POSITIVE),  # seconds until a container ends by itself
-    "max_characters": (8000, COUNT),  # of an observation
+    "max_characters": (8000, COUNT),  # of an output in an observation
     "max_bytes": (8 << 20, COUNT),  # of an output, kept in the sandbox: head and tail of a longer one
 }
+LEFT_OUT = "\n[... {} characters left out ...]\n"
 WINDOW = 1 << 19  # characters at each end of an output in which names and ``replacements`` are looked for
 OTHER_KEYS = ("type", "deployment", "environment", "replacements")
 
@@ -132,7 +133,7 @@ class _SandboxTool(BaseTool):
             text = pattern.sub(replacement, text)
         room = self._limits["max_characters"]
         if len(text) > room:
-            left_out = f"\n[... {len(text) - room + outcome.left_out} characters left out ...]\n"
+            left_out = LEFT_OUT.format(len(text) - room + outcome.left_out)
             text = text[: room // 2] + left_out + text[len(text) - (room - room // 2) :]
         notes = [outcome.failure] if outcome.failure else []
         if not notes and outcome.exit_code:
@@ -155,6 +156,11 @@ class ShellTool(_SandboxTool):
     as its container, the trajectory ends with reward 0. If the sandbox cannot be started, the rollout ends and counts
     as failed (``SandboxFailure``).
     """
+
+    @property
+    def longest_observation(self) -> int:
+        """Characters of the longest observation: an output that was cut, and the note about a new shell."""
+        return self._limits["max_characters"] + len(LEFT_OUT.format(10**18)) + len(f"\n[{NEW_SHELL}]")
 
     def _schema(self) -> OpenAIFunctionToolSchema:
         description = (
@@ -224,7 +230,7 @@ class SubmitTool(_SandboxTool):
         if VERDICT in agent_data.extra_fields or agent_data in self._submitted:
             return ToolResponse(text="[already submitted]"), 0.0, {}
         self._submitted.add(agent_data)
-        tests = tests_of(self._arguments[instance_id], self._limits["test_timeout"], self.name)
+        tests = self.tests(self._arguments[instance_id])
         try:
             outcome = await self._sandbox(instance_id, agent_data).execute(tests.command, tests.timeout)
         except SandboxKilled:
@@ -232,6 +238,26 @@ class SubmitTool(_SandboxTool):
         agent_data.extra_fields |= await _verdict(tests, outcome)
         end_trajectory()
         return ToolResponse(text="[submitted]"), 0.0, {}
+
+    def tests(self, arguments: Mapping[str, Any]) -> Tests:
+        """The tests of a row with these ``create_kwargs``, refused before they run if nobody could judge them.
+
+        Raises:
+            SandboxFailure: an argument is not valid, or its grader needs a package that is not installed.
+        """
+        command, timeout = arguments.get("test_command"), arguments.get("test_timeout")
+        grader, expected = arguments.get("grader") or EXIT_CODE, arguments.get("expected")
+        key, longest = f"extra_info.tools_kwargs.{self.name}.create_kwargs", self._limits["test_timeout"]
+        if command is None:
+            raise SandboxFailure(f"{key}.test_command is missing.")
+        try:
+            TEXT.check("test_command", command)
+            if timeout is not None:
+                POSITIVE.check("test_timeout", timeout)
+            check(grader, expected)
+        except (ValueError, MissingExtra) as error:
+            raise SandboxFailure(f"{key}.{error}") from error
+        return Tests(command, longest if timeout is None else min(timeout, longest), grader, expected)
 
 
 class Tests(NamedTuple):
@@ -241,32 +267,6 @@ class Tests(NamedTuple):
     timeout: float  # seconds
     grader: str
     expected: str | None
-
-
-def tests_of(arguments: Mapping[str, Any], longest: float, tool: str) -> Tests:
-    """The row's tests, refused before they run if nobody could judge them.
-
-    Args:
-        arguments: ``extra_info.tools_kwargs.<tool>.create_kwargs`` of the row.
-        longest: most seconds of the tests.
-        tool: name of the tool.
-
-    Raises:
-        SandboxFailure: an argument is not valid, or its grader needs a package that is not installed.
-    """
-    command, timeout = arguments.get("test_command"), arguments.get("test_timeout")
-    grader, expected = arguments.get("grader") or EXIT_CODE, arguments.get("expected")
-    key = f"extra_info.tools_kwargs.{tool}.create_kwargs"
-    if command is None:
-        raise SandboxFailure(f"{key}.test_command is missing.")
-    try:
-        TEXT.check("test_command", command)
-        if timeout is not None:
-            POSITIVE.check("test_timeout", timeout)
-        check(grader, expected)
-    except (ValueError, MissingExtra) as error:
-        raise SandboxFailure(f"{key}.{error}") from error
-    return Tests(command, longest if timeout is None else min(timeout, longest), grader, expected)
 
 
 def _windows(outcome: Outcome) -> Outcome:

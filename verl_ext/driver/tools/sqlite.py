@@ -36,6 +36,7 @@ SCHEMA = OpenAIFunctionToolSchema.model_validate(
         },
     }
 )
+NOT_TEXT = "error: query must be text"
 
 
 class SqliteTool(BaseTool):
@@ -69,6 +70,11 @@ class SqliteTool(BaseTool):
         # verl calls a tool from a single event loop; the lock allows threads too.
         self._lock = threading.Lock()
 
+    @property
+    def longest_observation(self) -> int:
+        """Characters of the longest observation: three points follow an answer that was cut."""
+        return max(self._limits["max_characters"] + len("..."), len(NOT_TEXT))
+
     async def create(self, instance_id: str | None = None, **kwargs: Any) -> tuple[str, ToolResponse]:
         """Keep the script for the next call; without a script, the database starts empty."""
         instance_id = instance_id or uuid4().hex
@@ -92,7 +98,7 @@ class SqliteTool(BaseTool):
                 self._databases[agent_data] = Database(self._scripts[instance_id], self._limits)
             database = self._databases[agent_data]
         query = parameters.get("query") if isinstance(parameters, dict) else None
-        observation = await database.execute(query) if isinstance(query, str) else "error: query must be text"
+        observation = await database.execute(query) if isinstance(query, str) else NOT_TEXT
         return ToolResponse(text=observation), 0.0, {}
 
     async def release(self, instance_id: str, **kwargs: Any) -> None:
