@@ -6,6 +6,7 @@ import asyncio
 import re
 import shlex
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -27,12 +28,24 @@ def block(language: str, first: str) -> str:
     return next(text for text in re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL) if text.startswith(first))
 
 
-def test_the_loop_of_the_page(tmp_path, monkeypatch):
-    (tmp_path / "mypkg").mkdir()
-    (tmp_path / "mypkg" / "loop.py").write_text(block("python", "# mypkg/loop.py"))
-    (tmp_path / "agents.yaml").write_text(block("yaml", "# agents.yaml"))
+@pytest.fixture
+def written(tmp_path, monkeypatch) -> Iterator[Callable[[str, str], None]]:
+    """Writes a module and a yaml file of the page, by their names there, into the current folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
+
+    def write(module: str, settings: str) -> None:
+        (tmp_path / module).parent.mkdir()
+        (tmp_path / module).write_text(block("python", f"# {module}"))
+        (tmp_path / settings).write_text(block("yaml", f"# {settings}"))
+
+    yield write
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mypkg"]:
+        del sys.modules[name]
+
+
+def test_the_loop_of_the_page(written, tmp_path, monkeypatch):
+    written("mypkg/loop.py", "agents.yaml")
     rows = [make_row("math", f"{number}+1=", str(number + 1), ability="sums") for number in range(40)]
     for number, row in enumerate(rows):
         row["agent_name"] = ("my_agent", "single_turn_agent", "tool_agent", None)[number % 4]
@@ -41,12 +54,8 @@ def test_the_loop_of_the_page(tmp_path, monkeypatch):
     command = shlex.split(block("bash", "export PYTHONPATH").partition("\n")[2])
     keys = [word for word in command if "agent" in word]
     assert len(keys) == 2
-    try:
-        validate(compose("grpo", *good_overrides(tmp_path), "data.train_files=rows.parquet", *keys))
-        loop = sys.modules["mypkg.loop"].MyAgent.__new__(sys.modules["mypkg.loop"].MyAgent)
-    finally:
-        for name in ("mypkg.loop", "mypkg"):
-            sys.modules.pop(name, None)
+    validate(compose("grpo", *good_overrides(tmp_path), "data.train_files=rows.parquet", *keys))
+    loop = sys.modules["mypkg.loop"].MyAgent.__new__(sys.modules["mypkg.loop"].MyAgent)
 
     async def run(self, sampling_params, raw_prompt):
         return sampling_params, [message["role"] for message in raw_prompt]
@@ -57,12 +66,8 @@ def test_the_loop_of_the_page(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("nothing_is_left", "no_pauses")
-def test_the_tool_of_the_page(tmp_path, monkeypatch):
-    (tmp_path / "mypkg").mkdir()
-    (tmp_path / "mypkg" / "tool.py").write_text(block("python", "# mypkg/tool.py"))
-    (tmp_path / "tools.yaml").write_text(block("yaml", "# tools.yaml"))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
+def test_the_tool_of_the_page(written, tmp_path, monkeypatch):
+    written("mypkg/tool.py", "tools.yaml")
     monkeypatch.setenv("PATH", Docker(tmp_path).path)
     made: dict = {}
     exec(block("python", "# rows.py"), made)
@@ -81,10 +86,6 @@ def test_the_tool_of_the_page(tmp_path, monkeypatch):
             patch.setenv("PATH", "/nowhere")
             await Agent(*tools, rows=made["rows"][0]["extra_info"]["tools_kwargs"]).call("search", text="99")
 
-    try:
-        validate(compose("grpo", *keys))
-        tools = initialize_tools_from_config("tools.yaml")
-        asyncio.run(work())
-    finally:
-        for name in ("mypkg.tool", "mypkg"):
-            sys.modules.pop(name, None)
+    validate(compose("grpo", *keys))
+    tools = initialize_tools_from_config("tools.yaml")
+    asyncio.run(work())

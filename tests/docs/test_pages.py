@@ -66,7 +66,7 @@ def test_files_and_tests_exist(page):
 def parse(name: str, arguments: list[str]) -> None:
     """Raise if a command does not exist, lacks an option, or takes fewer arguments. Nothing runs.
 
-    ``name`` is that of ``verl-ext <name>``, or ``benchmarks/<file>``, which must be given all that it needs.
+    ``name`` stands for ``verl-ext <name>``, or for ``benchmarks/<file>``, whose required arguments must be given.
     """
     wrong = "unexpected extra argument"
     if name.startswith("benchmarks/"):

@@ -342,9 +342,15 @@ def test_the_tools_fit_the_settings():
     from verl.tools.tool_registry import load_all_tools
 
     config = resolved("prefix_sampling_qwen3_14b_swe")
-    tools = load_all_tools(config["actor_rollout_ref"]["rollout"]["multi_turn"]["tool_config_path"], None)
+    multi_turn = config["actor_rollout_ref"]["rollout"]["multi_turn"]
+    tools = load_all_tools(multi_turn["tool_config_path"], None)
     assert [tool.name for tool in tools] == ["bash", "submit"]
-    assert all(tool.config["deployment"]["type"] == "docker" for tool in tools)
+    for tool in tools:
+        assert tool.config["deployment"]["type"] == "docker"
+        # verl would cut longer output again, and a sandbox must outlive a long turn.
+        assert tool.config["max_characters"] < multi_turn["max_tool_response_length"]
+        assert tool.config["idle_timeout"] > config["rollout_driver"]["agent_timeout"]
+        assert tool.config["lifetime"] > tool.config["idle_timeout"] + config["rollout_driver"]["agent_timeout"]
     faults = Faults(OmegaConf.create(config))
     check_tool_limits(faults)
     assert not faults.has_refused(TOOLS_FILE) and not faults.has_refused(OBSERVATION)

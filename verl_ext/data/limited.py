@@ -66,7 +66,7 @@ def _outcome(verifier: Callable[..., bool], arguments: tuple[Any, ...], warm_up:
         try:
             return _scheduled(_pool(verifier, warm_up), verifier, arguments)
         except RuntimeError as error:
-            # A new process imports the script that started it, which would start processes again.
+            # A new process imports the caller's script. Without the guard, this import would start processes, too.
             remedy = 'in a script, call the reward under if __name__ == "__main__":'
             raise RuntimeError(f"the processes that judge answers do not start; {remedy}") from error
 

@@ -24,10 +24,10 @@ class Row:
     Attributes:
         what: its name.
         result: ``PASSED``, ``FAILED`` or ``NOT_TRIED``.
-        why: what was found if it passed, else the reason in one sentence.
-        seconds: from its start to its end.
+        why: the finding of a check that passed; otherwise the reason of the result, in one sentence.
+        seconds: duration of the check or training.
         rollouts_per_second: of the steps of a training, starts not included.
-        peak_bytes: most that the training's process reserved on one GPU; None on the CPU.
+        peak_bytes: largest memory that the training's process reserved on one GPU; None on the CPU.
         predicted_bytes: the same as computed by ``verl-ext hardware``; None on the CPU.
     """
 

@@ -79,9 +79,8 @@ def check_budget(make: Make) -> None:
 def check_books(make: Make) -> None:
     """The books count every rollout once, the policy changes no group, and no group stays buffered for ever."""
     run = Run(make, LONG)
-    waits: dict[
-        str, tuple[int, int]
-    ] = {}  # by group: its number of rollouts, and the step at which it reached this number
+    # By group: the number of its rollouts, and the step since which it has this number.
+    waits: dict[str, tuple[int, int]] = {}
     for step in _all(run):
         live = {group.id: len(group.rollouts) for group in run.controller.live.values()}
         waits = {

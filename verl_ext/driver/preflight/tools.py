@@ -229,7 +229,7 @@ def _ours(faults: Faults) -> list[Any]:
 
 
 def _sandboxed(tools: list[Any]) -> list[Any]:
-    """Those of our tools that work in a sandbox."""
+    """The tools with a sandbox."""
     return [tool for tool in tools if hasattr(tool, "sandbox_settings")]
 
 
