@@ -63,8 +63,17 @@ phase() {  # phase <description> <command>...: shows the command's last line and
   fi
 }
 
+uv_install() { "$VENV/bin/python" -m uv pip install --python "$VENV/bin/python" --no-deps "$@"; }
+
 # Compile once here: a run starts seven processes, and with PYTHONDONTWRITEBYTECODE set each compiles all its imports.
-uv_install() { "$VENV/bin/python" -m uv pip install --python "$VENV/bin/python" --no-deps --compile-bytecode "$@"; }
+# Two fifths of the packages' code are left out, of which a run imports a few files or none; and what this Python cannot
+# compile, it could not import.
+compile_packages() {
+  local large='transformers/models|vllm/model_executor/models|ray/(rllib|data|serve|train|tune)'
+  large+='|anthropic|fontTools|ghapi|modal|mypy|mypyc|pip|setuptools'
+  "$VENV/bin/python" -W ignore -m compileall -q -j 0 -x "site-packages/(($large)/|.*/(tests?|testing/_internal)/)" \
+    "$VENV"/lib/python3.*/site-packages || true
+}
 
 # An environment holds absolute paths, so it must have been made where it is.
 is_installed() { [[ -f $VENV/.install && $(<"$VENV/.install") == "$1 $VENV" ]]; }   # is_installed <fingerprint>

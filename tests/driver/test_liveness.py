@@ -32,7 +32,7 @@ pytestmark = pytest.mark.stack
 @pytest.fixture(scope="module")
 def all_nodes():
     quick = {"health_check_period_ms": 500}  # instead of 3 s: Ray asks five times before a node counts as lost
-    head = {"num_cpus": 1, "node_name": "head", "_system_config": quick}
+    head = {"num_cpus": 1, "node_name": "head", "include_dashboard": False, "_system_config": quick}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     yield cluster
     cluster.shutdown()
@@ -142,6 +142,7 @@ def test_the_watch_goes_on_after_a_check_that_ray_could_not_answer(cluster, monk
         raise next(answers)
 
     monkeypatch.setattr(liveness, "INTERVAL", 0.2)
+    monkeypatch.setattr(liveness, "NOTICE", 1.0)
     monkeypatch.setattr(liveness, "check_workers", check)
     with pytest.raises(WorkerLost, match="a worker is lost"), Watch():
         ray.get(run_of_an_hour.remote(), timeout=120)
@@ -218,6 +219,7 @@ def test_engines_are_asked_again_after_a_question_that_ray_could_not_answer(clus
         return answer
 
     monkeypatch.setattr(liveness, "INTERVAL", 0.2)
+    monkeypatch.setattr(liveness, "NOTICE", 1.0)
     monkeypatch.setattr(liveness, "_without_engine", without_engine)
     waiting = named_worker("vllm_server_0_0")
     note_workers()
