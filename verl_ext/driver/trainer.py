@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -99,7 +100,13 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, GroupUpdates, WeightTurn
                 self.config.trainer.total_epochs = math.ceil(self.total_training_steps / self.steps_per_epoch)
         prompts = PromptDataset(self.train_dataset)
         self.train_dataloader = prompt_loader(prompts, self.train_dataloader.sampler)
-        self.policy.start_run(self.total_training_steps, PromptTexts(self.train_dataset))
+        threads = torch.get_num_threads()
+        # The policy may embed all prompts. Ray gives the task runner one thread, and all other parts of the run wait.
+        torch.set_num_threads(len(os.sched_getaffinity(0)))
+        try:
+            self.policy.start_run(self.total_training_steps, PromptTexts(self.train_dataset))
+        finally:
+            torch.set_num_threads(threads)
         rows = endless_rows(self.train_dataloader)
         self.controller = self._make_controller(rows, len(prompts))
         self.replay_buffer.controller = self.controller
