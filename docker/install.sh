@@ -5,7 +5,7 @@
 #   bash docker/install.sh constraints                       prints the packages that stay as they are, with their versions
 # PYTHON=... chooses the interpreter, LOCK=... the versions of packages that the environment lacks.
 set -euo pipefail
-ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+ROOT=$(CDPATH= cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 PYTHON=${PYTHON:-python3}
 LOCK=${LOCK:-$ROOT/requirements/gpu_vllm.txt}
 (($#)) || set -- --editable "$ROOT[verl,agents]" cupy-cuda13x   # the transfer of weights by nccl is written in cupy

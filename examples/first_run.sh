@@ -8,7 +8,7 @@
 # (outputs/first_run), which all nodes must see. RAY_ADDRESS is the Ray cluster to join: then start this script in the root of the
 # checkout. --help lists the options.
 set -euo pipefail
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+here=$(CDPATH= cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 export PYTHONPATH=$here/..${PYTHONPATH:+:$PYTHONPATH}    # this checkout, whichever version is installed
 PYTHON=${PYTHON:-python}
 type -P "$PYTHON" >/dev/null ||

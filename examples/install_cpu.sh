@@ -7,7 +7,7 @@ TORCH=2.13.0
 MINORS="11 12"
 NEEDED_GB=4  # 3 GB were measured, package cache included
 
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+CDPATH= cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source examples/install_common.sh
 
 install_torch() {

@@ -14,14 +14,14 @@ NEEDED_GB=20   # from the sizes of the wheels: about 5 GB of downloads, 12 GB in
 DRIVER=580     # the first driver of CUDA 13.0
 GLIBC=2.34     # of sglang's and llguidance's wheels
 
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+CDPATH= cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source examples/install_common.sh
 
 older() { [[ $1 != "$2" && $(printf '%s\n' "$1" "$2" | sort -V | head -1) == "$1" ]]; }
 
 check_gpus() {
   local glibc driver
-  glibc=$(getconf GNU_LIBC_VERSION 2>/dev/null | cut -d' ' -f2)
+  glibc=$(getconf GNU_LIBC_VERSION 2>/dev/null | cut -d' ' -f2) || true
   ! older "${glibc:-0}" "$GLIBC" ||
     refuse "the GPU stack needs glibc $GLIBC or newer (Ubuntu 22.04, Debian 12, RHEL 9), and this is ${glibc:-another libc}; use the container (docker/Dockerfile)."
   [[ $MEGATRON == 0 ]] || command -v git >/dev/null || refuse "MEGATRON=1 installs megatron-core from git: install git."

@@ -13,7 +13,7 @@ set -euo pipefail
 refuse() { echo "error: $1" >&2; exit 2; }
 (($# == 0)) ||
   refuse "$1 is not valid: quickstart.sh takes no arguments, set MODEL, OUT, BUDGET or SEEDS before bash"
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+CDPATH= cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 MODEL=${MODEL:-small}
 OUT=${OUT:-outputs/quickstart_$MODEL}

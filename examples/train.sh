@@ -16,7 +16,7 @@ set -euo pipefail
 (($# >= 2)) || { echo "error: name a recipe and an experiment: train.sh pilot_commit qwen3_8b [key=value ...]" >&2; exit 2; }
 recipe=$1 experiment=$2
 shift 2
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+here=$(CDPATH= cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 export PYTHONPATH=$here/..${PYTHONPATH:+:$PYTHONPATH}    # this checkout, whichever version is installed
 
 refuse() { echo "error: $1=${!1} is not valid: $2" >&2; exit 2; }

@@ -3,5 +3,5 @@
 # cores; not part of CI. A second start goes on with the cells that have not passed.
 #   bash tests/matrix.sh        bash tests/matrix.sh --recipes grpo,hora --options ranks --page docs/matrix.md
 set -euo pipefail
-cd "$(dirname "$0")/.."
+CDPATH= cd "$(dirname "$0")/.."
 PYTHONPATH=.:tests exec .venv/bin/python tests/matrix/harness.py "$@"

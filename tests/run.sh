@@ -2,7 +2,7 @@
 # Sets up the environment and runs every test. Arguments go to pytest: bash tests/run.sh -k pilot_commit
 # Tests that failed run a second time, alone; the exit code is the second run's.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+CDPATH= cd "$(dirname "$0")/.."
 
 # install_packages <command> <purpose> <package>...: apt-get install, if the command is missing and the user is root
 install_packages() {

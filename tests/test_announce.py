@@ -71,9 +71,14 @@ def test_the_checkpoint_to_resume_from_is_named_and_a_model_of_another_size(laye
     [
         (8, "Memory: up to 79 of the 85 GB of each of 8 GPUs, as computed."),
         (
+            6,
+            "Memory: up to 85 of the 85 GB of each of 6 GPUs, as computed. This is too much, as CUDA and NCCL need 5%: "
+            "use more GPUs, or see verl-ext hardware Qwen/Qwen3-8B-Base --gpu a800 --gpus 6 --longest 6144.",
+        ),
+        (
             4,
-            "Memory: up to 96 of the 85 GB of each of 4 GPUs, as computed. This is too much: use more GPUs, or see "
-            "verl-ext hardware Qwen/Qwen3-8B-Base --gpu a800 --gpus 4 --longest 6144.",
+            "Memory: up to 96 of the 85 GB of each of 4 GPUs, as computed. This is too much, as CUDA and NCCL need 5%: "
+            "use more GPUs, or see verl-ext hardware Qwen/Qwen3-8B-Base --gpu a800 --gpus 4 --longest 6144.",
         ),
     ],
 )

@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_ext.driver.checkpoint import WEIGHTS, folder_to_resume
 from verl_ext.driver.compat import verl_defaults
-from verl_ext.hardware.memory import GPU_MEMORY, SHARED_KEYS, Settings, use
+from verl_ext.hardware.memory import GPU_MEMORY, SHARED_KEYS, USABLE, Settings, use
 from verl_ext.hardware.shapes import SHAPES, Shape, read
 from verl_ext.policy import RolloutPolicy
 from verl_ext.recipes import CONFIG, as_yaml, comments, recipes
@@ -96,8 +96,11 @@ def memory_lines(config: DictConfig) -> list[str]:
     longest = config.data.max_prompt_length + config.data.max_response_length
     needed, there = use(shape, GPU_MEMORY[hardware], gpus, longest, chosen).fullest, GPU_MEMORY[hardware]
     line = f"Memory: up to {needed / 1e9:.0f} of the {there / 1e9:.0f} GB of each of {gpus} GPUs, as computed."
-    more = f" This is too much: use more GPUs, or see verl-ext hardware {model.path} --gpu {hardware} --gpus {gpus} "
-    return [line if needed <= there else f"{line}{more}--longest {longest}."]
+    more = (
+        f" This is too much, as CUDA and NCCL need {1 - USABLE:.0%}: use more GPUs, or see verl-ext hardware "
+        f"{model.path} --gpu {hardware} --gpus {gpus} --longest {longest}."
+    )
+    return [line if needed <= USABLE * there else line + more]
 
 
 def _shape(model: str) -> Shape | None:

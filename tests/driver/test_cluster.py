@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 from support.configs import compose
 
 from verl_ext.driver import cluster
-from verl_ext.driver.cluster import check_gpus, check_queue_full, join_cluster
+from verl_ext.driver.cluster import check_cores, check_gpus, check_queue_full, join_cluster
 from verl_ext.errors import BadConfig, RunError
 
 
@@ -81,6 +81,24 @@ def test_gpus_with_less_memory_than_the_profiles_are_refused(tmp_path, monkeypat
 def test_profiles_without_numbers_ask_no_gpu(hardware, monkeypatch):
     monkeypatch.setattr(cluster.ray, "nodes", lambda: pytest.fail("Ray was asked"))
     check_gpus(profile(hardware, 1))
+
+
+@pytest.mark.parametrize(
+    ("mode", "cores"), [("sync", 7), ("policy_sync", 7), ("policy_separate_async", 11), ("separate_async", 11)]
+)
+def test_a_run_is_refused_on_fewer_cores_than_it_holds(mode, cores, monkeypatch):
+    """On the CPU: one slot for training, two for engines, and two storage units."""
+    engines = [f"actor_rollout_ref.rollout.{key}" for key in ("nnodes=2", "n_gpus_per_node=1")]
+    config = compose("grpo", *engines, "transfer_queue.backend.SimpleStorage.num_data_storage_units=2")
+    config.trainer.v1.trainer_mode = mode
+    dead = {"Alive": False, "NodeName": "b", "Resources": {"CPU": 99.0}}
+    for there in (cores, cores - 1):
+        alive = {"Alive": True, "NodeName": "a", "Resources": {"CPU": float(there), "GPU": 3.0}}
+        monkeypatch.setattr(cluster.ray, "nodes", lambda alive=alive: [alive, dead])
+        if there == cores:
+            check_cores(config)
+    with pytest.raises(BadConfig, match=rf"^the run needs {cores} cores in Ray, .* and Ray has a with {cores - 1}: "):
+        check_cores(config)
 
 
 def test_a_full_queue_is_told_and_no_other_error_is_taken_for_one():

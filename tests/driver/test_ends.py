@@ -13,7 +13,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from verl_ext.driver import runner
-from verl_ext.driver.checkpoint import TRACKER, load_state
+from verl_ext.driver.checkpoint import OWNER, TRACKER, BadCheckpoint, load_state
 from verl_ext.driver.modes import TRAINER_MODES, PolicyTrainerSync
 from verl_ext.driver.stop import Stopped
 from verl_ext.errors import EXIT_STOPPED, CannotFillBatch, DataUsedUp, EveryRolloutFailed
@@ -161,6 +161,43 @@ def test_a_run_resumes_from_the_named_checkpoint_and_saves_in_its_own_folder(tmp
     sample(made, 3, 30)
     made._save_checkpoint()
     assert load_state(tmp_path / "checkpoints/global_step_3")["ledger"]["total"]["rollouts/sampled"] == 100
+
+
+def test_the_last_start_owns_the_folder_and_an_earlier_one_ends_before_it_overwrites_anything(
+    tmp_path, monkeypatch, without_models
+):
+    monkeypatch.setattr("verl_ext.driver.checkpoint.socket.gethostname", lambda: "node7")
+
+    def started(*overrides, job):
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+        made = trainer(tmp_path, *overrides)
+        made._load_checkpoint()
+        return made
+
+    def save(made, step, rollouts):
+        sample(made, step, rollouts)
+        made._save_checkpoint()
+
+    first = started("trainer.save_freq=1", job="11")
+    save(first, 1, 10)
+    started("trainer.save_freq=1", "trainer.val_only=true", job="12")
+    asked_to_stop = started("trainer.save_freq=-1", job="13")  # saves nothing unless it is asked to stop
+    save(first, 2, 10)
+    later = started("trainer.save_freq=1", job="11")  # the same job, put back into the queue
+    save(later, 3, 70)
+    with pytest.raises(
+        BadCheckpoint,
+        match=rf"^{tmp_path}/checkpoints belongs to a later start \(job 11 on node7, start \w+\), so this run \(job "
+        r"11 on node7, start \w+\) ends without saving: give each run its own trainer.experiment_name or ",
+    ):
+        save(first, 3, 20)
+    assert load_state(tmp_path / "checkpoints/global_step_3")["ledger"]["total"]["rollouts/sampled"] == 70
+    (tmp_path / "checkpoints" / OWNER).unlink()
+    save(later, 4, 10)
+    monkeypatch.setenv("SLURM_JOB_ID", "13")
+    save(asked_to_stop, 5, 10)
+    with pytest.raises(BadCheckpoint, match=r"belongs to a later start \(job 13 on node7"):
+        save(later, 6, 10)
 
 
 def test_a_checkpoint_that_is_written_anew_is_no_longer_the_latest(tmp_path, monkeypatch, without_models):

@@ -57,8 +57,11 @@ def test_a_stopped_run_says_how_to_resume_it(mode, command, monkeypatch):
     """A start in another mode than auto would train the same steps again."""
     monkeypatch.setattr(runner, "await_queue", lambda: None)
     monkeypatch.setattr(runner, "_configure_logging", lambda: None)
+    checked = []
+    monkeypatch.setattr(runner, "check_cores", checked.append)
 
     def train(self, config):
+        assert checked == [config]  # before verl waits for cores
         self.trainer = SimpleNamespace(used_up=None, stopped_after=7)
 
     monkeypatch.setattr(TaskRunnerV1.__ray_actor_class__, "run", train)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+import torch
 from support.agent_loops import make_tokenizer
 from support.configs import compose, good_overrides, write_rows
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
@@ -53,6 +54,25 @@ def test_prompts_that_fit_are_loaded(tmp_path):
     assert (len(made.train_dataset), len(made.val_dataset), made.controller.prompts.rows_per_epoch) == (40, 4, 40)
     assert made.replay_buffer.controller is made.controller and made.controller.policy is made.policy
     assert made.policy.total_steps == 7
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_policys_start_may_use_all_cores_where_ray_allows_one_thread(fails, tmp_path, monkeypatch):
+    made, threads, before = trainer(tmp_path), [], torch.get_num_threads()
+
+    def start_run(*_):
+        threads.append(torch.get_num_threads())
+        assert not fails
+
+    monkeypatch.setattr(made.policy, "start_run", start_run)
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 2, 3})
+    torch.set_num_threads(1)
+    try:
+        with pytest.raises(AssertionError) if fails else nullcontext():
+            made._init_dataloader()
+        assert (threads, torch.get_num_threads()) == ([3], 1)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_data_for_exactly_one_step_is_enough(tmp_path):

@@ -22,7 +22,7 @@ esac
 """
 TOOLS = {
     "uname": "echo Linux x86_64",
-    "getconf": "echo glibc ${HERE_GLIBC:-2.39}",
+    "getconf": "[[ ${HERE_GLIBC:-} != none ]] && echo glibc ${HERE_GLIBC:-2.39}",
     "df": "printf 'x\\nx x x 99999999999\\n'",
     "nvidia-smi": 'echo "${HERE_DRIVER:-580.95.05}"',
     "git": "true",
@@ -114,6 +114,7 @@ def test_an_environment_that_was_interrupted_is_made_again(checkout):
         ({"MINOR": "11"}, "the GPU stack needs Python 3.12 (found: "),
         ({"PYTHON": "/nix"}, "PYTHON=/nix cannot be started; name Python 3.12 in its place, or leave PYTHON out."),
         ({"HERE_GLIBC": "2.31"}, "needs glibc 2.34 or newer (Ubuntu 22.04, Debian 12, RHEL 9), and this is 2.31;"),
+        ({"HERE_GLIBC": "none"}, "and this is another libc; use the container (docker/Dockerfile)."),
         ({"HERE_DRIVER": "570.172.08"}, "CUDA 13.0 needs driver R580 or newer, and this machine has 570.172.08."),
     ],
 )

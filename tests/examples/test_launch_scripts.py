@@ -377,6 +377,17 @@ def test_the_first_run_without_an_environment_says_what_to_do():
     assert (result.returncode, result.stderr) == (2, f"error: {sentence}\n")
 
 
+@pytest.mark.parametrize("command", [("train.sh", "pilot_commit", "qwen3_8b"), ("first_run.sh",)])
+def test_the_checkout_of_the_script_is_run_where_cd_looks_in_other_folders(command, tmp_path):
+    """With CDPATH, `cd` prints the folder that it has found."""
+    (tmp_path / "python").write_text("#!/usr/bin/env bash\nprintenv PYTHONPATH\n")
+    (tmp_path / "python").chmod(0o755)
+    environment = os.environ | {"PYTHON": str(tmp_path / "python"), "CDPATH": ".:/", "PYTHONPATH": ""}
+    script = ["bash", f"examples/{command[0]}", *command[1:]]
+    result = subprocess.run(script, env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert result.stdout == f"{EXAMPLES}/..\n", result.stderr
+
+
 def test_a_recipe_of_the_current_folder_is_started(tmp_path):
     (tmp_path / "recipe/mine").mkdir(parents=True)
     command = ["bash", str(EXAMPLES / "train.sh"), "mine", "own"]

@@ -228,18 +228,48 @@ def test_a_task_of_an_array_stops_and_requeues_itself_alone(tmp_path):
 
 @pytest.mark.parametrize(("first", "later"), [("60 minutes", "1 minute"), ("1 minute", "60 minutes")])
 def test_a_time_limit_that_was_changed_while_the_run_trains_is_the_one_that_counts(first, later, tmp_path):
-    """A stand-in for sleep makes the minute between two looks at the limit 0.24 s long."""
+    """A stand-in for sleep makes the minute between two looks at the limit 0.24 s long.
+
+    The user's SLURM_TIME_FORMAT lets scontrol print a text that is no time for `date`.
+    """
     tools = {
         "scontrol": f"[[ -f started ]] && end='{later}' || end='{first}'\n"
-        '[[ $1 == show ]] && echo " EndTime=$(date -d "$end" +%FT%T)"',
+        "[[ $SLURM_TIME_FORMAT == standard ]] && format=%FT%T || format='Tomorr %R'\n"
+        '[[ $1 == show ]] && echo " EndTime=$(date -d "$end" +"$format")"',
         "sleep": '[[ $1 != 5 ]] || set -- 0.02; exec /usr/bin/sleep "$@"',
     }
     looks = "((enough = $(wc -l <scontrol.log) + 2)); "
     looks += "while [[ -d /proc/$PPID ]] && (($(wc -l <scontrol.log) < enough)); do sleep 0.02; done"
     run = f"trap 'exit 75' USR1; touch started; {looks}; echo 90 >$STOP_SECONDS_FILE; {looks}"
-    _, log = run_alone(tmp_path, "bash", "-c", run, tools=tools, STOP_TIMEOUT="")
+    _, log = run_alone(tmp_path, "bash", "-c", run, tools=tools, STOP_TIMEOUT="", SLURM_TIME_FORMAT="relative")
     assert ("the run needs 90 s to stop, and the time limit is near" in log) == (later == "1 minute"), log
     assert ("saved; back into the queue" in log) == (later == "1 minute")
+
+
+def test_ray_gets_its_settings_where_the_submission_named_the_variables_to_export(tmp_path):
+    """sbatch --export=LIST leaves the list to srun, which then passes on no other variable."""
+    srun = 'while [[ $1 == --* ]]; do shift; done\n[[ -z ${SLURM_EXPORT_ENV:-} ]] || exec env -i PATH="$PATH" "$@"\n'
+    status, log = run_alone(tmp_path, "true", tools={"srun": srun + 'exec "$@"'}, SLURM_EXPORT_ENV="PATH,PYTHON")
+    assert status == 0, log
+    started = (tmp_path / "python.log").read_text()
+    assert f" --temp-dir=/tmp/ray_test{os.getpid()}/" in started and " --num-gpus=1 " in started
+
+
+@pytest.mark.parametrize(("variables", "cores", "said"), [("1", 1, False), ("64", 64, True)])
+def test_cores_that_ray_may_not_use_are_said_at_any_number_of_threads(variables, cores, said, tmp_path):
+    """nproc obeys OMP_NUM_THREADS and OMP_THREAD_LIMIT; the task is bound to one core."""
+    srun = 'while [[ $1 == --* ]]; do shift; done\nexec taskset -c "$(taskset -cp $$ | grep -oE "[0-9]+$")" "$@"'
+    given = {"OMP_NUM_THREADS": variables, "SLURM_CPUS_ON_NODE": str(cores)}
+    run_alone(tmp_path, "true", tools={"srun": srun}, **given)
+    (log,) = tmp_path.glob("slurm-*-ray.log")
+    sentence = f"Ray on node1 may use 1 of its {cores} cores"
+    assert (sentence in log.read_text()) == said and ("may use" in log.read_text()) == said
+
+
+def test_status_3_of_any_command_keeps_rays_logs(tmp_path):
+    status, log = run_alone(tmp_path, "bash", "-c", "exit 3")
+    assert status == 0 and "done with status 3: a run of this project ends so when its data is used up" in log
+    assert f"Ray's logs are in {tmp_path}/slurm-test{os.getpid()}-ray, " in log
 
 
 @pytest.mark.parametrize(("given", "disk"), [({}, "/tmp"), ({"RAY_TMPDIR": "/local/me"}, "/local/me")])

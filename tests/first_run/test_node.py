@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import subprocess
@@ -178,6 +179,38 @@ def test_too_little_memory(question):
 
 
 @pytest.mark.parametrize(
+    ("groups", "limit"),
+    [
+        ("0::/slurm/job_7/step_1", 2 * GB),  # of the job, which is smaller than the step's
+        ("0::/slurm", 8 * GB),  # of the container: a group above has none
+        ("5:cpu:/\n4:memory:/slurm/job_7/step_1\n0::/", 3 * GB),
+        ("4:cpu,memory:/docker/of_the_host\n", 4 * GB),  # a container sees its own group at the root
+        ("4:cpu:/slurm/job_7\n", math.inf),
+        ("", math.inf),
+    ],
+)
+def test_the_limit_of_a_jobs_memory_is_the_least_of_its_groups(groups, limit, tmp_path, question, monkeypatch):
+    root = tmp_path / "cgroup"
+    for file, text in {
+        "memory.max": 8 * GB,
+        "slurm/memory.max": "max",
+        "slurm/job_7/memory.max": 2 * GB,
+        "slurm/job_7/step_1/memory.max": 5 * GB,
+        "memory/memory.limit_in_bytes": 4 * GB,
+        "memory/slurm/job_7/step_1/memory.limit_in_bytes": 3 * GB,
+    }.items():
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        (root / file).write_text(f"{text}\n")
+    assert node.memory_limit(groups, root) == limit
+    monkeypatch.setattr(node, "memory_limit", lambda text: limit)
+    if limit < 4 * GB:
+        assert refused(node.memory, replace(question, limits=ON_CPU._replace(memory=4 * GB))) == (
+            f"this job or container may use {limit / GB:.1f} GB of memory, and a training needs about 4: ask for more "
+            "(Slurm: --mem)"
+        )
+
+
+@pytest.mark.parametrize(
     ("ulimit", "sentence"),
     [
         ("-n 1000", "ulimit -Hn allows 1000 open files, use 8192 or more"),
@@ -208,8 +241,12 @@ def test_a_full_disk_and_a_folder_that_cannot_be_written_to(question, tmp_path, 
     sentence = refused(node.disks, full)
     assert re.match(rf"--out={re.escape(str(tmp_path))} has [\d.]+ GB free, use a disk with 1e\+06 or more", sentence)
     (tmp_path / "file").touch()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setenv("HF_HOME", f"{tmp_path}/file/hub")
     assert refused(node.disks, question).startswith(f"HF_HOME={tmp_path}/file/hub: {tmp_path}/file is a file")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert "HF_HOME" not in node.disks(question)  # the hub's models are read there, and nothing is written
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     assert "RAY_TMPDIR" not in node.disks(question)
     monkeypatch.setenv("RAY_TMPDIR", f"{tmp_path}/file/ray")

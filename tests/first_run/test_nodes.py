@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from verl_ext.first_run.node import NOTE, ON_CPU, ON_GPUS, Found, Question
 from verl_ext.first_run.nodes import about_nodes, check_nodes, to_rows
 from verl_ext.first_run.place import Place
 from verl_ext.first_run.table import FAILED, PASSED, Row
+from verl_ext.hardware.cores import Node
 
 SMALL = "/dev/shm has 0.06 GB"
 
@@ -34,10 +36,22 @@ def test_a_row_names_the_nodes_that_fail_and_their_sentence_once():
 
 def test_too_few_nodes_have_joined():
     place = Place("h100", 2, 8, "model", "10.0.0.1:6379")
-    row = about_nodes(place, {"n2": 4.0, "n1": 8.0}, 3.0)
+    row = about_nodes(place, [Node("n2", 4, 64), Node("n1", 8, 64)], 3.0)
     assert row.result == FAILED
     assert row.why == "NNODES=2 nodes with GPUS_PER_NODE=8 are needed, and Ray has n1 with 8, n2 with 4"
-    assert about_nodes(place, {"n2": 8.0, "n1": 8.0}, 3.0).result == PASSED
+    assert about_nodes(place, [Node("n2", 8, 64), Node("n1", 8, 64)], 3.0).result == PASSED
+
+
+def test_a_node_has_too_few_cores_for_verls_pools():
+    """separate_async on two GPUs trains on one and needs 15 cores; the other modes need 16."""
+    place = Place("h100", 1, 2, "model", "10.0.0.1:6379")
+    row = about_nodes(place, [Node("n1", 2, 14)], 3.0)
+    assert row.result == FAILED and row.why.startswith(
+        "the run needs 16 cores in Ray, at least 14 of them on each of 1"
+    )
+    assert about_nodes(place, [Node("n1", 2, 15)], 3.0).result == PASSED
+    alone = [about_nodes(replace(place, gpus=1), [Node("n1", 1, cores)], 3.0).result for cores in (12, 13)]
+    assert alone == [FAILED, PASSED]
 
 
 def test_a_cluster_that_cannot_be_joined_is_a_row(tmp_path):

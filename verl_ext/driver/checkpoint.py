@@ -6,9 +6,12 @@ import contextlib
 import hashlib
 import json
 import logging
+import os
 import shutil
+import socket
 from collections.abc import Iterator
 from pathlib import Path
+from uuid import uuid4
 
 from omegaconf import DictConfig, open_dict
 
@@ -18,6 +21,7 @@ from verl_ext.files import write_text
 logger = logging.getLogger(__name__)
 
 FILE_NAME = "rollout_policy.json"
+OWNER = "started_by.txt"  # in the run's folder
 TRACKER = "latest_checkpointed_iteration.txt"  # verl's: the step of the last complete checkpoint
 WEIGHTS = "actor"  # verl's trainer.max_actor_ckpt_to_keep removes this folder of older checkpoints
 QUEUE = "transfer_queue"  # verl's snapshot of TransferQueue, which is <name>.tmp until it is whole
@@ -32,6 +36,37 @@ MAKE_ROOM = (
 
 class BadCheckpoint(RunError):
     """A checkpoint cannot be read or written. The message names the path and a remedy."""
+
+
+def check_owner(run: Path, owner: str | None) -> str:
+    """The owner of the run's folder ``run``, as noted there. With ``owner=None`` this start becomes the owner.
+
+    The last of several starts owns the folder, since an earlier start may have been killed. A save that is under way
+    when the owner changes is not stopped, and a network disk can show the earlier owner for some seconds more.
+
+    Raises:
+        BadCheckpoint: another start has become the owner, or the note cannot be written.
+    """
+    path = run / OWNER
+    if owner is None:
+        job, process = os.environ.get("SLURM_JOB_ID"), f"process {os.getpid()}"
+        owner = f"{f'job {job}' if job else process} on {socket.gethostname()}, start {uuid4().hex[:8]}"
+        try:
+            run.mkdir(parents=True, exist_ok=True)
+            write_text(path, owner)
+        except OSError as error:
+            raise BadCheckpoint(f"{path} cannot be written ({error.strerror}); {MAKE_ROOM}") from error
+        return owner
+    try:
+        found = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:  # the user has removed the note, or the disk fails, which the save itself will say
+        return owner
+    if found != owner:
+        raise BadCheckpoint(
+            f"{run} belongs to a later start ({found}), so this run ({owner}) ends without saving: give each run its "
+            "own trainer.experiment_name or trainer.default_local_dir, and start a run again when it has ended"
+        )
+    return owner
 
 
 def begin_anew(folder: Path, before: int | None) -> None:

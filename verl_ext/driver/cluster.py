@@ -16,6 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from verl_ext.driver.cpu import fork_server
 from verl_ext.driver.preflight.combinations import QUEUE_SIZE
 from verl_ext.errors import BadConfig, RunError
+from verl_ext.hardware.cores import lack_of_cores, to_nodes
 from verl_ext.hardware.devices import largest_gpu, mismatch
 from verl_ext.hardware.memory import GPU_MEMORY
 
@@ -95,6 +96,19 @@ def check_gpus(config: DictConfig) -> None:
         if gpus[-1][0] < GPU_MEMORY[hardware]:
             raise BadConfig(sentence)
         logger.warning("%s", sentence)
+
+
+def check_cores(config: DictConfig) -> None:
+    """Compare the cores of the cluster with those that the run holds.
+
+    Raises:
+        BadConfig: verl would wait for ever for its pools of devices.
+    """
+    trainer, rollout, queue = config.trainer, config.actor_rollout_ref.rollout, config.transfer_queue.backend
+    engines = rollout.nnodes * rollout.n_gpus_per_node if "separate_async" in trainer.v1.trainer_mode else 0
+    units = queue.SimpleStorage.num_data_storage_units if queue.storage_backend == "SimpleStorage" else 0
+    if sentence := lack_of_cores(to_nodes(ray.nodes()), (trainer.nnodes, trainer.n_gpus_per_node), engines, units):
+        raise BadConfig(sentence)
 
 
 # ---- notes: short texts for every process of a Ray job, kept by the cluster's head ----

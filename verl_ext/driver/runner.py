@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
 
 from verl_ext.driver.agent_loop import WaveManager
-from verl_ext.driver.cluster import await_queue, check_gpus, join_cluster
+from verl_ext.driver.cluster import await_queue, check_cores, check_gpus, join_cluster
 from verl_ext.driver.compat import check_verl
 from verl_ext.driver.cpu import fork_server
 from verl_ext.driver.liveness import Watch
@@ -41,6 +41,7 @@ class PolicyTaskRunner(TaskRunnerV1.__ray_actor_class__):
         _configure_logging()
         config.trainer.v1.trainer_mode = TRAINER_MODES[config.trainer.v1.trainer_mode]
         await_queue()
+        check_cores(config)
         check_gpus(config)
         _choose_metrics_file(config)
         super().run(config)

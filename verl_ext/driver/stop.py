@@ -103,6 +103,14 @@ class StopTime:
         return max(step, self._validation) + step * self._begins_ahead + (self._checkpoint or step)
 
     def publish(self) -> None:
-        """Write the time needed, in whole seconds, into the file that the environment names, if it names one."""
+        """Write the time needed, in whole seconds, into the file that the environment names, if it names one.
+
+        A failure is a warning, because the run can go on.
+        """
         if file := os.environ.get(FILE):
-            write_text(Path(file), f"{math.ceil(self.seconds)}\n")
+            try:
+                write_text(Path(file), f"{math.ceil(self.seconds)}\n")
+            except OSError as error:
+                logger.warning(
+                    "%s cannot be written (%s): a job may ask the run too late to stop", file, error.strerror
+                )

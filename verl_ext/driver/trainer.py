@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from verl_ext.driver.allocation_table import AllocationTables
 from verl_ext.driver.checkpoint import (
     BadCheckpoint,
     begin_anew,
+    check_owner,
     load_state,
     prune,
     save_state,
@@ -60,6 +62,7 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, GroupUpdates, WeightTurn
     drain: bool  # whether every rollout must have finished before the update
     budget_spent: int | None = None  # the rollout budget, once its last step is saved
     _budget_step: int | None = None  # the last step within the budget, once known
+    _owner: str | None = None  # this start, once it owns the folder of checkpoints
 
     def __init__(self, config):
         self.policy: RolloutPolicy = hydra.utils.instantiate(config.rollout_policy)
@@ -97,7 +100,13 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, GroupUpdates, WeightTurn
                 self.config.trainer.total_epochs = math.ceil(self.total_training_steps / self.steps_per_epoch)
         prompts = PromptDataset(self.train_dataset)
         self.train_dataloader = prompt_loader(prompts, self.train_dataloader.sampler)
-        self.policy.start_run(self.total_training_steps, PromptTexts(self.train_dataset))
+        threads = torch.get_num_threads()
+        # The policy may embed all prompts. Ray gives the task runner one thread, and all other parts of the run wait.
+        torch.set_num_threads(len(os.sched_getaffinity(0)))
+        try:
+            self.policy.start_run(self.total_training_steps, PromptTexts(self.train_dataset))
+        finally:
+            torch.set_num_threads(threads)
         rows = endless_rows(self.train_dataloader)
         self.controller = self._make_controller(rows, len(prompts))
         self.replay_buffer.controller = self.controller
@@ -265,6 +274,7 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, GroupUpdates, WeightTurn
     # ---- checkpoints ----
 
     def _save_checkpoint(self) -> None:
+        self._owner = check_owner(Path(self.config.trainer.default_local_dir), self._owner)
         # The policy's state goes first: verl's part ends by naming this checkpoint the latest, so a kill in between
         # leaves the checkpoint before as the latest.
         folder, trainer = self._checkpoint_folder(), self.config.trainer
@@ -290,6 +300,8 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, GroupUpdates, WeightTurn
 
     def _load_checkpoint(self) -> None:
         mode, weights_alone = self.trainer_mode, self.config.trainer.val_only
+        if self.config.trainer.save_freq > 0 and not weights_alone:  # other runs own the folder from their first save
+            self._owner = check_owner(Path(self.config.trainer.default_local_dir), None)
         if weights_alone:
             self.trainer_mode = "sync"  # verl then restores no queue, which may need other storage units
         try:

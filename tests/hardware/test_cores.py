@@ -1,0 +1,53 @@
+"""The cores that verl's pools, TransferQueue and the driver hold."""
+
+from __future__ import annotations
+
+import pytest
+
+from verl_ext.hardware.cores import OF_ENGINES, OF_TRAINING, Node, lack_of_cores
+
+
+def nodes(*gpus_and_cores: tuple[int, int]) -> list[Node]:
+    """Nodes of one name, as Ray names several nodes of one address."""
+    return [Node("10.0.0.1", gpus, cores) for gpus, cores in gpus_and_cores]
+
+
+@pytest.mark.parametrize(
+    ("training", "engines", "units", "enough", "too_few"),
+    [
+        ((1, 8), 0, 8, [(8, 34)], [(8, 33)]),
+        ((1, 1), 0, 1, [(1, 6)], [(1, 5)]),  # the CPU profile, which tells Ray of 16 cores
+        ((1, 4), 0, 1, [(4, 16)], [(4, 14)]),
+        ((1, 4), 4, 8, [(8, 30)], [(8, 29)]),  # separate engines on the same node
+        ((2, 8), 0, 8, [(8, 30), (8, 28)], [(8, 29), (8, 28)]),  # 4 of the 8 units and 24 cores on each, and 2 anywhere
+        ((2, 8), 0, 8, [(8, 28), (8, 28), (0, 8)], [(8, 60), (8, 25), (0, 8)]),
+        ((2, 4), 0, 8, [(8, 34)], [(8, 33)]),  # both pools fit on one node
+        ((1, 8), 0, 8, [(0, 0), (8, 34)], [(0, 0), (8, 33)]),  # a head without cores
+    ],
+)
+def test_fewer_cores_than_a_run_holds_are_refused_and_no_more(training, engines, units, enough, too_few):
+    assert lack_of_cores(nodes(*enough), training, engines, units) is None
+    assert lack_of_cores(nodes(*too_few), training, engines, units) is not None
+
+
+def test_the_sentence_names_the_nodes_and_the_remedy():
+    assert lack_of_cores([Node("node2", 8, 32), Node("node1", 8, 16)], (2, 8), 0, 8) == (
+        "the run needs 58 cores in Ray, at least 28 of them on each of 2 nodes with 8 GPUs, and Ray has node1 with 16, "
+        "node2 with 32: ask for more (--cpus-per-task of Slurm, --num-cpus of ray start, or "
+        "ray_kwargs.ray_init.num_cpus)"
+    )
+
+
+def test_missing_gpus_are_left_to_verl():
+    assert lack_of_cores(nodes((4, 1)), (1, 8), 0, 8) is None
+
+
+def test_the_numbers_are_verls():
+    """verl's engines have a pool of their own with a number in the source."""
+    import inspect
+
+    from verl.single_controller.ray.base import ResourcePoolManager
+    from verl.workers.rollout.replica import RolloutReplica
+
+    assert ResourcePoolManager.max_colocate_count == OF_TRAINING
+    assert f"max_colocate_count={OF_ENGINES}," in inspect.getsource(RolloutReplica.init_standalone)
