@@ -170,6 +170,7 @@ def roll_out(queue, model, tokenizer):
         most_turns=None,
         rollouts=1,
         cancel_when=None,
+        validate=False,
     ):
         config = compose(
             "grpo",
@@ -203,7 +204,7 @@ def roll_out(queue, model, tokenizer):
                 "rollout_sampling": sampling or {},
                 "__rollout_n__": rollouts,
             }
-            trajectory = {"step": 6, "sample_index": 0, "rollout_n": 0, "validate": False}
+            trajectory = {"step": 6, "sample_index": 0, "rollout_n": 0, "validate": validate}
             wave = asyncio.ensure_future(worker._run_prompt(prompt, {"temperature": 1.0, "logprobs": True}, trajectory))
             if cancel_when is not None:
                 while not cancel_when(worker, engine):
@@ -253,6 +254,15 @@ def test_an_agent_whose_tool_takes_too_long_has_failed_its_task(roll_out, tokeni
     )
     assert len(row["rollout_log_probs"]) == len(row["responses"]) == len(row["rm_scores"])
     assert (row["tag"]["min_global_steps"], row["tag"]["max_global_steps"]) == (3, 3)
+
+
+def test_a_late_rollout_of_a_validation_gets_reward_0_too(roll_out, tokenizer, caplog):
+    """Its row names no verdict: with one, verl would report accuracies of a reward function that reports none."""
+    status, row, engine = roll_out([ADD, WAIT, "never asked"], validate=True)
+    assert status == "finished" and len(engine.calls) == 2
+    assert float(row["rm_scores"].sum()) == 0.0 and "acc" not in extra(row)["reward_extra_info"]
+    (record,) = [each for each in caplog.records if each.name == "verl_ext.driver.agent_loop"]
+    assert record.getMessage().endswith(f" gets reward 0 after agent_timeout={TIMEOUT} s")
 
 
 def test_a_turn_in_generation_is_finished_and_counted(roll_out, tokenizer):

@@ -36,7 +36,7 @@ def controller():
     for each, reason in given_up:
         ledger.discarded(each, reason)
     kept = [group("d", 10, 1.0, 1.0, 1.0), group("e", 11)]
-    return SimpleNamespace(ledger=ledger, live={each.id: each for each in kept}, step=4)
+    return SimpleNamespace(ledger=ledger, live={each.id: each for each in kept}, step=4, batch=(part,), metrics=dict)
 
 
 def rows_of(table):
@@ -74,8 +74,10 @@ class Trainer(AllocationTables):
     def __init__(self, **attributes):
         vars(self).update(attributes)
 
-    def on_step_end(self):
+    def on_sample_end(self):
         """verl's class has only an abstract one."""
+
+    on_step_end = on_sample_end
 
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["in turn", "ahead"])
@@ -85,7 +87,7 @@ def test_rollouts_of_earlier_steps_are_not_sampled_again(ahead):
     made = Trainer(config=config, controller=controller())
     made.global_steps = 5
     made.on_step_begin()
-    made.on_sample_end()
+    made._note_taken()
     made.global_steps, made.controller.step = 6, 5
     if not ahead:
         made.on_step_begin()
@@ -95,8 +97,8 @@ def test_rollouts_of_earlier_steps_are_not_sampled_again(ahead):
     made.controller.live["e-1"].rollouts += group("e", 11, 0.0, 1.0).rollouts
     if ahead:
         made.on_step_begin()
-    made.on_sample_end()
-    assert made._allocation[["fate", "sampled"]].to_numpy().tolist() == [["discarded_stale", 0], ["buffered", 2]]
+    made._note_taken()
+    assert made._taken.table[["fate", "sampled"]].to_numpy().tolist() == [["discarded_stale", 0], ["buffered", 2]]
 
 
 def test_the_log_of_trained_rollouts_has_verdicts_and_that_of_a_validation_is_verls(monkeypatch):
@@ -110,7 +112,7 @@ def test_the_log_of_trained_rollouts_has_verdicts_and_that_of_a_validation_is_ve
     made._dump_generations([], [], [], [], validation, "folder")  # before the first step
     made.global_steps = 5
     made.on_step_begin()
-    made.on_sample_end()
+    made._note_taken()
     made.controller.ledger.begin_step()  # the next step may begin before verl writes the log
     made._dump_generations([], [], [], [], trained, "folder")
     made._dump_generations([], [], [], [], validation, "folder")
@@ -127,6 +129,6 @@ def test_a_table_every_so_many_steps(freq, steps, tmp_path, monkeypatch):
     made = Trainer(config=config, controller=controller(), logger=tracking)
     for made.global_steps in (1, 2, 3, 4):
         made.on_step_begin()
-        made.on_sample_end()
+        made._note_taken()
         made._compute_metrics("batch", {}, {}, made.global_steps, 0)
     assert sorted(int(file.stem) for file in tmp_path.glob("allocation/*.jsonl")) == steps

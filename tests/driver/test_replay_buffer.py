@@ -308,7 +308,8 @@ def test_a_validation_without_any_answer_is_one_sentence(make, room):
     buffer = make(Uniform(train_batch_size=2, n=2), QueueWriter())
     room(0)
     assert validate(["a"], "failure", ["a_0_0"]) == [False]
-    with pytest.raises(EveryRolloutFailed, match="^validation at step 3: all rollouts failed"):
+    sentence = "^validation at step 3: all rollouts of a batch .data.val_batch_size prompts. failed; "
+    with pytest.raises(EveryRolloutFailed, match=sentence):  # an earlier batch may have brought answers
         buffer.sample(3, "val", 1)
 
 

@@ -20,7 +20,7 @@ from support.update import LENGTH, PROMPT, VOCABULARY, gradient, log_probabiliti
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-from verl_ext.driver.checkpoint import BadCheckpoint, load_state
+from verl_ext.driver.checkpoint import TRACKER, BadCheckpoint, folder_to_resume, load_state
 from verl_ext.driver.modes import TRAINER_MODES, PolicyTrainerSync
 from verl_ext.driver.rows import PREFIX, ROLLOUTS, SAMPLING, SESSION_OFFSET
 from verl_ext.errors import RunError
@@ -228,7 +228,8 @@ def test_the_weight_of_a_group_reaches_the_gradient_of_the_update(make, weight):
     trainer.actor_rollout_wg = Actor(trainer.config, model)
     batch, rows = write_batch(np.random.default_rng(0))
     own = {prompt: 0.25 * (1 + number) for number, prompt in enumerate(REWARDS)}
-    trainer._groups = [Group(f"{prompt}-1", Prompt(prompt, 0), weight=factor) for prompt, factor in own.items()]
+    groups = [Group(f"{prompt}-1", Prompt(prompt, 0), weight=factor) for prompt, factor in own.items()]
+    trainer._taken = trainer._taken._replace(groups=groups)
     trainer._update_actor(trainer._compute_advantage(trainer._balance_batch(batch, {}), {}), {})
     ours = sum(trainer.actor_rollout_wg.gradients) / 2
     wanted = wanted_gradient(model, rows, weight=weight, clip=None, own=own)
@@ -246,12 +247,13 @@ def test_a_baseline_over_all_rollouts_reaches_the_gradient_of_the_update(make, e
     trainer.actor_rollout_wg = Actor(trainer.config, model)
     batch, rows = write_batch(np.random.default_rng(0))
     untrained = {"a": [0.0, 0.0, 0.0], "d": [1.0]}
-    trainer._groups = []
+    groups = []
     for prompt, rewards in REWARDS.items():
         rollouts = [Rollout(reward, None, 3, 0) for reward in (*rewards, *untrained.get(prompt, ()))]
         rollouts.append(Rollout(float("nan"), None, 0, 0, failed=True))
         trained = list(range(len(rewards))) if prompt in untrained else None
-        trainer._groups.append(Group(f"{prompt}-1", Prompt(prompt, 0), rollouts, trained=trained))
+        groups.append(Group(f"{prompt}-1", Prompt(prompt, 0), rollouts, trained=trained))
+    trainer._taken = trainer._taken._replace(groups=groups)
     batch = trainer._compute_advantage(trainer._balance_batch(batch, {}), {})
     trainer._update_actor(batch, {})
     total = 0.0
@@ -343,6 +345,23 @@ def test_the_policys_state_is_on_disk_before_verl_names_the_checkpoint(make, mon
             trainer._save_checkpoint()
     (saved,), state = seen, trainer.controller.state_dict()
     assert {key: saved[key] for key in state} == state and saved["step"] == 3 and len(saved["live"]) == 8
+
+
+def test_a_callback_that_fails_leaves_a_written_checkpoint(make, monkeypatch, tmp_path):
+    """verl calls the user's callback last, once its tracker names the checkpoint."""
+    trainer = make("grpo", f"trainer.default_local_dir={tmp_path}/run")
+    trainer.global_steps = 3
+    trainer.controller.begin_step(3)
+
+    def verls(self):
+        (tmp_path / "run" / TRACKER).write_text(str(self.global_steps))
+        raise RuntimeError("HTTP 503 from the model registry")
+
+    monkeypatch.setattr(PPOTrainer, "_save_checkpoint", verls)
+    sentence = "global_step_3 is written, but trainer.checkpoint_callback_class has failed .HTTP 503 from .*; the same"
+    with pytest.raises(RunError, match=sentence):
+        trainer._save_checkpoint()
+    assert folder_to_resume(tmp_path / "run") == tmp_path / "run/global_step_3"
 
 
 @pytest.mark.parametrize("interval", [0, 5])
@@ -451,6 +470,15 @@ def test_a_queue_without_a_finished_rollout_is_refused(interrupted, which):
     with pytest.raises(BadCheckpoint, match=f"misses rollouts of 1 groups .first: {groups[which].id}"):
         trainer._reissue_inflight_prompts()
     assert not trainer.submitted
+
+
+def test_a_second_row_of_one_rollout_does_not_stand_for_another_rollout(interrupted):
+    """An agent loop can return several outputs for a rollout."""
+    trainer, groups = interrupted
+    tq.kv_clear(keys=[f"{groups[1].id}_0_0"], partition_id="train")
+    write_row(f"{groups[1].id}_1_1")
+    with pytest.raises(BadCheckpoint, match=f"misses rollouts of 1 groups .first: {groups[1].id}"):
+        trainer._reissue_inflight_prompts()
 
 
 def test_a_wave_holds_each_groups_prompt_and_prefix(make):

@@ -18,6 +18,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from verl_ext.driver import modes, stoppable
 from verl_ext.driver import trainer as trainers
+from verl_ext.driver.allocation_table import AllocationTables
 from verl_ext.driver.cluster import QUEUE_IS_FULL
 from verl_ext.driver.liveness import WorkerLost
 from verl_ext.driver.modes import TRAINER_MODES
@@ -150,6 +151,14 @@ def test_weights_are_sent_once_per_step_in_separate_async(tmp_path, mini_batch, 
     assert made.parameter_sync_step == 1  # each step trains one batch, and sends the weights once
 
 
+def test_separate_async_copies_no_model_to_host_memory(tmp_path, monkeypatch):
+    """verl's class needs the copy for a second local update, and each of our steps has one."""
+    made = trainer(tmp_path, mode="separate_async")
+    made.actor_rollout_wg = SimpleNamespace()  # a copy would end in an AttributeError
+    monkeypatch.setattr(PPOTrainer, "_compute_old_log_prob", lambda self, batch, metrics: (batch, metrics))
+    assert made._compute_old_log_prob("batch", {"a": 1}) == ("batch", {"a": 1})
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_an_info_message_of_verls_that_would_raise_is_left_out_during_the_setup(tmp_path, monkeypatch, fails):
     made, verls = trainer(tmp_path, mode="separate_async"), logging.getLogger(PPOTrainerSeparateAsync.__module__)
@@ -274,6 +283,7 @@ def test_engines_on_the_actors_devices_sleep_while_a_late_checkpoint_is_saved(tm
     """Megatron loads weights and gradients to save them, beside the memory of an engine that is awake."""
     calls = []
     settings = "trainer.total_training_steps=9", "trainer.save_freq=5", "trainer.test_freq=2"
+    monkeypatch.setattr(AllocationTables, "_note_taken", lambda self: calls.append("a step is noted again"))
     made = trainer(tmp_path, *settings, mode=mode)
     made.global_steps, made.logger, made.timing_raw = 3, SimpleNamespace(log=lambda **_: None), {}
     made.checkpoint_manager = SimpleNamespace(
@@ -284,7 +294,6 @@ def test_engines_on_the_actors_devices_sleep_while_a_late_checkpoint_is_saved(tm
     )
     made.curr_step_profile, made._step_sample_wait_seconds, made._sample_start = False, 0.0, 0.0
     made._init_dataloader()
-    made._allocation = pd.DataFrame()
     monkeypatch.setattr(PPOTrainer, "_compute_metrics", lambda self, *given: None)
     monkeypatch.setattr(type(made), "_save_checkpoint", lambda self: calls.append("save"))
     monkeypatch.setattr(type(made), "_validate", lambda self: calls.append("validate"))
@@ -369,8 +378,8 @@ def test_the_next_step_begins_during_the_update_unless_a_checkpoint_is_due(sched
     made = scheduled(save_freq, step)
     made.on_sample_end()
     assert made.controller.step == (step + 1 if begins else step)
-    assert made._metrics["allocation/seconds"] >= 0  # of the step whose batch was taken
-    assert made._metrics["rollouts/sampled"] == 0
+    assert made._taken.metrics["allocation/seconds"] >= 0  # of the step whose batch was taken
+    assert made._taken.metrics["rollouts/sampled"] == 0
     made.global_steps = step + 1
     made.prepare_step()
     assert made.controller.step == step + 1

@@ -140,8 +140,9 @@ def test_groups_of_one_size_are_clipped_weighted_and_compared_with_all_rollouts(
     trainer.policy.baseline, trainer._dp_size = baseline, 1
     good, *bad = (Rollout(reward, None, 2, 0) for reward in (1.0, 0.0, 0.0, 0.0))
     failed = Rollout(float("nan"), None, 0, 0, failed=True)
-    trainer._groups = [Group("a-1", Prompt("a", 0), [good, failed, *bad], trained=[0, 4], weight=weight)]
-    trainer._groups.append(Group("b-1", Prompt("b", 1), [good, bad[0]]))
+    groups = [Group("a-1", Prompt("a", 0), [good, failed, *bad], trained=[0, 4], weight=weight)]
+    groups.append(Group("b-1", Prompt("b", 1), [good, bad[0]]))
+    trainer._taken = trainer._taken._replace(groups=groups)
     mask = torch.tensor([[0.0, 1.0]] * 4)
     verls = mask * torch.tensor([1.0, -1.0, 1.0, -1.0])[:, None]
     fields = {"advantages": verls, "response_mask": mask}

@@ -17,6 +17,7 @@ from support.validation import row, samples_of, write_lines, write_rows
 from typer.testing import CliRunner
 
 from verl_ext.driver.preflight.validate import validate
+from verl_ext.evaluation import generate
 from verl_ext.evaluation.command import app
 from verl_ext.evaluation.generate import Evaluation
 
@@ -337,6 +338,32 @@ def test_after_sigusr1_a_job_is_requeued_as_stopped_only_if_a_run_of_verl_was_co
     _, said = process.communicate(timeout=60)
     assert process.returncode == status, said
     assert f"out holds {int(complete)} samples of each problem, and the same command continues" in said
+
+
+@pytest.mark.parametrize(
+    ("before", "number", "status"), [(0, signal.SIGUSR1, 75), (1, signal.SIGUSR1, 75), (0, signal.SIGTERM, 143)]
+)
+def test_a_signal_after_a_run_of_verl_ends_the_evaluation_and_keeps_the_samples(
+    folder, monkeypatch, before, number, status
+):
+    """The check of the samples takes time, and until its end they are in the folder of unfinished runs."""
+    check = generate.check_problems
+
+    def interrupted(*given):
+        if generate.count_samples(folder / "out") == before:
+            os.kill(os.getpid(), number)
+        check(*given)
+
+    monkeypatch.setattr(generate, "check_problems", interrupted)
+    former = signal.signal(number, lambda *_: None)  # a signal that the evaluation does not handle would end pytest
+    try:
+        stopped = evaluate("--per-run", 1, n=2)
+    finally:
+        signal.signal(number, former)
+    assert stopped.exit_code == status, stopped.said
+    assert f"out holds {before + 1} samples of each problem, and the same command continues" in stopped.said
+    assert len(list((folder / "out").glob("*.jsonl"))) == before + 1 == len(runs(folder))
+    assert evaluate(n=2).exit_code == 0 and len(runs(folder)) == 2
 
 
 def test_the_validation_of_any_training_run_is_scored(folder):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -40,8 +41,11 @@ from verl_ext.driver.rows import (
 )
 from verl_ext.driver.services import RewardWorker, TokenClient, gather_requests
 from verl_ext.driver.transcript import TRANSCRIPT, WAVE, RunningWave, Transcript, TranscriptClient
+from verl_ext.errors import RunError
 from verl_ext.prompts import prompt_id_of_group
 from verl_ext.trajectory import Trajectory
+
+logger = logging.getLogger(__name__)
 
 
 class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
@@ -134,7 +138,7 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
         """Run the agent loop until it ends, takes longer than ``rollout_driver.agent_timeout``, or is cancelled."""
         try:
             WAVE.get().begin(transcript)
-            with time_limit(None if trajectory["validate"] else self._timeout, transcript):
+            with time_limit(self._timeout, transcript):
                 return await self._run_new_loop(sampling_params, trajectory, **kwargs)
         except asyncio.CancelledError:
             if transcript.cancelled:
@@ -148,7 +152,8 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
         in_prefix = playback is not None and not playback.is_over
         if transcript.prompt is None or transcript.loop_has_ended or in_prefix:
             raise asyncio.TimeoutError(f"no trajectory after agent_timeout={self._timeout} s")
-        await self._put_timed_out(transcript, **{k: v for k, v in kwargs.items() if k not in ("agent_name", "trace")})
+        kwargs = {name: value for name, value in kwargs.items() if name not in ("agent_name", "trace")}
+        await self._put_timed_out(transcript, validate=trajectory["validate"], **kwargs)
 
     async def _run_new_loop(self, sampling_params, trajectory, *, agent_name: str | None, trace: bool = True, **kwargs):
         """As verl's ``_run_agent_loop``, with a loop that hydra has not composed anew."""
@@ -176,11 +181,15 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
             tools=ToolListWrap(self.tools),
         )
 
-    async def _put_timed_out(self, transcript: Transcript, **kwargs: Any) -> None:
+    async def _put_timed_out(self, transcript: Transcript, *, validate: bool, **kwargs: Any) -> None:
         transcript.loop_has_ended = True
         output = transcript.timed_out(self.rollout_config.response_length, version=int(kwargs["global_steps"]) - 1)
         output.extra_fields |= {GENERATED: transcript.generated, TRUNCATED: True, **_replay(PLAYBACK.get())}
-        await self._verls_postprocess(self, output, False, **kwargs)
+        if validate:
+            output.extra_fields["reward_extra_info"] = {}  # verl itself counts a missing acc as 0, if others have one
+            prompt, seconds = id_of(kwargs), self._timeout
+            logger.warning("validation: prompt %s gets reward 0 after agent_timeout=%s s", prompt, seconds)
+        await self._verls_postprocess(self, output, validate, **kwargs)
 
     async def _agent_loop_postprocess(self, output, validate, **kwargs):
         playback, transcript = PLAYBACK.get(), TRANSCRIPT.get()
@@ -293,13 +302,6 @@ class _RolloutRows(Rows):
         await super().async_kv_batch_put(**rows)
 
 
-class _Shares(list):
-    """A share of the prompts for each worker. verl would cut a TensorDict into equal shares."""
-
-    def chunk(self, workers: int) -> list:
-        return self
-
-
 class WaveManager(AgentLoopManagerTQ):
     """Dispatches prompts to :class:`WaveWorker`, with about equal numbers of rollouts (Knapsack-RL, Appendix C).
 
@@ -315,22 +317,40 @@ class WaveManager(AgentLoopManagerTQ):
     def generate_sequences(self, prompts) -> None:
         workers = self.agent_loop_workers
         self._submissions += 1
-        if ROLLOUTS not in prompts or len(workers) == 1:  # in validation, all prompts have equally many
-            super().generate_sequences(prompts)
-            return
         if self.config.rollout_driver.dispatch == "random":
             owner = random_dispatch(len(prompts), len(workers), seed=self._submissions)
-        else:
-            owner = partition(prompts[ROLLOUTS].numpy(), len(workers))
+        else:  # in validation, all prompts have equally many rollouts
+            counts = prompts[ROLLOUTS].numpy() if ROLLOUTS in prompts else np.ones(len(prompts), dtype=int)
+            owner = partition(counts, len(workers))
         # Share 0 is the largest. Rotate the shares over the workers, or worker 0 would get all small submissions.
         owner = (owner + self._submissions) % len(workers)
         rows = [np.flatnonzero(owner == number).tolist() for number in range(len(workers))]
-        try:
-            self.agent_loop_workers = [worker for worker, own in zip(workers, rows, strict=True) if own]
-            super().generate_sequences(_Shares(tu.index_select_tensor_dict(prompts, own) for own in rows if own))
-        finally:
-            self.agent_loop_workers = workers
+        calls = [
+            worker.generate_sequences.remote(tu.index_select_tensor_dict(prompts, own))
+            for worker, own in zip(workers, rows, strict=True)
+            if own
+        ]
+        if self._submissions == 1:
+            ray.get(calls)  # workers may still be starting, and no rollout can block one yet
+        else:
+            self._await(calls)
 
     def cancel(self, uids: list[str]) -> None:
         """End the unfinished rollouts of these groups, wherever they run."""
-        ray.get([worker.cancel.remote(uids) for worker in self.agent_loop_workers])
+        self._await([worker.cancel.remote(uids) for worker in self.agent_loop_workers])
+
+    def _await(self, calls: list[ray.ObjectRef]) -> None:
+        """Wait until the workers have taken the calls. A worker takes a call at once, however slow its rollouts are.
+
+        Raises:
+            RunError: a worker has not taken its call within ``rollout_driver.stall_timeout`` seconds.
+        """
+        seconds = self.config.rollout_driver.stall_timeout
+        try:
+            ray.get(calls, timeout=seconds)
+        except ray.exceptions.GetTimeoutError as error:
+            raise RunError(
+                f"an agent-loop worker has not answered for {seconds:.0f} s: an agent loop or a tool blocks the "
+                "worker's event loop, for example by time.sleep or a call of requests; use await or asyncio.to_thread, "
+                "or raise rollout_driver.stall_timeout"
+            ) from error

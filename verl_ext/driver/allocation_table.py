@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
+from typing import NamedTuple
 
 import pandas as pd
 from transfer_queue import KVBatchMeta
@@ -18,6 +18,22 @@ from verl_ext.prompts import RowKey
 NAME = "allocation/prompts"  # in the tracker
 
 
+class Taken(NamedTuple):
+    """The step whose batch was taken last, as it was then: the next step may begin before this batch is trained.
+
+    Attributes:
+        metrics: of the controller.
+        groups: the batch.
+        table: see :func:`allocation_table`; empty in a step without a table.
+        verdicts: of a trained group's rollouts, by group.
+    """
+
+    metrics: Mapping[str, float]
+    groups: Sequence[Group]
+    table: pd.DataFrame
+    verdicts: Mapping[str, list[bool | None]]
+
+
 class AllocationTables(PPOTrainer):
     """Writes a table every ``rollout_driver.log_allocation_freq`` steps, and verdicts as ``acc`` in the rollout log.
 
@@ -26,24 +42,25 @@ class AllocationTables(PPOTrainer):
 
     controller: RolloutController
     _finished_before: Mapping[str, int] | None = None  # by group, its rollouts of earlier steps
-    _allocation: pd.DataFrame
-    _verdicts: Mapping[str, list[bool | None]] = MappingProxyType({})  # of a trained group's rollouts, by group
+    _taken = Taken({}, (), pd.DataFrame(), {})
 
     def on_step_begin(self) -> None:
         super().on_step_begin()
         if self._finished_before is None:
             self._finished_before = self._finished()
 
-    def on_sample_end(self) -> None:
-        super().on_sample_end()
-        freq = self.config.rollout_driver.log_allocation_freq
-        self._allocation = pd.DataFrame()
-        if freq > 0 and self.global_steps % freq == 0:
-            self._allocation = allocation_table(self.global_steps, self.controller, self._finished_before)
-        left = self.controller.ledger.left
-        self._verdicts = {
-            group.id: [rollout.correct for rollout in group.rollouts] for group, fate in left if fate == "trained"
+    def _note_taken(self) -> None:
+        """Note the step whose batch has just been taken."""
+        step, controller, freq = self.global_steps, self.controller, self.config.rollout_driver.log_allocation_freq
+        table = pd.DataFrame()
+        if freq > 0 and step % freq == 0:
+            table = allocation_table(step, controller, self._finished_before)
+        verdicts = {
+            group.id: [rollout.correct for rollout in group.rollouts]
+            for group, fate in controller.ledger.left
+            if fate == "trained"
         }
+        self._taken = Taken(controller.metrics(), controller.batch, table, verdicts)
         self._finished_before = self._finished()  # the next step may begin at once, and discard groups
 
     def _finished(self) -> dict[str, int]:
@@ -53,8 +70,9 @@ class AllocationTables(PPOTrainer):
         self, inputs: list, outputs: list, gts: list, scores: list, reward_extra_infos_dict: dict, dump_path: str
     ) -> None:
         rows = [RowKey.parse(key) for key in reward_extra_infos_dict["uid"]]
-        if any(row.group in self._verdicts for row in rows):  # not a validation
-            verdicts = [self._verdicts[row.group][row.session] if row.group in self._verdicts else None for row in rows]
+        of_group = self._taken.verdicts
+        if any(row.group in of_group for row in rows):  # not a validation
+            verdicts = [of_group[row.group][row.session] if row.group in of_group else None for row in rows]
             reward_extra_infos_dict = {**reward_extra_infos_dict, "acc": verdicts}  # None for rows that pad the batch
         super()._dump_generations(inputs, outputs, gts, scores, reward_extra_infos_dict, dump_path)
 
@@ -62,13 +80,14 @@ class AllocationTables(PPOTrainer):
         self, batch: KVBatchMeta, metrics: dict, timing_raw: dict, global_steps: int, epoch: int
     ) -> None:
         super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
-        if self._allocation.empty:
+        table = self._taken.table
+        if table.empty:
             return
-        track(self.logger, self._allocation, global_steps)
+        track(self.logger, table, global_steps)
         if self.config.trainer.rollout_data_dir:
             folder = Path(self.config.trainer.rollout_data_dir) / "allocation"
             folder.mkdir(parents=True, exist_ok=True)
-            self._allocation.to_json(folder / f"{global_steps}.jsonl", orient="records", lines=True)
+            table.to_json(folder / f"{global_steps}.jsonl", orient="records", lines=True)
 
 
 def allocation_table(step: int, controller: RolloutController, finished_before: Mapping[str, int]) -> pd.DataFrame:

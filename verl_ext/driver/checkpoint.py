@@ -77,9 +77,15 @@ def begin_anew(folder: Path, before: int | None) -> None:
     last file the checkpoint counts as half written, although the others of its former files are there.
     """
     (folder / LAST_OF_VERL).unlink(missing_ok=True)
-    tracker = folder.parent / TRACKER
-    if tracker.is_file() and f"{STEP_FOLDER}{tracker.read_text().strip()}" == folder.name:
+    if _is_latest(folder):
+        tracker = folder.parent / TRACKER
         tracker.unlink() if before is None else tracker.write_text(str(before))
+
+
+def _is_latest(folder: Path) -> bool:
+    """Whether verl's tracker names this checkpoint."""
+    tracker = folder.parent / TRACKER
+    return tracker.is_file() and f"{STEP_FOLDER}{tracker.read_text().strip()}" == folder.name
 
 
 def save_state(folder: str | Path, state: dict) -> Path:
@@ -100,9 +106,15 @@ def save_state(folder: str | Path, state: dict) -> Path:
     return path
 
 
-def unwritten(folder: Path, error: Exception) -> BadCheckpoint:
-    """The error to raise when verl fails to write verl's part of the checkpoint in ``folder``."""
+def unwritten(folder: Path, error: Exception) -> RunError:
+    """The error to raise when verl fails to write verl's part of the checkpoint in ``folder``, or the user's callback
+    fails, which verl calls once the tracker names the checkpoint."""
     cause = str(getattr(error, "cause", error)).strip().splitlines() or [type(error).__name__]
+    if _is_latest(folder):
+        return RunError(
+            f"{folder} is written, but trainer.checkpoint_callback_class has failed ({cause[0]}); the same command "
+            "resumes from this checkpoint, and does not call the callback for it again"
+        )
     free = shutil.disk_usage(folder).free / 2**20
     return BadCheckpoint(f"{folder} cannot be written ({cause[0]}; {free:,.0f} MiB are free there); {MAKE_ROOM}")
 

@@ -15,6 +15,7 @@ from verl_ext.errors import RunError
 from verl_ext.resolvers import leaves
 
 VERL_VERSION = "0.9.1"  # the tested one
+QUEUE_MODES = 'self.trainer_mode != "sync"'  # verl's condition for prompts in the queue and the queue in checkpoints
 logger = logging.getLogger(__name__)
 
 
@@ -95,6 +96,7 @@ def _signatures() -> dict[Callable, tuple[str, ...]]:
         runner.run: ("self", "config"),
         runner.init_agent_loop_manager: ("self",),
         AgentLoopManagerTQ.generate_sequences: ("self", "prompts"),
+        worker.generate_sequences: ("self", "batch"),
         worker._run_prompt: ("self", "prompt", "sampling_params", "trajectory", "trace"),
         worker._run_agent_loop: ("self", "sampling_params", "trajectory", "agent_name", "trace", "kwargs"),
         worker._agent_loop_postprocess: ("self", "output", "validate", "kwargs"),
@@ -123,6 +125,7 @@ def _signatures() -> dict[Callable, tuple[str, ...]]:
         PPOTrainer._load_checkpoint: ("self",),
         PPOTrainer._get_required_batch_multiple: ("self", "dp_size"),
         PPOTrainer._balance_batch: ("self", "batch", "metrics", "logging_prefix", "keep_minibatch"),
+        PPOTrainer._compute_old_log_prob: ("self", "batch", "metrics"),
         PPOTrainer._compute_advantage: ("self", "batch", "metrics"),
         PPOTrainer._update_actor: ("self", "batch", "metrics"),
         PPOTrainer._dump_generations: (
@@ -148,7 +151,7 @@ def _constants() -> dict[Callable, tuple[str, ...]]:
     from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
     from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
-    from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
+    from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
     from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
     from verl.utils.reward_score import default_compute_score
@@ -187,15 +190,21 @@ def _constants() -> dict[Callable, tuple[str, ...]]:
             "tools=ToolListWrap(self.tools)",
             '_agent_loop_postprocess(output, trajectory["validate"], **kwargs)',
         ),
-        AgentLoopManagerTQ.generate_sequences: ("ray.get(", "prompts.chunk(len(self.agent_loop_workers))"),
+        worker.generate_sequences: ("without waiting for the results", "asyncio.create_task("),
         ToolAgentLoop._handle_generating_state: ("self.server_manager.generate(", "if not agent_data.extra_fields"),
         default_compute_score: ("raise NotImplementedError(",),
         compute_rollout_correction_and_rejection_mask: ("response_mask must contain at least one valid token",),
         PPOTrainerSeparateAsync.on_step_begin: ("self.current_mode != HybridEngineMode.ROLLOUT",),
+        PPOTrainerSeparateAsync._compute_old_log_prob: (
+            *("self.actor_rollout_wg.save_model_to_cpu(0)", "return super()._compute_old_log_prob(batch, metrics)"),
+        ),
         PPOTrainer.fit: ("self.global_steps <= self.total_training_steps", "self.config.trainer.test_freq > 0"),
         Tracking.__init__: ('self.logger["wandb"] = wandb', 'self.logger["tensorboard"] = _TensorboardAdapter('),
         _TensorboardAdapter.__init__: ("self.writer = SummaryWriter(",),
-        PPOTrainer._submit_batch_to_rollout: ('"is_prompt"', '"pending"', 'partition_id="train"'),
+        PPOTrainer._submit_batch_to_rollout: (QUEUE_MODES, '"is_prompt"', '"pending"', 'partition_id="train"'),
         PPOTrainer._update_actor: ("ppo_mini_batch_size", "rollout.n"),
-        PPOTrainer._save_checkpoint: ('f"global_step_{self.global_steps}"', "latest_checkpointed_iteration.txt"),
+        PPOTrainer._save_checkpoint: (
+            *(QUEUE_MODES, 'f"global_step_{self.global_steps}"', "latest_checkpointed_iteration.txt"),
+        ),
+        PPOTrainer._load_checkpoint: (QUEUE_MODES,),
     }

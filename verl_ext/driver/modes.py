@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from omegaconf import open_dict
+from transfer_queue import KVBatchMeta
 from verl.single_controller.ray import RayResourcePool
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
@@ -66,6 +67,10 @@ class PolicyTrainerSeparateAsync(PolicyTrainer, PPOTrainerSeparateAsync):
     def _pools(self) -> list[RayResourcePool]:
         engines = self.standalone_server_manager.get_replicas()  # each engine has its own pool
         return [*super()._pools(), *(engine.resource_pool for engine in engines)]
+
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        # verl's class first copies the model to host memory, for the later local updates of a step. A step has one.
+        return super(PPOTrainerSeparateAsync, self)._compute_old_log_prob(batch, metrics)
 
     def prepare_step(self) -> dict:
         # self.controller.step would be wrong: if data was used up, a checkpoint holds the step that was not filled.

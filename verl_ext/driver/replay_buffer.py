@@ -140,7 +140,10 @@ class GroupReplayBuffer(ReplayBuffer):
         stored = {key: tag for key, tag in zip(batch.keys, batch.tags, strict=True) if tag}
         self._drop_unstored(batch.partition_id, [key for key in batch.keys if key not in stored])
         if not stored:
-            raise EveryRolloutFailed(f"validation at step {self._step}: all rollouts failed; {WHY_ROLLOUTS_FAIL}")
+            raise EveryRolloutFailed(
+                f"validation at step {self._step}: all rollouts of a batch (data.val_batch_size prompts) failed; "
+                f"{WHY_ROLLOUTS_FAIL}"
+            )
         return KVBatchMeta(partition_id=batch.partition_id, keys=list(stored), tags=list(stored.values())), metrics
 
     def finished_waves(self) -> list[tuple[str, list[Rollout]]]:

@@ -66,7 +66,6 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, GroupUpdates, WeightTurn
 
     def __init__(self, config):
         self.policy: RolloutPolicy = hydra.utils.instantiate(config.rollout_policy)
-        self._metrics: dict[str, float] = {}
         self._trained: KVBatchMeta | None = None  # the batch of the step, once it is trained
         super().__init__(config)
 
@@ -238,16 +237,15 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, GroupUpdates, WeightTurn
         return metrics | {VALIDATION_FAILED: float(failed)}
 
     def on_sample_end(self) -> None:
-        """Read the step's metrics and groups now: the next step may begin before this step's batch is trained."""
         super().on_sample_end()
-        self._metrics, self._groups = self.controller.metrics(), self.controller.batch
+        self._note_taken()
         self._end_within_budget(done=self.global_steps)
 
     def _compute_metrics(
         self, batch: KVBatchMeta, metrics: dict, timing_raw: dict, global_steps: int, epoch: int
     ) -> None:
         super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
-        metrics.update(self._metrics)
+        metrics.update(self._taken.metrics)
         budget = self.config.rollout_driver.rollout_budget
         logger.info(step_line(global_steps, self.policy.total_steps, metrics, budget))
 
@@ -330,7 +328,7 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, GroupUpdates, WeightTurn
         self.replay_buffer.end_cancelled(partition_id)
         rows = (tq.kv_list(partition_id) or {}).get(partition_id, {})
         live = self.controller.live
-        finished: dict[str, int] = dict.fromkeys(live, 0)
+        finished: dict[str, set[int]] = {uid: set() for uid in live}  # a rollout can have several rows
         foreign = []
         for key, tag in rows.items():
             uid, session, _ = RowKey.parse(key)
@@ -338,8 +336,8 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, GroupUpdates, WeightTurn
             if uid not in live or (unfinished and uid not in self.controller.cancelled):
                 foreign.append(key)
             elif not (unfinished or tag.get("is_prompt")):
-                finished[uid] += 1
-        lost = [uid for uid, count in finished.items() if count < len(live[uid].usable)]
+                finished[uid].add(session)
+        lost = [uid for uid, sessions in finished.items() if len(sessions) < len(live[uid].usable)]
         if lost:
             raise BadCheckpoint(
                 f"the restored queue misses rollouts of {len(lost)} groups (first: {lost[0]}); "

@@ -13,6 +13,7 @@ from verl import DataProto
 from verl.trainer.ppo.ray_trainer import compute_advantage
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
+from verl_ext.driver.allocation_table import Taken
 from verl_ext.errors import RunError
 from verl_ext.policy import Group, RolloutPolicy
 from verl_ext.prompts import RowKey
@@ -30,7 +31,7 @@ class GroupUpdates(PPOTrainer):
     """
 
     policy: RolloutPolicy
-    _groups: Sequence[Group] = ()  # of the batch in training
+    _taken: Taken  # the step in training
 
     @property
     def updates_per_step(self) -> int:
@@ -66,8 +67,8 @@ class GroupUpdates(PPOTrainer):
         ]
         clip = self.config.rollout_driver.advantage_clip
         over_all = self.policy.baseline == "all"
-        of_whole_groups = advantages_over_all(self._groups, self.config.algorithm) if over_all else {}
-        weights = {group.id: group.weight for group in self._groups}
+        of_whole_groups = advantages_over_all(self._taken.groups, self.config.algorithm) if over_all else {}
+        weights = {group.id: group.weight for group in self._taken.groups}
         rollouts = [row.session for row in rows]
         same_weight = are_of_one_size(groups, rollouts) and set(weights.values()) <= {1}
         if clip is None and not of_whole_groups and same_weight:

@@ -57,19 +57,21 @@ PASSED_ON[signal.SIGUSR1] = signal.SIGTERM
 
 
 class VerlFailed(RunError):
-    """A run of verl ended with another status than 0. The exit code is the status, or 128 + n after signal n.
+    """A run of verl ended with another status than 0, or a signal came between two runs of verl.
 
-    After SIGUSR1 the exit code is ``EXIT_STOPPED`` if this start has completed a run of verl before. Without this
-    condition, a job that is put back into the queue after each SIGUSR1 might never complete one.
+    The exit code is the status, or 128 + n after signal n. After SIGUSR1 the exit code is ``EXIT_STOPPED`` if this
+    start has completed a run of verl before. Without this condition, a job that is put back into the queue after each
+    SIGUSR1 might never complete one.
     """
 
     def __init__(self, status: int, done: int, out: Path, progress: bool) -> None:
         self.exit_code = status if status > 0 else 128 - status
         if status == -signal.SIGUSR1 and progress:
             self.exit_code = EXIT_STOPPED
+        ending = "was stopped by SIGUSR1" if status == -signal.SIGUSR1 else f"ended with status {status}"
         super().__init__(
-            f"the run of verl ended with status {status}; {out} holds {done} samples of each problem, and the same "
-            "command continues from there"
+            f"the run of verl {ending}; {out} holds {done} samples of each problem, and the same command continues "
+            "from there"
         )
 
 
@@ -174,16 +176,19 @@ def generate(evaluation: Evaluation, out: Path, n: int, per_run: int) -> None:
             _bind(evaluation.settings, out)
             note_rows(out, rows)
             before = count_samples(out)
-            while (done := count_samples(out)) < n:
-                size = min(per_run, n - done)
-                unfinished = out / "unfinished"
-                shutil.rmtree(unfinished, ignore_errors=True)
-                if status := _run(evaluation.command(size, len(sizes_of_runs(out)), unfinished)):
-                    raise VerlFailed(status, done, out, progress=done > before)
-                (written,) = unfinished.glob("*.jsonl")
-                check_problems(written, rows)
-                os.replace(written, out / f"{done:06}_{size}.jsonl")
-                shutil.rmtree(unfinished)
+            with _Signals() as signals:
+                while (done := count_samples(out)) < n:
+                    size = min(per_run, n - done)
+                    unfinished = out / "unfinished"
+                    shutil.rmtree(unfinished, ignore_errors=True)
+                    if status := signals.run(evaluation.command(size, len(sizes_of_runs(out)), unfinished)):
+                        raise VerlFailed(status, done, out, progress=done > before)
+                    (written,) = unfinished.glob("*.jsonl")
+                    check_problems(written, rows)
+                    os.replace(written, out / f"{done:06}_{size}.jsonl")
+                    shutil.rmtree(unfinished)
+                    if signals.received:
+                        raise VerlFailed(-signals.received[0], done + size, out, progress=True)
     except Timeout as error:
         raise checks.InvalidValue("out", str(out), "another evaluation writes there, wait for its end") from error
 
@@ -210,35 +215,42 @@ def _bind(settings: dict[str, object], out: Path) -> None:
     write_text(path, json.dumps(settings, indent=2) + "\n")
 
 
-def _run(command: Sequence[str]) -> int:
-    """Exit status of the command. The signals in ``PASSED_ON`` end the command, which then ends its own workers.
+class _Signals:
+    """Within this context, the signals in ``PASSED_ON`` end the run of verl, which then ends its own workers.
 
-    After SIGUSR1 the status is -SIGUSR1.
+    Between two runs of verl, a signal is noted: the samples of the run before are not in their place yet.
     """
-    started: list[subprocess.Popen] = []
-    early: list[int] = []
-    stopped: list[int] = []
 
-    def forward(number: int, _: object) -> None:
-        if number == signal.SIGUSR1:
-            stopped.append(number)
-        if started:
-            started[0].send_signal(PASSED_ON[number])
+    def __init__(self) -> None:
+        self.received: list[int] = []
+        self._early: list[int] = []  # came before the process had started
+        self._process: subprocess.Popen | None = None
+
+    def __enter__(self) -> _Signals:
+        self._before = {number: signal.signal(number, self._receive) for number in PASSED_ON}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _receive(self, number: int, _: object) -> None:
+        self.received.append(number)
+        if self._process is None:
+            self._early.append(number)
         else:
-            early.append(PASSED_ON[number])
+            self._process.send_signal(PASSED_ON[number])
 
-    before = {number: signal.signal(number, forward) for number in PASSED_ON}
-    try:
+    def run(self, command: Sequence[str]) -> int:
+        """Exit status of the command; after SIGUSR1 -SIGUSR1, unless the command has succeeded."""
         # A session of its own: Ctrl-C in a terminal would otherwise reach the command twice.
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
-        started.append(process)
-        for number in early:
-            process.send_signal(number)
+        self._process = process
+        for number in self._early:
+            process.send_signal(PASSED_ON[number])
         status = process.wait()
-        return -signal.SIGUSR1 if stopped else status
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        self._process = None
+        return -signal.SIGUSR1 if status and signal.SIGUSR1 in self.received else status
 
 
 def _absolute(path: Path) -> Path:
