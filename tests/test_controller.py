@@ -373,22 +373,23 @@ def test_rollouts_that_cannot_be_trained_on_must_be_marked(rollout, said):
 def test_waves_of_a_checkpoint_that_nobody_requests_again_end_the_run():
     run, _, _ = opened(2)
     state = json.loads(json.dumps(run.state_dict()))
-    for again in (False, True):
-        restored = controller(Scripted(), [0.5] * 2)
-        restored.load_state_dict(state)
-        assert not again or restored.resubmit_unfinished() == 4
-        said = (
-            "Scripted has no batch" if again else "^step 1: 4 rollouts of the checkpoint .*: call resubmit_unfinished"
-        )
-        with pytest.raises(CannotFillBatch if again else RuntimeError, match=said):
-            restored.fill_batch(restored.engine.finish)
+    restored = controller(Scripted(), [0.5] * 2)
+    restored.load_state_dict(state)
+    nothing = iter([[], []])
+    with pytest.raises(RuntimeError, match="^step 1: 4 rollouts of the checkpoint .*: call resubmit_unfinished after"):
+        restored.fill_batch(lambda: next(nothing))
+    assert restored.resubmit_unfinished() == 4
+    answers = itertools.chain([[]], iter(restored.engine.finish, None))
+    with pytest.raises(CannotFillBatch, match="Scripted has no batch"):
+        restored.fill_batch(lambda: next(answers))
+    assert restored.outstanding == 0
 
 
 def test_an_engine_may_hand_in_nothing_while_it_generates():
     run = controller(Uniform(train_batch_size=2, n=2), [0.5] * 3)
     run.begin_step(1)
-    answers = iter([[], []])
-    assert len(run.fill_batch(lambda: next(answers, None) or run.engine.finish())) == 2
+    answers = itertools.chain([[], []], iter(run.engine.finish, None))
+    assert len(run.fill_batch(lambda: next(answers))) == 2
 
 
 def test_a_group_cannot_be_trained_twice():
