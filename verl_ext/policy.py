@@ -34,7 +34,7 @@ class Prompt:
     Attributes:
         id: stable across epochs and restarts (a hash of data source, messages and ground truth).
         row: index into the training data set, in [0, number of rows).
-        metadata: further fields of the row; under verl, its ``data_source``.
+        metadata: further fields of the row: its ``data_source``, which is the same for all rows of the lab.
     """
 
     id: str
