@@ -20,7 +20,7 @@ from verl_ext import controller as controller_module
 from verl_ext.checks import InvalidValue
 from verl_ext.controller import RolloutController
 from verl_ext.errors import CannotFillBatch, EveryRolloutFailed
-from verl_ext.policy import Cancel, Discard, Evict, Group, Prompt, PutBack, Request, Rollout, RolloutPolicy
+from verl_ext.policy import Cancel, Discard, Evict, Group, Prompt, PutBack, Request, Rollout, RolloutPolicy, StepCost
 
 
 class Scripted(RolloutPolicy):
@@ -182,7 +182,7 @@ def test_a_batch_with_one_prompt_twice_is_refused():
     assert len(run.live) == 2 and run.ledger.total["rollouts/trained"] == 0
 
 
-@pytest.mark.parametrize("incomplete", ["outstanding", "failed", "partly outstanding"])
+@pytest.mark.parametrize("incomplete", ["outstanding", "failed", "partly outstanding", "a copy outstanding"])
 def test_a_batch_with_an_incomplete_group_is_refused(incomplete):
     run, (first, second), batch = opened(2)
     waves = dict(run.engine.finish())
@@ -190,9 +190,10 @@ def test_a_batch_with_an_incomplete_group_is_refused(incomplete):
     if incomplete == "failed":
         waves[second.id] = [Rollout(float("nan"), None, 3, 0, failed=True)] * 2
     run.finish_waves([(group.id, waves[group.id]) for group in finished])
-    if incomplete == "partly outstanding":
+    copy = Group.from_state_dict(second.state_dict())
+    if incomplete in ("partly outstanding", "a copy outstanding"):
         run._execute([Request(second, 1)])
-    batch += [first, second]
+    batch += [first, copy if incomplete == "a copy outstanding" else second]
     with pytest.raises(RuntimeError, match=f"^Scripted.take_batch returned group {second.id}, which is not complete"):
         run.take_batch()
 
@@ -210,7 +211,7 @@ def test_rollouts_of_a_trained_group_that_are_not_trained_on_are_discarded():
     assert (metrics["groups/trained"], metrics["rollouts/buffered"], metrics["rollouts/discarded_total"]) == (2, 0, 2)
 
 
-@pytest.mark.parametrize("trained", [[], [1], [0, 0], [0, 5], [-1, 0], [0, 3]])
+@pytest.mark.parametrize("trained", [[], [1], [0, 0], [0, 5], [-1, 0], [0, 3], [0.0, 1.0], [True, False]])
 def test_trained_rollouts_that_there_are_not_are_refused(trained):
     run, (group,), batch = opened(1, rollouts=5)
     ((name, rollouts),) = run.engine.finish()
@@ -296,6 +297,15 @@ def test_an_answer_of_another_kind_is_refused_with_the_method(answers, said):
             {"rollouts/sampled": 3.0},
             " rollouts/sampled=3.0: the driver counts under rollouts/, use the method's own name",
         ),
+        (
+            {"off_policy/late": 1.0},
+            " off_policy/late=1.0: the driver counts under off_policy/, use the method's own name",
+        ),
+        ({"actor/grad_norm": 1.0}, " actor/grad_norm=1.0: verl logs under actor/, use the method's own name"),
+        (
+            {"val-core/mine/acc/mean@1": 0.99},
+            " val-core/mine/acc/mean@1=0.99: verl logs under val-core/, use the method's own name",
+        ),
         ({"mine/name": "x"}, " mine/name='x': use a number"),
     ],
 )
@@ -305,6 +315,12 @@ def test_metrics_that_cannot_be_logged_are_refused(metrics, said):
     run.policy.metrics.__name__ = "metrics"
     with pytest.raises(RuntimeError, match=f"^Scripted.metrics returned{re.escape(said)}$"):
         run.metrics()
+
+
+def test_the_sections_of_the_driver_are_named():
+    run = controller(Uniform(train_batch_size=2, n=2), [0.5] * 3)
+    run_step(run, 1)
+    assert {name.partition("/")[0] for name in run.metrics()} == controller_module.OURS
 
 
 def test_numbers_of_numpy_are_logged_as_floats():
@@ -320,12 +336,60 @@ def test_numbers_of_numpy_are_logged_as_floats():
         ("prompt_weight", "rollout", "prompt_weight=rollout is not valid: use one of equal, rollouts"),
         ("baseline", "mean", "baseline=mean is not valid: use one of trained, all"),
         ("step_cost", lambda self: (4, 8), "Scripted.step_cost()=(4, 8) is not valid: return a StepCost, or None"),
+        (
+            "step_cost",
+            lambda self: StepCost(8, 11.25, 90, 90),
+            "Scripted.step_cost().n=11.25 is not valid: use an integer of at least 1",
+        ),
+        (
+            "step_cost",
+            lambda self: StepCost(8, 8, 64, float("nan")),
+            "Scripted.step_cost().most=nan is not valid: use an integer of at least 1",
+        ),
+        ("panels", "plots", "Scripted.panels=plots is not valid: use a tuple of Panel, as in (Panel(...),)"),
+        ("panels", ("plot",), "Scripted.panels=('plot',) is not valid: use a tuple of Panel, as in (Panel(...),)"),
     ],
 )
 def test_attributes_that_the_driver_cannot_use_are_refused(name, value, said, monkeypatch):
     monkeypatch.setattr(Scripted, name, value)
     with pytest.raises(InvalidValue, match=f"^{re.escape(said)}$"):
         controller(Scripted(), [0.5] * 3)
+
+
+@pytest.mark.parametrize(
+    ("rollout", "said"),
+    [
+        (Rollout(1.0, True, 5, 0, cancelled=True), "reward=1.0 and cancelled=True"),
+        (Rollout(float("nan"), None, 5, 0), "reward=nan and cancelled=False"),
+    ],
+)
+def test_rollouts_that_cannot_be_trained_on_must_be_marked(rollout, said):
+    run, (group,), _ = opened(1)
+    with pytest.raises(ValueError, match=f"^group {group.id}: a rollout with {said} was .*, mark it with failed=True$"):
+        run.finish_waves([(group.id, [Rollout(0.0, False, 5, 0), rollout])])
+    assert group.outstanding == 2 and not group.rollouts
+
+
+def test_waves_of_a_checkpoint_that_nobody_requests_again_end_the_run():
+    run, _, _ = opened(2)
+    state = json.loads(json.dumps(run.state_dict()))
+    restored = controller(Scripted(), [0.5] * 2)
+    restored.load_state_dict(state)
+    nothing = iter([[], []])
+    with pytest.raises(RuntimeError, match="^step 1: 4 rollouts of the checkpoint .*: call resubmit_unfinished after"):
+        restored.fill_batch(lambda: next(nothing))
+    assert restored.resubmit_unfinished() == 4
+    answers = itertools.chain([[]], iter(restored.engine.finish, None))
+    with pytest.raises(CannotFillBatch, match="Scripted has no batch"):
+        restored.fill_batch(lambda: next(answers))
+    assert restored.outstanding == 0
+
+
+def test_an_engine_may_hand_in_nothing_while_it_generates():
+    run = controller(Uniform(train_batch_size=2, n=2), [0.5] * 3)
+    run.begin_step(1)
+    answers = itertools.chain([[], []], iter(run.engine.finish, None))
+    assert len(run.fill_batch(lambda: next(answers))) == 2
 
 
 def test_a_group_cannot_be_trained_twice():

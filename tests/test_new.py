@@ -54,6 +54,8 @@ def folder(tmp_path, monkeypatch):
         ("rollout_policy", "RolloutPolicy is a class of verl_ext.policy, use another name."),
         ("base", "every recipe includes a base.yaml, use another name."),
         ("ppo_trainer", "every recipe includes a ppo_trainer.yaml, use another name."),
+        ("tokens", "metrics of the driver or of verl begin with it, use another name."),
+        ("actor", "metrics of the driver or of verl begin with it, use another name."),
         ("grpo", "there is a recipe of this name, use another name."),
     ],
 )

@@ -39,7 +39,7 @@ def test_a_rollout_is_shown_without_its_tokens():
 
 
 def test_curves_of_a_plot_are_no_parts_of_a_whole_unless_it_says_so():
-    assert not Panel(name="a", pattern="b", title="c", caption="d", unit="e").stacked
+    assert not Panel(name="a", pattern="(b)", title="c", caption="d", unit="e").stacked
 
 
 def test_rounds_multiply_the_largest_cost_only():

@@ -8,6 +8,7 @@ import json
 import numpy as np
 import pytest
 
+from verl_ext.checks import InvalidValue
 from verl_ext.policy import Prompt
 from verl_ext.prompts import PromptStream, RowKey, prompt_id, prompt_id_of_group
 
@@ -82,6 +83,19 @@ def test_a_stream_counts_what_it_has_seen_and_drawn():
     assert restored.metrics() == stream.metrics() and restored.evicted == {"p2"}
     with pytest.raises(ValueError, match="^PromptStream: state has version 9, this code reads version 1"):
         restored.load_state_dict({"version": 9})
+
+
+def test_a_wrong_number_of_prompts_and_data_that_ends_are_refused():
+    rows = [Prompt(f"p{row}", row) for row in range(3)]
+    stream = PromptStream(iter(rows), 3, lambda prompt_id: False)
+    for prompt in stream.draw(2):
+        stream.put_back(prompt)
+    for count in (-1, 2.5):
+        with pytest.raises(InvalidValue, match=f"^count={count} is not valid: use an integer of at least 0$"):
+            stream.draw(count)
+    assert stream.draw(0) == [] and len(stream.draw(3)) == 3
+    with pytest.raises(RuntimeError, match="^the data ended after 3 rows: .* without end, as itertools.cycle does$"):
+        stream.draw(1)
 
 
 def test_a_stream_gives_up_only_after_two_epochs_in_a_row_without_a_prompt():

@@ -189,5 +189,15 @@ def test_padding_is_spread_over_the_optimizer_steps(workers, updates, rows, data
 
 
 def test_unknown_aggregation_is_refused():
-    with pytest.raises(ValueError, match="loss_agg_mode='mean'"):
-        advantage_factors(["a"], np.array([1]), np.zeros(1, int), prompt_weight="equal", loss_agg_mode="mean")
+    for prompt_weight in ("equal", "rollouts"):
+        with pytest.raises(ValueError, match="^loss_agg_mode=mean is not valid: use one of token-mean, "):
+            advantage_factors(["a"], np.array([1]), np.zeros(1, int), prompt_weight=prompt_weight, loss_agg_mode="mean")
+
+
+def test_unknown_prompt_weights_and_arrays_of_other_lengths_are_refused():
+    one, two = np.array([1]), np.zeros(2, int)
+    with pytest.raises(ValueError, match="^prompt_weight=rollout is not valid: use one of equal, rollouts$"):
+        advantage_factors(["a"], one, one, prompt_weight="rollout", loss_agg_mode="token-mean")
+    for tokens, mini_batch in ((one, two), (two, one)):
+        with pytest.raises(ValueError, match="^there are 2 groups, . tokens and . mini_batch: use one of each"):
+            advantage_factors(["a", "a"], tokens, mini_batch, prompt_weight="equal", loss_agg_mode="token-mean")

@@ -7,6 +7,7 @@ any object with the methods of :class:`Engine` will do.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol, TypeVar
@@ -35,6 +36,16 @@ from verl_ext.trajectory import Trajectory
 
 logger = logging.getLogger(__name__)
 Decided = TypeVar("Decided")
+# Sections of the metrics' names. A policy's metric there would replace the metric of the same name.
+OURS = frozenset({"allocation", "data", "groups", "off_policy", "rollouts", "tokens"})
+OF_VERL = frozenset(
+    {
+        *("actor", "agent_loop", "critic", "distillation", "gdpo", "global_seqlen", "num_turns", "perf"),
+        *("prompt_length", "response", "response_length", "response_length_non_aborted", "rollout", "rollout_corr"),
+        *("separate_async", "timing_per_token_ms", "timing_s", "tool_call_counts", "training", "val-aux", "val-core"),
+        "variance_proxy",
+    }
+)
 WHY_ROLLOUTS_FAIL = "the log of the agent-loop workers says why (often the reward function or the rollout engine)"
 
 
@@ -85,6 +96,7 @@ class RolloutController:
         self.batch: list[Group] = []
         self._requested: list[tuple[Group, int]] = []  # not submitted to the engine yet
         self._released: list[Group] = []  # discarded, and not released by the engine yet
+        self._restored = 0  # rollouts in generation that a checkpoint had, until they are submitted again
 
     @property
     def outstanding(self) -> int:
@@ -112,6 +124,12 @@ class RolloutController:
                 raise ValueError(
                     f"group {group_id} awaits {group.outstanding} rollouts, {len(rollouts)} were handed in"
                 )
+            for each in rollouts:
+                if not each.failed and (each.cancelled or not math.isfinite(each.reward)):
+                    raise ValueError(
+                        f"group {group_id}: a rollout with reward={each.reward} and cancelled={each.cancelled} was "
+                        "handed in as usable, mark it with failed=True"
+                    )
             group.rollouts.extend(rollouts)
             self._outstanding -= group.outstanding
             group.outstanding = 0
@@ -138,7 +156,13 @@ class RolloutController:
         for group in groups:
             if group.id not in self.live:
                 raise RuntimeError(f"{self.policy_name}.take_batch returned group {group.id}, which is not alive")
-            if not group.usable or group.outstanding:
+            live = self.live[group.id]  # a policy restored from a checkpoint may return a copy
+            if (missing := len(live.rollouts) - len(group.rollouts)) > 0:
+                raise RuntimeError(
+                    f"{self.policy_name}.take_batch returned a copy of group {group.id} without its last {missing} "
+                    "rollouts: after a restart, keep the group that on_group gets"
+                )
+            if not group.usable or live.outstanding:
                 raise RuntimeError(f"{self.policy_name}.take_batch returned group {group.id}, which is not complete")
             _check_taken(group, self.policy_name)
             self._remove(group)
@@ -161,7 +185,8 @@ class RolloutController:
         """The batch of the step, from an engine that can be waited for.
 
         Args:
-            finish: returns the waves that finish next; called only while rollouts are outstanding.
+            finish: returns the waves that finish next, or [] to be called again; called only while rollouts are
+                outstanding.
             drain: also wait for all outstanding rollouts.
         """
         batch: list[Group] = []
@@ -170,7 +195,13 @@ class RolloutController:
             if batch and not (drain and self.outstanding):
                 return batch
             self.check_progress()
-            self.finish_waves(finish())
+            waves = finish()
+            if self._restored and not waves:
+                raise RuntimeError(
+                    f"step {self.step}: {self._restored} rollouts of the checkpoint were in generation and never "
+                    "finish: call resubmit_unfinished after load_state_dict"
+                )
+            self.finish_waves(waves)
 
     def metrics(self) -> dict[str, float]:
         """All metrics of the step whose batch was just taken. Checks the ledger, and the policy's own metrics."""
@@ -186,12 +217,12 @@ class RolloutController:
         own = self.policy.metrics()
         if not isinstance(own, Mapping):
             raise self._wrong_answer(self.policy.metrics, own, "a dict of floats, {} for none")
-        sections = {name.partition("/")[0] for name in counted}
         for name, value in own.items():
             section = name.partition("/")[0]
-            if section in sections or not isinstance(value, int | float | np.number):
-                ours = f"the driver counts under {section}/, use the method's own name"
-                valid = ours if section in sections else "use a number"
+            taken = section in OURS | OF_VERL
+            if taken or not isinstance(value, int | float | np.number):
+                owner = "the driver counts" if section in OURS else "verl logs"
+                valid = f"{owner} under {section}/, use the method's own name" if taken else "use a number"
                 raise RuntimeError(f"{self.policy_name}.metrics returned {name}={value!r}: {valid}")
         return counted | {name: float(value) for name, value in own.items()}  # of numpy, perhaps, which is no JSON
 
@@ -217,7 +248,7 @@ class RolloutController:
         self.live = {group["id"]: Group.from_state_dict(group) for group in state["live"]}
         self.cancelled = set(state.get("cancelled", ()))
         self._live_prompts = {group.prompt.id: group for group in self.live.values()}
-        self._outstanding = sum(group.outstanding for group in self.live.values())
+        self._outstanding = self._restored = sum(group.outstanding for group in self.live.values())
         self.policy.load_state_dict(state["policy"]["state"])
         self.ledger.load_state_dict(state["ledger"])
         self.prompts.load_state_dict(state["prompts"])
@@ -228,6 +259,7 @@ class RolloutController:
 
         Returns the number of rollouts requested.
         """
+        self._restored = 0
         unfinished = [group for group in self.live.values() if group.outstanding]
         requests = [(group, group.outstanding) for group in unfinished if group.id not in self.cancelled]
         if self.cancelled:
@@ -346,7 +378,7 @@ class RolloutController:
 
 def _check_taken(group: Group, policy_name: str) -> None:
     """Raise RuntimeError unless the group's ``weight`` is a finite number of at least 0, and its ``trained`` is None or
-    names two or more different usable rollouts.
+    has the indices of two or more different usable rollouts.
 
     A single row has no advantage: verl would use its reward.
     """
@@ -358,7 +390,8 @@ def _check_taken(group: Group, policy_name: str) -> None:
     if group.trained is None:
         return
     usable = {index for index, rollout in enumerate(group.rollouts) if not rollout.failed}
-    if len(group.trained) < 2 or len(set(group.trained)) < len(group.trained) or not usable.issuperset(group.trained):
+    different = len(set(group.trained)) == len(group.trained) >= 2
+    if not (different and all(map(checks.is_integer, group.trained)) and usable.issuperset(group.trained)):
         raise RuntimeError(
             f"{policy_name}.take_batch returned group {group.id} with trained={list(group.trained)}: "
             f"use two or more different indices of its usable rollouts {sorted(usable)}"

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from verl_ext import policy
+from verl_ext.controller import OF_VERL, OURS
 from verl_ext.errors import option_errors
 from verl_ext.recipes import recipes
 
@@ -60,8 +61,8 @@ def class_name(name: str) -> str:
     """``MyMethod`` for ``my_method``.
 
     Raises:
-        ValueError: the name is no module's name, or a name in :data:`INCLUDED`, or the class would have the name of a
-            class of the protocol.
+        ValueError: the name is no module's name, or a name in :data:`INCLUDED`, or a section of others' metrics, or the
+            class would have the name of a class of the protocol.
     """
     made = "".join(part.capitalize() for part in name.split("_"))
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name):
@@ -70,6 +71,10 @@ def class_name(name: str) -> str:
         raise ValueError(f"name={name!r} is not valid: it is a word of Python itself, use another name.")
     if name in INCLUDED:
         raise ValueError(f"name={name!r} is not valid: every recipe includes a {name}.yaml, use another name.")
+    if name in OURS | OF_VERL:
+        raise ValueError(
+            f"name={name!r} is not valid: metrics of the driver or of verl begin with it, use another name."
+        )
     if hasattr(policy, made):
         raise ValueError(f"name={name!r} is not valid: {made} is a class of verl_ext.policy, use another name.")
     return made

@@ -34,7 +34,7 @@ class Prompt:
     Attributes:
         id: stable across epochs and restarts (a hash of data source, messages and ground truth).
         row: index into the training data set, in [0, number of rows).
-        metadata: further fields of the row; under verl, its ``data_source``.
+        metadata: further fields of the row: its ``data_source``, which is the same for all rows of the lab.
     """
 
     id: str
@@ -308,13 +308,20 @@ class Panel:
     unit: str
     stacked: bool = False
 
+    def __post_init__(self) -> None:
+        try:
+            groups = re.compile(self.pattern).groups
+        except re.error as error:
+            raise checks.InvalidValue("pattern", self.pattern, f"use a regular expression ({error})") from error
+        checks.require(groups > 0, "pattern", self.pattern, "put brackets around the part that labels the curve")
+
 
 class StepCost(NamedTuple):
     """Rollouts that a full training step samples, known before the run.
 
     Attributes:
         prompts: prompts of a full batch.
-        n: rollouts per trained prompt, on average.
+        n: rollouts per trained prompt, on average, as an integer. verl's ``rollout.n`` must equal it.
         usual: rollouts of a step that needs no further round.
         most: rollouts of a step that needs every round.
     """
@@ -335,9 +342,9 @@ class RolloutPolicy:
 
     In each training step the driver calls :meth:`start_step` once, and :meth:`on_group` for each group of which all
     requested rollouts have finished. Several groups can finish at once. The driver calls :meth:`take_batch` after
-    :meth:`start_step`, and after the calls of :meth:`on_group` for all groups that finished at once, until
-    :meth:`take_batch` returns a batch. For groups that finish later, the driver may still call :meth:`on_group`. A
-    group that the policy neither takes nor discards stays buffered, across steps and restarts, without an action.
+    :meth:`start_step`, and any number of times while it waits, until :meth:`take_batch` returns a batch; a call that
+    returns [] changes nothing in the policy. For groups that finish later, the driver may still call :meth:`on_group`.
+    A group that the policy neither takes nor discards stays buffered, across steps and restarts, without an action.
 
     Attributes:
         prompt_weight: weight of a prompt in the loss. ``"equal"``: all prompts of a batch have the same weight;
@@ -345,7 +352,8 @@ class RolloutPolicy:
         baseline: if only some rollouts of a group are trained, the rollouts whose mean and standard deviation its
             advantages use: ``"trained"`` or ``"all"``. With ``"all"``, a group's untrained rollouts count in the
             baseline.
-        total_steps: training steps of the whole run, set by :meth:`start_run`; None: no fixed end.
+        total_steps: training steps of the whole run, set by :meth:`start_run`; None: no fixed end,
+            as in ``verl-ext learn`` and ``verl-ext waste``.
         reads_trajectories: whether rollouts carry their tokens.
         panels: plots of the method's own metrics, for the lab's report.
     """
@@ -393,7 +401,8 @@ class RolloutPolicy:
         raise NotImplementedError(f"{type(self).__name__} has no on_group: write one that returns a list of actions")
 
     def take_batch(self) -> list[Group]:
-        """The groups to train on now, which leave the policy; [] while the batch is not complete, and between steps.
+        """The groups to train on now, which leave the policy; [] while the batch is not complete, before the first
+        step, and between steps.
 
         A group is trained with all its usable rollouts, or with those in :attr:`Group.trained`.
 
@@ -416,12 +425,17 @@ class RolloutPolicy:
 
 
 def check_attributes(policy: RolloutPolicy) -> None:
-    """Raise InvalidValue unless the driver can use the policy's ``prompt_weight``, ``baseline`` and ``step_cost``."""
+    """Raise InvalidValue unless the driver and the report can use the policy's attributes and its ``step_cost``."""
     PROMPT_WEIGHT.check("prompt_weight", policy.prompt_weight)
     BASELINE.check("baseline", policy.baseline)
-    cost = policy.step_cost()
-    valid = "return a StepCost, or None"
-    checks.require(cost is None or isinstance(cost, StepCost), f"{type(policy).__name__}.step_cost()", cost, valid)
+    name, panels, cost = type(policy).__name__, policy.panels, policy.step_cost()
+    tuple_of_panels = isinstance(panels, tuple) and all(isinstance(panel, Panel) for panel in panels)
+    checks.require(tuple_of_panels, f"{name}.panels", panels, "use a tuple of Panel, as in (Panel(...),)")
+    if cost is None:
+        return
+    checks.require(isinstance(cost, StepCost), f"{name}.step_cost()", cost, "return a StepCost, or None")
+    for part, value in cost._asdict().items():
+        checks.COUNT.check(f"{name}.step_cost().{part}", value)
 
 
 def check_state_version(state: Mapping, expected: int, owner: str) -> None:

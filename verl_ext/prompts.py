@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from verl_ext import checks
 from verl_ext.policy import Prompt, check_state_version
 
 GROUP = re.compile(r"([0-9a-f]{16})-\d+")
@@ -106,7 +107,12 @@ class PromptStream:
         """The next ``count`` prompts, each at most once and none with an id in ``but``; fewer if there is no other.
 
         Prompts that were put back come first.
+
+        Raises:
+            InvalidValue: ``count`` is negative, or no integer.
+            RuntimeError: the data ended.
         """
+        checks.integer_from(0).check("count", count)
         free = [prompt for prompt in self.returned.values() if prompt.id not in but and not self._is_passed(prompt.id)]
         prompts = {prompt.id: self.returned.pop(prompt.id) for prompt in free[:count]}
         met = set(prompts)
@@ -114,7 +120,12 @@ class PromptStream:
         # Once all rows were met, no other prompt is left. If rows share an id, ``met`` never counts all rows; then stop
         # after two epochs without a new prompt, the longest wait for the next visit of a row in a shuffled order.
         while len(prompts) < count and len(met) < self.rows_per_epoch and without_success < 2 * self.rows_per_epoch:
-            prompt = next(self.rows)
+            prompt = next(self.rows, None)
+            if prompt is None:  # a StopIteration would end the caller's loop without a word
+                raise RuntimeError(
+                    f"the data ended after {self.seen_total} rows: give the controller epoch after epoch without end, "
+                    "as itertools.cycle does"
+                )
             self.seen_total += 1
             met.add(prompt.id)
             if prompt.id in prompts or prompt.id in but or self._is_passed(prompt.id):

@@ -45,7 +45,9 @@ def refusals(parameters: Container[str]) -> Iterator[None]:
         if isinstance(cause, InvalidValue) and re.split(r"[.\[]", cause.key)[0] in parameters:
             raise InvalidValue(f"rollout_policy.{cause.key}", cause.value, cause.valid) from error
         lines = [line for line in str(cause).split("\n") if not line.strip().startswith(("full_key:", "object_type="))]
-        made = "rollout_policy cannot be made: " if isinstance(cause, TypeError) else ""  # it may name no key
+        kind = "" if isinstance(cause, TypeError) else f"{type(cause).__name__}: "
+        says_it = isinstance(cause, ValueError | OmegaConfBaseException)  # the others may name no key
+        made = "" if says_it else f"rollout_policy cannot be made: {kind}"
         raise ValueError(made + " ".join(lines)) from error
 
 
@@ -54,7 +56,7 @@ def unknown_parameters(policy: type, section: Iterable[str]) -> tuple[list[str],
     parameters = inspect.signature(policy).parameters
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     unknown = [name for name in section if not (takes_any or name in parameters or name.startswith("_"))]
-    return unknown, f"{policy.__name__} takes {', '.join(parameters)}"
+    return unknown, f"{policy.__name__} takes {', '.join(parameters) or 'none'}"
 
 
 def leaves(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from verl_ext import checks
+from verl_ext.policy import PROMPT_WEIGHT
+
 SEQUENCE_MEANS = ("seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 AGGREGATIONS = ("token-mean", "token-sum", *SEQUENCE_MEANS)
 
@@ -48,7 +51,18 @@ def advantage_factors(
 
     Returns:
         (N,) float64; padding rows have 0.
+
+    Raises:
+        InvalidValue: ``prompt_weight`` or ``loss_agg_mode`` is not known.
+        ValueError: ``groups``, ``tokens`` and ``mini_batch`` differ in length.
     """
+    PROMPT_WEIGHT.check("prompt_weight", prompt_weight)
+    checks.one_of(*AGGREGATIONS).check("loss_agg_mode", loss_agg_mode)
+    if not len(groups) == len(tokens) == len(mini_batch):
+        raise ValueError(
+            f"there are {len(groups)} groups, {len(tokens)} tokens and {len(mini_batch)} mini_batch: "
+            "use one of each for every row"
+        )
     real, size, rows_of_rollout = _sizes(groups, rollouts)
     rows, total_rollouts, prompts = len(groups), (1 / rows_of_rollout[real]).sum(), len({*groups} - {None})
     if prompt_weight == "rollouts":
@@ -57,14 +71,12 @@ def advantage_factors(
         factors = rows / (prompts * size * rows_of_rollout)
     elif loss_agg_mode == "token-sum":
         factors = total_rollouts / (prompts * size)
-    elif loss_agg_mode == "token-mean":
+    else:
         tokens = np.where(real, tokens, 0.0)
         total = np.bincount(mini_batch, weights=tokens)
         weighted = np.bincount(mini_batch, weights=tokens / size)
         ratio = np.divide(total, weighted, out=np.ones_like(total), where=weighted > 0)
         factors = ratio[mini_batch] / size
-    else:
-        raise ValueError(f"loss_agg_mode={loss_agg_mode!r} is not known; use one of {', '.join(AGGREGATIONS)}")
     return np.where(real & (size > 1), factors, 0.0)
 
 

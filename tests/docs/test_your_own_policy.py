@@ -49,6 +49,8 @@ def test_the_pages_say_how_many_lines_it_is():
 def test_it_refuses_a_batch_of_half_a_prompt(module):
     with pytest.raises(InvalidValue, match=r"^train_batch_size=16\.5 is not valid: use an integer of at least 1$"):
         module.Disagreement(train_batch_size=16.5, n=8)
+    with pytest.raises(InvalidValue, match=r"^n=8\.0 is not valid: use an integer of at least 4$"):
+        module.Disagreement(train_batch_size=16, n=8.0)
 
 
 def test_the_checks_notice_a_policy_that_forgets_that_rollouts_can_fail(module):

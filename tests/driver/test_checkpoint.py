@@ -131,8 +131,8 @@ def test_a_damaged_note_of_the_latest_is_refused(tmp_path, note, said):
 
 def test_a_crash_while_writing_leaves_the_old_state(tmp_path):
     save_state(tmp_path, {"step": 1})
-    with pytest.raises(TypeError):
-        save_state(tmp_path, {"step": object()})
+    with pytest.raises(BadCheckpoint, match="^the state of Mine is not JSON"):
+        save_state(tmp_path, {"policy": {"class": "Mine"}, "step": object()})
     (tmp_path / f"{FILE_NAME}.unfinished").write_text("half of a new")
     assert load_state(tmp_path) == {"step": 1}
 
@@ -190,9 +190,11 @@ def test_a_folder_that_is_a_file_is_one_clear_error(tmp_path):
         save_state(tmp_path / "global_step_1", {})
 
 
-def test_numbers_that_json_cannot_hold_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="JSON"):
-        save_state(tmp_path, {"reward": float("nan")})
+@pytest.mark.parametrize("value", [float("nan"), {1}])
+def test_values_that_json_cannot_hold_are_refused_with_the_policys_name(value, tmp_path):
+    with pytest.raises(BadCheckpoint, match=r"^the state of Mine is not JSON \(.* JSON .*\); see Mine\.state_dict$"):
+        save_state(tmp_path, {"policy": {"class": "Mine", "state": {"reward": value}}})
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_queue_leaves_checkpoints_without_weights(tmp_path):

@@ -4,8 +4,25 @@ import pytest
 
 from recipe.hora.policy import Hora
 from recipe.pilot_commit.policy import PilotCommit
-from verl_ext.lab.method import Method, recipe_panels, recipes
+from verl_ext.lab.method import Method, check_prompts, recipe_panels, recipes
 from verl_ext.lab.waste.counterfactual import recipe_method
+from verl_ext.policy import RolloutPolicy
+
+
+class Unmade(RolloutPolicy):
+    def __init__(self, **settings):
+        self.share = settings["share"]
+
+
+class Bare(RolloutPolicy):
+    """No setting."""
+
+
+@pytest.mark.parametrize("size", ["null", "x", "0"])
+def test_a_batch_of_no_size_is_refused_with_its_key(size):
+    method = Method.parse(f"grpo train_batch_size={size}", 4)
+    with pytest.raises(ValueError, match=f"^rollout_policy.train_batch_size={size} is not valid: use an integer of at"):
+        check_prompts(method, 40)
 
 
 def test_every_recipe_is_there_and_is_what_its_own_file_says():
@@ -78,6 +95,8 @@ def test_what_is_no_method_is_refused(text, message):
         ("grpo n=1", "rollout_policy.n=1"),
         ("grpo m=3", "unexpected keyword argument 'm'"),
         ("hora Go=2", r"^rollout_policy.Go=2 is not valid: .*Hora takes .*G0"),
+        (f"grpo _target_={__name__}.Unmade", "^rollout_policy cannot be made: KeyError: 'share'$"),
+        (f"grpo _target_={__name__}.Bare", "^rollout_policy.train_batch_size=4 is not valid: .*Bare takes none$"),
     ],
 )
 def test_what_a_policy_refuses_is_refused_in_its_words(text, message):
@@ -121,7 +140,13 @@ def test_only_estimators_over_texts_need_stand_ins():
 
 def test_a_recipe_that_is_not_finished_has_no_panels_and_hides_none(tmp_path, monkeypatch):
     before = recipe_panels()
-    for name, config, policy in (("halfway", "_target_: recipe.halfway.policy.Halfway", "def"), ("unread", "{", "")):
+    plots = "from verl_ext.policy import *\nclass Plots(RolloutPolicy):\n    panels = "
+    for name, config, policy in (
+        ("halfway", "_target_: recipe.halfway.policy.Halfway", "def"),
+        ("unread", "{", ""),
+        ("commaless", "_target_: recipe.commaless.policy.Plots", f"{plots}(Panel('a', '(b)', 'c', 'd', 'e'))"),
+        ("nogroup", "_target_: recipe.nogroup.policy.Plots", f"{plots}(Panel('a', 'b', 'c', 'd', 'e'),)"),
+    ):
         folder = tmp_path / "recipe" / name
         (folder / "config").mkdir(parents=True)
         (folder / "config" / f"{name}.yaml").write_text(f"rollout_policy:\n  {config}\n")

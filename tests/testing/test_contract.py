@@ -14,7 +14,7 @@ from support.over_provisioning import OverProvisioning
 from recipe.grpo.policy import Uniform
 from recipe.pilot_commit.policy import PilotCommit
 from verl_ext.checks import InvalidValue
-from verl_ext.policy import Cancel, Discard, Evict, PutBack, Request, RolloutPolicy, StepCost
+from verl_ext.policy import Cancel, Discard, Evict, Group, PutBack, Request, RolloutPolicy, StepCost
 from verl_ext.testing import CHECKS, BrokenPromise, contract, run
 from verl_ext.testing.run import COLOCATE, SEPARATE, SYNC, Conditions, Run
 
@@ -329,7 +329,93 @@ class IndexesTheDraw(Policy):
         return [requests[place] for place in range(self.train_batch_size)]
 
 
+class ReadsUnasked(Policy):
+    """Reads trajectories that it has not asked for with ``reads_trajectories``."""
+
+    def on_group(self, group):
+        self.longest = max([len(rollout.trajectory) for rollout in group.usable], default=0)
+        return super().on_group(group)
+
+
+class OwnStart(Policy):
+    def start_run(self, total_steps, texts):
+        self.lengths = [len(text) for text in texts]
+
+
+class Anneals(Policy):
+    """More rollouts toward the last step."""
+
+    def start_step(self, step, draw):
+        count = 2 + round(2 * step / self.total_steps)
+        return [Request(request.target, count) for request in super().start_step(step, draw)]
+
+
+class SetsUpInStep(Policy):
+    """An attribute of its own is made in the first step."""
+
+    def start_step(self, step, draw):
+        self.waiting = self.train_batch_size
+        return super().start_step(step, draw)
+
+    def take_batch(self):
+        return super().take_batch() if self.waiting else []
+
+
+class Patient(Policy):
+    """Takes a whole batch when asked for the second time."""
+
+    asked = 0
+
+    def take_batch(self):
+        self.asked += bool(self._ready) and not self._awaited
+        return super().take_batch() if self._awaited or self.asked % 2 == 0 else []
+
+
+class KeepsCopies(Policy):
+    """Gives each first group of a step a second wave in the next step, and takes the object that it kept."""
+
+    kept = ()
+
+    def start_step(self, step, draw):
+        again, self.kept, self.again = [Request(group, 2) for group in self.kept], (), self.kept
+        requests = super().start_step(step, draw)
+        self._awaited += len(again)
+        return again + requests
+
+    def on_group(self, group):
+        kept = [each for each in self.again if each.id == group.id]
+        if not (kept or self.kept) and len(group.rollouts) == 4:
+            self.kept, self._awaited = (group,), self._awaited - 1
+            return []
+        return super().on_group(*kept or [group])
+
+    def state_dict(self):
+        return super().state_dict() | {"kept": [group.state_dict() for group in self.kept]}
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.kept = [Group.from_state_dict(group) for group in state["kept"]]
+
+
+class NoState(Policy):
+    def state_dict(self):
+        pass
+
+
+class RaisesKeyError(Policy):
+    def load_state_dict(self, state):
+        {1: "first"}[state["version"]]
+
+
 BROKEN = [
+    (ReadsUnasked, "check_orders", run.ENDS, "TypeError: object of type 'NoneType' has no len()"),
+    (OwnStart, "check_repeatable", run.STARTS, "total_steps is None after start_run(8, ...)"),
+    (Anneals, "check_orders", run.ENDS, "where the number of steps is not known: TypeError: "),
+    (SetsUpInStep, "check_books", run.BETWEEN, "before the first step, AttributeError: 'SetsUpInStep' object has no "),
+    (Patient, "check_books", run.REPEATABLE, "in step 1 take_batch returned [], and a batch when it was called again"),
+    (KeepsCopies, "check_resume", run.BOOKS, "without its last 2 rollouts: after a restart, keep the group that on_g"),
+    (NoState, "check_resume", run.STATE, "state_dict() is None"),
+    (RaisesKeyError, "check_resume", run.STATE, "load_state_dict of version -1: KeyError: -1"),
     (SamplesMore, "check_budget", run.BUDGET, "step 1 sampled 20 rollouts, step_cost().most is 16"),
     (TrainsMore, "check_budget", run.BUDGET, "step 1 trained 4 prompts, step_cost().prompts is 3"),
     (NeverTakes, "check_budget", run.ENDS, "NeverTakes has no batch to train on and asks for no more rollouts"),

@@ -92,10 +92,15 @@ def save_state(folder: str | Path, state: dict) -> Path:
     """Write ``state`` (JSON-able) whole or not at all.
 
     Raises:
-        BadCheckpoint: the disk is full, or the folder cannot be written to; the earlier file is untouched.
+        BadCheckpoint: the policy's state is not JSON, the disk is full, or the folder cannot be written to; the earlier
+            file is untouched.
     """
     folder = Path(folder)
-    body = json.dumps(state, allow_nan=False)
+    try:
+        body = json.dumps(state, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        name = state["policy"]["class"]
+        raise BadCheckpoint(f"the state of {name} is not JSON ({error}); see {name}.state_dict") from error
     document = json.dumps({"version": VERSION, "sha256": _checksum(body), "state": body})
     path = folder / FILE_NAME
     try:

@@ -14,7 +14,7 @@ import hydra
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from verl_ext.checks import InvalidValue
+from verl_ext.checks import COUNT, InvalidValue
 from verl_ext.estimation.by_name import BY_TEXT
 from verl_ext.policy import Panel, RolloutPolicy
 from verl_ext.recipes import recipes
@@ -126,7 +126,9 @@ class Method:
     @property
     def train_batch_size(self) -> int:
         """Prompts of a full batch."""
-        return int(self.config.rollout_policy.get("train_batch_size", self.config.data.train_batch_size))
+        size = self.config.rollout_policy.get("train_batch_size", self.config.data.train_batch_size)
+        COUNT.check("rollout_policy.train_batch_size", size)
+        return size
 
 
 def check_names(methods: Sequence[Method]) -> None:
@@ -145,10 +147,10 @@ def check_prompts(method: Method, prompts: int) -> None:
 
 
 def recipe_panels() -> list[Panel]:
-    """Plots of all recipes' own metrics, in the order of the recipes' names; of none that cannot be imported."""
+    """Plots of all recipes' own metrics, in the order of the recipes' names; of none that cannot be used."""
     panels: list[Panel] = []
     for name in recipes():
-        with contextlib.suppress(ValueError):  # a recipe of the user's that is not finished
+        with contextlib.suppress(TypeError, ValueError):  # a recipe of the user's that is not finished
             panels += Method.parse(name, 1).policy_class.panels
     return panels
 

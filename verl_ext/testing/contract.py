@@ -44,6 +44,7 @@ LONG = Conditions(steps=40, rates=(0.0, 1.0), failure_rate=0.05)
 FAILURES = {
     "no rollout fails": Conditions(),
     "30% of the rollouts and 5% of the waves fail": Conditions(failure_rate=0.3, lost_waves=0.05),
+    "the number of steps is not known": Conditions(known_end=False),
     "the rewards of most groups are equal and 30% of the waves fail": Conditions(rates=(0.8, 1.0), lost_waves=0.3),
 }
 ORDERS = (0, 1, 2)  # seeds
@@ -203,10 +204,13 @@ def _until_used_up(run: Run) -> Iterator[Step]:
 
 
 def _check_version(policy: RolloutPolicy, state: dict) -> None:
+    if not isinstance(state, dict):
+        raise BrokenPromise(policy, STATE, f"state_dict() is {state!r}")
     if "version" not in state:
         raise BrokenPromise(policy, STATE, f"state_dict() has the keys {', '.join(state) or 'none'}")
     try:
-        policy.load_state_dict({**state, "version": -1})
+        with promised(policy, STATE, LookupError, RuntimeError, TypeError, where="load_state_dict of version -1: "):
+            policy.load_state_dict({**state, "version": -1})
     except ValueError:
         return
     raise BrokenPromise(policy, STATE, "load_state_dict takes a state of version -1")

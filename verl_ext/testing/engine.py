@@ -28,6 +28,7 @@ class FastEngine:
     def __init__(self, success_rates: Mapping[str, float], seed: int = 0, failure_rate: float = 0.0):
         self.success_rates, self.failure_rate = success_rates, failure_rate
         self.rng = np.random.default_rng(seed)
+        self.reads_trajectories = True  # as the policy's; without it, rollouts carry no trajectory
         self.waiting: list[tuple[Group, int, int]] = []  # group, rollouts, version of the weights at submission
         self.version = 0
         self.cancelled: set[str] = set()  # ids of groups whose waves are being cancelled
@@ -77,9 +78,8 @@ class FastEngine:
             return Rollout(float("nan"), None, 0, version, failed=True)
         rate, prefix_tokens = self.success_rate(group)
         correct = draw < rate
-        return Rollout(
-            float(correct), correct, 1 + int(49 * tokens), version, prefix_tokens, trajectory=OUTCOMES[correct]
-        )
+        trajectory = OUTCOMES[correct] if self.reads_trajectories else None
+        return Rollout(float(correct), correct, 1 + int(49 * tokens), version, prefix_tokens, trajectory=trajectory)
 
 
 class KeyedEngine(FastEngine):

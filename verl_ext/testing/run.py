@@ -23,6 +23,7 @@ AT_ONCE = 3  # waves that finish between two looks of the controller
 ENDLESS = 20_000  # rollouts of a step; far more than any policy of a small batch needs
 
 # The promises of a policy, as in docs/protocol.md.
+STARTS = "a `start_run` of your own calls `super().start_run`, which sets `total_steps`"
 ENDS = "every step ends with a batch, whatever the order in which waves finish and whichever rollouts fail"
 BUDGET = "no step samples more rollouts, or trains more prompts, than `step_cost()` says"
 USUAL = "some step samples `step_cost().usual` rollouts or more, and `usual` is at least `prompts * n`"
@@ -34,7 +35,7 @@ REPEATABLE = "the same results in the same order lead to the same requests"
 STATE = "the state is JSON with a `version`, and `load_state_dict` refuses another version with ValueError"
 RESUME = "a fresh policy with the saved state makes the requests that the saved policy would have made"
 SHORT = "fewer prompts than asked for make a smaller batch"
-PROMISES = (ENDS, BUDGET, USUAL, BOOKS, KEPT, BETWEEN, METRICS, REPEATABLE, STATE, RESUME, SHORT)
+PROMISES = (STARTS, ENDS, BUDGET, USUAL, BOOKS, KEPT, BETWEEN, METRICS, REPEATABLE, STATE, RESUME, SHORT)
 
 
 class BrokenPromise(AssertionError):
@@ -53,6 +54,7 @@ class Conditions:
         prompts: rows of the data.
         repeated: the epochs have the first ``repeated`` rows alone; None: all rows.
         steps: training steps.
+        known_end: whether ``start_run`` gets the number of steps; ``verl-ext learn`` and ``verl-ext waste`` know none.
         rates: (lowest, highest) success rate of a prompt.
         failure_rate: probability that a rollout fails.
         lost_waves: probability that all rollouts of a wave fail.
@@ -63,6 +65,7 @@ class Conditions:
     prompts: int = 64
     repeated: int | None = None
     steps: int = 8
+    known_end: bool = True
     rates: tuple[float, float] = (0.2, 0.8)
     failure_rate: float = 0.0
     lost_waves: float = 0.0
@@ -131,7 +134,12 @@ class Run:
         rates = np.random.default_rng(1).uniform(*conditions.rates, len(rows)).tolist()
         self.engine = _Noted(dict(zip((row.id for row in rows), rates, strict=True)), conditions)
         self.policy = make()
-        self.policy.start_run(conditions.steps, [f"What is {row.row} + 1?" for row in rows])
+        self.engine.reads_trajectories = self.policy.reads_trajectories
+        total_steps = conditions.steps if conditions.known_end else None
+        self.policy.start_run(total_steps, [f"What is {row.row} + 1?" for row in rows])
+        if self.policy.total_steps != total_steps:
+            found = f"total_steps is {self.policy.total_steps} after start_run({total_steps}, ...)"
+            raise BrokenPromise(self.policy, STARTS, found)
         seen = 0 if checkpoint is None else checkpoint.state["prompts"]["seen_total"]  # verl restores its data loader
         drawn = rows[: conditions.repeated]
         data = itertools.islice(epochs(drawn), seen, None)
@@ -167,10 +175,11 @@ class Run:
             yield step
 
     def _check_taken(self, number: int) -> None:
-        with promised(self.policy, BETWEEN, NotImplementedError):
+        where = f"after the batch of step {number}" if number else "before the first step"
+        with promised(self.policy, BETWEEN, Exception, where=f"{where}, "):
             taken = self.policy.take_batch()
         if taken:
-            raise BrokenPromise(self.policy, BETWEEN, f"after the batch of step {number} it returned another one")
+            raise BrokenPromise(self.policy, BETWEEN, f"{where} it returned another one")
 
     def _check(self, number: int, batch: list[Group]) -> None:
         self._check_taken(number)
@@ -234,7 +243,12 @@ class _Watched(RolloutController):
 
     def take_batch(self) -> list[Group]:
         with promised(self.policy, BOOKS, RuntimeError):
-            return super().take_batch()
+            batch = super().take_batch()
+            again = not batch and super().take_batch()  # verl's driver asks many times while it waits
+        if again:
+            found = f"in step {self.step} take_batch returned [], and a batch when it was called again at once"
+            raise BrokenPromise(self.policy, REPEATABLE, found)
+        return batch
 
     def metrics(self) -> dict[str, float]:
         with promised(self.policy, BOOKS, RuntimeError):

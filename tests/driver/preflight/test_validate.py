@@ -9,10 +9,20 @@ import pytest
 from support.configs import RECIPES, compose, good_overrides, write_rows
 from support.forks import ROOT, RUN_MODULE, with_verl
 
+from recipe.grpo.policy import Uniform
 from verl_ext.driver.preflight.validate import BadConfig, validate
-from verl_ext.policy import RolloutPolicy
+from verl_ext.policy import RolloutPolicy, StepCost
 
 REWARD_MODEL = ["reward.reward_model.enable=true", "reward.reward_model.enable_resource_pool=true"]
+
+
+class Smaller(Uniform):
+    """Groups of n - 1 rollouts."""
+
+    def step_cost(self):
+        return StepCost.of_rounds(self.train_batch_size, self.n - 1)
+
+
 # recipe, overrides, and required parts of the error message: the key with its value, and the remedy.
 REFUSED = [
     ("grpo", ["trainer.use_v1=false"], "trainer.use_v1=False", "use true"),
@@ -158,6 +168,12 @@ REFUSED = [
     ("grpo", ["rollout_policy._target_=builtins.dict"], "rollout_policy._target_=builtins.dict", "subclass"),
     ("grpo", ["rollout_policy.prompt_weight=heavy"], "rollout_policy.prompt_weight=heavy", "equal"),
     ("grpo", ["actor_rollout_ref.rollout.n=1"], "rollout_policy.n=1", "at least 2"),
+    (
+        "grpo",
+        [f"rollout_policy._target_={__name__}.Smaller", "actor_rollout_ref.rollout.n=8"],
+        "actor_rollout_ref.rollout.n=8",
+        "the policy samples 7 rollouts per trained prompt; set rollout_policy.n=8, and this key to 7",
+    ),
     ("dynamic_sampling", ["rollout_policy.s=0.5"], "rollout_policy.s=0.5", "at least 1"),
     ("dynamic_sampling", ["rollout_policy.max_rounds=0"], "rollout_policy.max_rounds=0", "at least 1"),
     ("hora", ["rollout_policy.G0=32"], "rollout_policy.G0=32", "less than G=32"),

@@ -30,6 +30,16 @@ METHODS = [
 OVER = METHODS[0], METHODS[-1]
 
 
+def test_prompts_have_a_data_source_as_under_verl():
+    assert next(epochs(3, seed=0)).metadata["data_source"]
+
+
+def test_a_mode_that_the_method_cannot_work_in_is_refused_as_in_a_training():
+    said = "^rollout_policy.max_delay=1 is not valid: with trainer.v1.trainer_mode=separate_async .* use at least 2"
+    with pytest.raises(ValueError, match=said):
+        simulate(Method.parse("pilot_commit max_delay=1", 8), replace(WORLD, mode="separate_async"), seed=0)
+
+
 @pytest.mark.parametrize("text", METHODS)
 @pytest.mark.parametrize("mode", ["sync", "colocate_async", "separate_async"])
 def test_every_recipe_runs_and_its_books_balance(text, mode):

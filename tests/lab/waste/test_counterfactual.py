@@ -44,7 +44,10 @@ def test_uniform_goes_through_the_log_as_it_was():
 
     recorded = Noting(log, (0.1, 0.1))
     policy = recipe_method(Method.parse("grpo", BATCH), N, 0, texts=False)[0].policy(0)
+    sources, on_group = [], policy.on_group
+    policy.on_group = lambda group: sources.append(group.prompt.metadata["data_source"]) or on_group(group)
     outcome = spend(policy, log, recorded, train_batch_size=BATCH, budget=10**9, seed=0)
+    assert set(sources) == {"log"}
     assert drawn == list(zip(log.prompt.tolist(), log.batch.tolist(), strict=True))
     assert outcome.steps == len(log.batches) and outcome.sampled == log.rollouts.sum() == 1536
     assert outcome.short_steps == 0 and outcome.stopped is None and outcome.discarded == {}

@@ -22,6 +22,7 @@ from verl_ext.resolvers import REFERENCE, refusals, unknown_parameters
 SECTION, TARGET = "rollout_policy", "rollout_policy._target_"
 REWARDS_ALONE = ("grpo", "grpo_vectorized", "rloo", "rloo_vectorized")  # estimators that read nothing but rewards
 N = "actor_rollout_ref.rollout.n"
+OWN_KEYS = "change its own keys under rollout_policy, not this key"
 BASE = "it must name a subclass of verl_ext.policy.RolloutPolicy"
 
 
@@ -135,10 +136,11 @@ def _check_batch_size(faults: Faults, policy: RolloutPolicy) -> None:
 def _check_rollouts(faults: Faults, policy: RolloutPolicy) -> None:
     """``rollout.n`` must be the policy's number of rollouts per trained prompt: the policy decides."""
     cost = policy.step_cost()
-    valid = "the policy samples {} rollouts per trained prompt; change its own keys under rollout_policy, not this key"
-    n = faults[N]
+    n, section = faults[N], OmegaConf.to_container(faults.config[SECTION], resolve=False)
     if cost is not None and checks.is_integer(n) and n > 0 and n != cost.n:
-        faults.refuse(N, n, valid.format(cost.n))
+        follows = [f"{SECTION}.{key}={n}" for key, value in section.items() if N in REFERENCE.findall(str(value))]
+        valid = f"set {' '.join(follows)}, and this key to {cost.n}" if follows else OWN_KEYS
+        faults.refuse(N, n, f"the policy samples {cost.n} rollouts per trained prompt; {valid}")
 
 
 def _refuse(faults: Faults, error: ValueError) -> None:

@@ -21,6 +21,7 @@ from verl_ext.lab.simulate.engine import PrefixEffect, SimulatedEngine
 from verl_ext.lab.simulate.engine_speed import EngineSpeed, LengthModel
 from verl_ext.lab.simulate.population import draw_logits, stand_in_features
 from verl_ext.policy import MODES, Prompt, RolloutPolicy
+from verl_ext.resolvers import refusals
 
 DATA_SEED = 0
 
@@ -94,6 +95,8 @@ def start(method: Method, world: World, seed: int) -> RolloutController:
     logits = draw_logits(world.population, world.prompts, np.random.default_rng(DATA_SEED))
     check_prompts(method, logits.size)
     policy = start_policy(method, logits, seed, world.embedding_correlation, world.steps)
+    with refusals(method.config.rollout_policy):
+        policy.check_trainer_mode(world.mode)
     rng = np.random.default_rng([seed, 1])
     engine = SimulatedEngine(logits, world.lengths, world.speed, world.prefixes, rng, policy.reads_trajectories)
     return RolloutController(policy, epochs(logits.size, seed), logits.size, engine)
@@ -134,7 +137,7 @@ def stand_ins(method: Method, logits: np.ndarray, seed: int, embedding_correlati
 
 def epochs(prompts: int, seed: int, seen: int = 0) -> Iterator[Prompt]:
     """Endless epochs, each in a new random order; the first ``seen`` prompts are left out."""
-    rows = [Prompt(f"p{row}", row) for row in range(prompts)]
+    rows = [Prompt(f"p{row}", row, {"data_source": "lab"}) for row in range(prompts)]
     for epoch in itertools.count(seen // prompts):
         order = np.random.default_rng([seed, 3, epoch]).permutation(prompts).tolist()
         for row in order[seen % prompts if epoch == seen // prompts else 0 :]:

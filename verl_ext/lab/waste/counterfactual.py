@@ -163,7 +163,7 @@ def spend(
     rng = np.random.default_rng(seed)
     spending = Spending()
     engine = RecordedEngine(recorded, recorded.draw(rng), rng, spending)
-    prompts = [Prompt(name, row) for row, name in enumerate(log.prompt_ids)]
+    prompts = [Prompt(name, row, {"data_source": "log"}) for row, name in enumerate(log.prompt_ids)]
     policy.start_run(None, log.texts if log.texts is not None else log.prompt_ids)
     run = RolloutController(policy, _drawn(log, prompts), len(prompts), engine)
     try:
