@@ -61,7 +61,7 @@ AT_ONCE=${AT_ONCE:-}  # empty: train.py decides
 bash examples/install_cpu.sh
 source .venv/bin/activate
 mkdir -p "$OUT"
-OUT=$(cd "$OUT" && pwd)  # in overrides it has quotes of its own, for characters with a meaning in hydra
+OUT=$(CDPATH= cd "$OUT" && pwd)  # in overrides it has quotes of its own, for characters with a meaning in hydra
 [[ $MODEL != agent ]] || TASK+=(actor_rollout_ref.rollout.multi_turn.tool_config_path="\"$OUT/data/tools.yaml\"")
 
 export PYTHONWARNINGS=${PYTHONWARNINGS:-ignore::SyntaxWarning} # of packages that are compiled on first use

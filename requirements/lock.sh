@@ -2,7 +2,7 @@
 # Writes the locked sets for GPUs, gpu_*.txt, beside this file, or into a folder: bash requirements/lock.sh [folder]. Needs uv
 # and an index. uv downloads metadata, no wheels. Versions that are locked already stay if they still fit.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+CDPATH= cd "$(dirname "${BASH_SOURCE[0]}")/.."
 OUT=${1:-requirements}
 UV=${UV:-uv}
 export UV_PYTHON_DOWNLOADS=never  # any Python will do: it only builds the metadata of source distributions

@@ -101,6 +101,16 @@ def test_a_run_is_refused_on_fewer_cores_than_it_holds(mode, cores, monkeypatch)
         check_cores(config)
 
 
+def test_with_a_required_resource_the_other_nodes_need_no_cores_for_storage_units(monkeypatch):
+    config = compose("grpo", "transfer_queue.backend.SimpleStorage.num_data_storage_units=2")
+    resources = {"head": {}, "node1": {"CPU": 7.0, "GPU": 1.0}}
+    nodes = [{"Alive": True, "NodeName": name, "Resources": there} for name, there in resources.items()]
+    monkeypatch.setattr(cluster.ray, "nodes", lambda: nodes)
+    with pytest.raises(BadConfig, match=r"storage units need cores on every node in Ray \(1 each\)"):
+        check_cores(config)
+    check_cores(compose("grpo", "+transfer_queue.backend.SimpleStorage.required_node_resource=queue"))
+
+
 def test_a_full_queue_is_told_and_no_other_error_is_taken_for_one():
     config = compose("grpo", "transfer_queue.backend.SimpleStorage.total_storage_size=50")
     check_queue_full(RuntimeError("the disk is full"), config)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.configs import compose
 
 from verl_ext.first_run import nodes
 from verl_ext.first_run.node import NOTE, ON_CPU, ON_GPUS, Found, Question
@@ -47,9 +48,13 @@ def test_a_node_has_too_few_cores_for_verls_pools():
     place = Place("h100", 1, 2, "model", "10.0.0.1:6379")
     row = about_nodes(place, [Node("n1", 2, 14)], 3.0)
     assert row.result == FAILED and row.why.startswith(
-        "the run needs 16 cores in Ray, at least 14 of them on each of 1"
+        "the run needs 16 cores in Ray, at least 14 of them on one node with 2 GPUs"
     )
     assert about_nodes(place, [Node("n1", 2, 15)], 3.0).result == PASSED
+    many = replace(place, nodes=5, gpus=8)
+    units = compose("grpo", "hardware=h100", "trainer.nnodes=5").transfer_queue.backend.SimpleStorage
+    needed = 5 * 8 * 3 + units.num_data_storage_units + 2
+    assert about_nodes(many, [Node("n1", 8, 25)] * 5, 3.0).why.startswith(f"the run needs {needed} cores in Ray")
     alone = [about_nodes(replace(place, gpus=1), [Node("n1", 1, cores)], 3.0).result for cores in (12, 13)]
     assert alone == [FAILED, PASSED]
 

@@ -22,7 +22,8 @@ def nodes(*gpus_and_cores: tuple[int, int]) -> list[Node]:
         ((2, 8), 0, 8, [(8, 30), (8, 28)], [(8, 29), (8, 28)]),  # 4 of the 8 units and 24 cores on each, and 2 anywhere
         ((2, 8), 0, 8, [(8, 28), (8, 28), (0, 8)], [(8, 60), (8, 25), (0, 8)]),
         ((2, 4), 0, 8, [(8, 34)], [(8, 33)]),  # both pools fit on one node
-        ((1, 8), 0, 8, [(0, 0), (8, 34)], [(0, 0), (8, 33)]),  # a head without cores
+        ((1, 8), 0, 8, [(0, 4), (8, 30)], [(0, 3), (8, 64)]),  # a head without GPUs has 4 units
+        ((1, 8), 0, 0, [(0, 0), (8, 26)], [(0, 0), (8, 25)]),  # a head without units
     ],
 )
 def test_fewer_cores_than_a_run_holds_are_refused_and_no_more(training, engines, units, enough, too_few):
@@ -34,7 +35,14 @@ def test_the_sentence_names_the_nodes_and_the_remedy():
     assert lack_of_cores([Node("node2", 8, 32), Node("node1", 8, 16)], (2, 8), 0, 8) == (
         "the run needs 58 cores in Ray, at least 28 of them on each of 2 nodes with 8 GPUs, and Ray has node1 with 16, "
         "node2 with 32: ask for more (--cpus-per-task of Slurm, --num-cpus of ray start, or "
-        "ray_kwargs.ray_init.num_cpus)"
+        "ray_kwargs.ray_init.num_cpus), or use fewer storage units "
+        "(transfer_queue.backend.SimpleStorage.num_data_storage_units)"
+    )
+    assert lack_of_cores([Node("head", 0, 0), Node("node1", 8, 64)], (1, 8), 0, 8) == (
+        "TransferQueue's storage units need cores on every node in Ray (4 each), and Ray has head with 0, node1 with "
+        "64: give the nodes more, use fewer units (transfer_queue.backend.SimpleStorage.num_data_storage_units), or "
+        "name a custom resource that only nodes with cores have "
+        "(+transfer_queue.backend.SimpleStorage.required_node_resource)"
     )
 
 

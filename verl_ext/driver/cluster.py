@@ -104,9 +104,11 @@ def check_cores(config: DictConfig) -> None:
     Raises:
         BadConfig: verl would wait for ever for its pools of devices.
     """
-    trainer, rollout, queue = config.trainer, config.actor_rollout_ref.rollout, config.transfer_queue.backend
+    trainer, rollout, backend = config.trainer, config.actor_rollout_ref.rollout, config.transfer_queue.backend
     engines = rollout.nnodes * rollout.n_gpus_per_node if "separate_async" in trainer.v1.trainer_mode else 0
-    units = queue.SimpleStorage.num_data_storage_units if queue.storage_backend == "SimpleStorage" else 0
+    storage = backend.SimpleStorage if backend.storage_backend == "SimpleStorage" else {}
+    # With a required resource, only some of the nodes have storage units, perhaps nodes without GPUs.
+    units = 0 if storage.get("required_node_resource") else storage.get("num_data_storage_units", 0)
     if sentence := lack_of_cores(to_nodes(ray.nodes()), (trainer.nnodes, trainer.n_gpus_per_node), engines, units):
         raise BadConfig(sentence)
 

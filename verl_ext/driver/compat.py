@@ -15,7 +15,7 @@ from verl_ext.errors import RunError
 from verl_ext.resolvers import leaves
 
 VERL_VERSION = "0.9.1"  # the tested one
-QUEUE_MODES = 'self.trainer_mode != "sync"'  # verl's condition for prompts in the queue and the queue in checkpoints
+KEEPS_QUEUE = 'self.trainer_mode != "sync"'  # verl's condition for prompts in the queue and the queue in checkpoints
 logger = logging.getLogger(__name__)
 
 
@@ -196,15 +196,18 @@ def _constants() -> dict[Callable, tuple[str, ...]]:
         compute_rollout_correction_and_rejection_mask: ("response_mask must contain at least one valid token",),
         PPOTrainerSeparateAsync.on_step_begin: ("self.current_mode != HybridEngineMode.ROLLOUT",),
         PPOTrainerSeparateAsync._compute_old_log_prob: (
-            *("self.actor_rollout_wg.save_model_to_cpu(0)", "return super()._compute_old_log_prob(batch, metrics)"),
+            "self.actor_rollout_wg.save_model_to_cpu(0)",
+            "return super()._compute_old_log_prob(batch, metrics)",
         ),
         PPOTrainer.fit: ("self.global_steps <= self.total_training_steps", "self.config.trainer.test_freq > 0"),
         Tracking.__init__: ('self.logger["wandb"] = wandb', 'self.logger["tensorboard"] = _TensorboardAdapter('),
         _TensorboardAdapter.__init__: ("self.writer = SummaryWriter(",),
-        PPOTrainer._submit_batch_to_rollout: (QUEUE_MODES, '"is_prompt"', '"pending"', 'partition_id="train"'),
+        PPOTrainer._submit_batch_to_rollout: (KEEPS_QUEUE, '"is_prompt"', '"pending"', 'partition_id="train"'),
         PPOTrainer._update_actor: ("ppo_mini_batch_size", "rollout.n"),
         PPOTrainer._save_checkpoint: (
-            *(QUEUE_MODES, 'f"global_step_{self.global_steps}"', "latest_checkpointed_iteration.txt"),
+            KEEPS_QUEUE,
+            'f"global_step_{self.global_steps}"',
+            "latest_checkpointed_iteration.txt",
         ),
-        PPOTrainer._load_checkpoint: (QUEUE_MODES,),
+        PPOTrainer._load_checkpoint: (KEEPS_QUEUE,),
     }

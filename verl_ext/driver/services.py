@@ -100,7 +100,7 @@ class TokenClient:
     verl reads no text, and vLLM would decode every token. verl reads the last answer, and vLLM would give one for every
     token. Before verl's server interrupts an engine, it waits for an answer to each request, or a minute: engines that
     are interrupted give all answers. vLLM's ``stream_interval`` cannot make them fewer: vLLM heeds this setting only if
-    an answer holds the new tokens alone, and verl would then keep the tokens of the last answer alone.
+    each answer holds just the new tokens. verl keeps the last answer, and would lose the tokens before it.
 
     Args:
         client: verl's client. Requests with stop strings need the text.

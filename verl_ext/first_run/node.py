@@ -219,15 +219,15 @@ def memory_limit(groups: str, root: Path = Path("/sys/fs/cgroup")) -> float:
         groups: content of /proc/self/cgroup, with lines such as ``0::/job_7`` (version 2) or ``4:memory:/job_7``.
         root: folder of the control groups.
     """
-    limits = [math.inf]
+    found = [math.inf]
     for line in groups.splitlines():
         _, kinds, path = line.split(":", 2)
         for kind, name in (("", "memory.max"), ("memory", "memory.limit_in_bytes")):
             group = root / kind / path.lstrip("/")
             for folder in (group, *group.parents) if kind in kinds.split(",") else ():  # a limit holds for all below
                 with contextlib.suppress(OSError, ValueError):  # ValueError: the limit is the word "max"
-                    limits.append(int((folder / name).read_text()))
-    return min(limits)
+                    found.append(int((folder / name).read_text()))
+    return min(found)
 
 
 def limits(question: Question) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import signal
 import socket
 import time
@@ -89,13 +88,14 @@ def about_nodes(place: Place, nodes: Sequence[Node], seconds: float) -> Row:
     if len(enough) < place.nodes:
         why = f"NNODES={place.nodes} nodes with GPUS_PER_NODE={place.gpus} are needed, and Ray has {counts}"
         return Row(RAY, FAILED, why, seconds)
-    lacks, units = [], 1 if place.hardware == CPU else max(8, 2 * place.nodes)  # as in config/hardware
+    sentences, units = [], 1 if place.hardware == CPU else max(8, 2 * place.nodes)  # as in config/hardware
     for mode in MODES:
         with contextlib.suppress(NotTried):
-            training, engines = place.devices(mode)
-            lacks.append(lack_of_cores(nodes, training, math.prod(engines or (0,)), units))
-    if None not in lacks:
-        return Row(RAY, FAILED, str(lacks[0]), seconds)
+            training, pool = place.devices(mode)
+            engines = pool[0] * pool[1] if pool else 0
+            sentences.append(lack_of_cores(nodes, training, engines, units))
+    if all(sentences):
+        return Row(RAY, FAILED, sentences[0], seconds)
     return Row(RAY, PASSED, f"GPUs in Ray: {counts}", seconds)
 
 

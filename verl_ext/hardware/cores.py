@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 OF_TRAINING = 3  # cores for each GPU of the training: max_colocate_count of verl's ResourcePoolManager
 OF_ENGINES = 2  # cores for each GPU of separate engines: max_colocate_count in verl's RolloutReplica
 OF_DRIVER = 2  # cores of the task runner and of TransferQueue's controller
+STORAGE = "transfer_queue.backend.SimpleStorage"
 
 
 class Node(NamedTuple):
@@ -41,11 +42,18 @@ def lack_of_cores(nodes: Sequence[Node], training: tuple[int, int], engines: int
     if sum(node.gpus // gpus for node in nodes) < count:  # verl says so
         return None
     places = sum(min(node.gpus // gpus, max(0, node.cores - unit) // of_node) for node in nodes)
+    there = ", ".join(f"{node.name} with {node.cores:g}" for node in sorted(nodes))
+    if any(node.cores < unit for node in nodes):
+        return (
+            f"TransferQueue's storage units need cores on every node in Ray ({unit} each), and Ray has {there}: give "
+            f"the nodes more, use fewer units ({STORAGE}.num_data_storage_units), or name a custom resource that only "
+            f"nodes with cores have (+{STORAGE}.required_node_resource)"
+        )
     if places >= count and sum(node.cores for node in nodes) >= needed:
         return None
-    there = ", ".join(f"{node.name} with {node.cores:g}" for node in sorted(nodes))
+    on_nodes = f"each of {count} nodes" if count > 1 else "one node"
     return (
-        f"the run needs {needed} cores in Ray, at least {of_node + unit} of them on each of {count} nodes with {gpus} "
-        f"GPUs, and Ray has {there}: ask for more (--cpus-per-task of Slurm, --num-cpus of ray start, or "
-        "ray_kwargs.ray_init.num_cpus)"
+        f"the run needs {needed} cores in Ray, at least {of_node + unit} of them on {on_nodes} with {gpus} GPUs, and "
+        f"Ray has {there}: ask for more (--cpus-per-task of Slurm, --num-cpus of ray start, or "
+        f"ray_kwargs.ray_init.num_cpus), or use fewer storage units ({STORAGE}.num_data_storage_units)"
     )

@@ -19,7 +19,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_ext.checks import InvalidValue
 from verl_ext.driver.preflight.keys import ACTOR, ATTENTION, MODEL, ROLLOUT
-from verl_ext.driver.preflight.model import WEIGHTS
 
 ENGINES = {"vllm": "vllm", "sglang": "sglang"}
 CARRIERS = {
@@ -83,8 +82,7 @@ def _has_weights(snapshot: Path) -> bool:
 
     ``verl-ext hardware`` puts only config.json into the cache, and a download can be interrupted.
     """
-    files = [file for pattern in WEIGHTS for file in snapshot.glob(pattern)]
-    if any("-of-" not in file.name for file in files):
+    if any((snapshot / file).is_file() for file in ("model.safetensors", "pytorch_model.bin")):
         return True
     lists = [json.loads(file.read_text(encoding="utf-8")) for file in snapshot.glob("*model.*.index.json")]
     return any(all((snapshot / part).is_file() for part in set(each["weight_map"].values())) for each in lists)
