@@ -199,5 +199,7 @@ def test_unknown_prompt_weights_and_arrays_of_other_lengths_are_refused():
     with pytest.raises(ValueError, match="^prompt_weight=rollout is not valid: use one of equal, rollouts$"):
         advantage_factors(["a"], one, one, prompt_weight="rollout", loss_agg_mode="token-mean")
     for tokens, mini_batch in ((one, two), (two, one)):
-        with pytest.raises(ValueError, match="^there are 2 groups, . tokens and . mini_batch: use one of each"):
+        with pytest.raises(
+            ValueError, match="^groups, tokens and mini_batch have 2, . and . entries: use one for every row"
+        ):
             advantage_factors(["a", "a"], tokens, mini_batch, prompt_weight="equal", loss_agg_mode="token-mean")

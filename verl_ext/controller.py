@@ -18,6 +18,8 @@ from verl_ext import checks
 from verl_ext.errors import CannotFillBatch, EveryRolloutFailed
 from verl_ext.ledger import Ledger, batch_metrics
 from verl_ext.policy import (
+    DRIVER_SECTIONS,
+    VERL_SECTIONS,
     Action,
     Cancel,
     Discard,
@@ -36,16 +38,6 @@ from verl_ext.trajectory import Trajectory
 
 logger = logging.getLogger(__name__)
 Decided = TypeVar("Decided")
-# Sections of the metrics' names. A policy's metric there would replace the metric of the same name.
-OURS = frozenset({"allocation", "data", "groups", "off_policy", "rollouts", "tokens"})
-OF_VERL = frozenset(
-    {
-        *("actor", "agent_loop", "critic", "distillation", "gdpo", "global_seqlen", "num_turns", "perf"),
-        *("prompt_length", "response", "response_length", "response_length_non_aborted", "rollout", "rollout_corr"),
-        *("separate_async", "timing_per_token_ms", "timing_s", "tool_call_counts", "training", "val-aux", "val-core"),
-        "variance_proxy",
-    }
-)
 WHY_ROLLOUTS_FAIL = "the log of the agent-loop workers says why (often the reward function or the rollout engine)"
 
 
@@ -198,8 +190,8 @@ class RolloutController:
             waves = finish()
             if self._restored and not waves:
                 raise RuntimeError(
-                    f"step {self.step}: {self._restored} rollouts of the checkpoint were in generation and never "
-                    "finish: call resubmit_unfinished after load_state_dict"
+                    f"step {self.step}: {self._restored} rollouts of the checkpoint were in generation, and "
+                    "none finish: call resubmit_unfinished after load_state_dict"
                 )
             self.finish_waves(waves)
 
@@ -219,9 +211,9 @@ class RolloutController:
             raise self._wrong_answer(self.policy.metrics, own, "a dict of floats, {} for none")
         for name, value in own.items():
             section = name.partition("/")[0]
-            taken = section in OURS | OF_VERL
+            taken = section in DRIVER_SECTIONS | VERL_SECTIONS
             if taken or not isinstance(value, int | float | np.number):
-                owner = "the driver counts" if section in OURS else "verl logs"
+                owner = "the driver counts" if section in DRIVER_SECTIONS else "verl logs"
                 valid = f"{owner} under {section}/, use the method's own name" if taken else "use a number"
                 raise RuntimeError(f"{self.policy_name}.metrics returned {name}={value!r}: {valid}")
         return counted | {name: float(value) for name, value in own.items()}  # of numpy, perhaps, which is no JSON

@@ -12,7 +12,6 @@ from typing import Annotated
 import typer
 
 from verl_ext import policy
-from verl_ext.controller import OF_VERL, OURS
 from verl_ext.errors import option_errors
 from verl_ext.recipes import recipes
 
@@ -71,7 +70,7 @@ def class_name(name: str) -> str:
         raise ValueError(f"name={name!r} is not valid: it is a word of Python itself, use another name.")
     if name in INCLUDED:
         raise ValueError(f"name={name!r} is not valid: every recipe includes a {name}.yaml, use another name.")
-    if name in OURS | OF_VERL:
+    if name in policy.DRIVER_SECTIONS | policy.VERL_SECTIONS:
         raise ValueError(
             f"name={name!r} is not valid: metrics of the driver or of verl begin with it, use another name."
         )

@@ -25,6 +25,16 @@ BASELINE = checks.one_of("trained", "all")
 NOISE = 1e-6  # up to which rewards count as equal; verl keeps rewards as float32
 VERDICTS = (-1.0, 0.0, 1.0)
 MODES = ("sync", "colocate_async", "separate_async")  # verl's trainer.v1.trainer_mode
+# First parts of the names of metrics. A policy's metric there could replace a metric of the driver or of verl.
+DRIVER_SECTIONS = frozenset({"allocation", "data", "groups", "off_policy", "rollouts", "tokens"})
+VERL_SECTIONS = frozenset(
+    {
+        *("actor", "agent_loop", "critic", "distillation", "gdpo", "global_seqlen", "num_turns", "perf"),
+        *("prompt_length", "response", "response_length", "response_length_non_aborted", "rollout", "rollout_corr"),
+        *("separate_async", "timing_per_token_ms", "timing_s", "tool_call_counts", "training", "val-aux", "val-core"),
+        "variance_proxy",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -34,7 +44,8 @@ class Prompt:
     Attributes:
         id: stable across epochs and restarts (a hash of data source, messages and ground truth).
         row: index into the training data set, in [0, number of rows).
-        metadata: further fields of the row: its ``data_source``, which is the same for all rows of the lab.
+        metadata: further fields of the row. Under verl, in the lab and in the checks it has a ``data_source``, which is
+            the same for all rows of the lab.
     """
 
     id: str
@@ -428,14 +439,20 @@ def check_attributes(policy: RolloutPolicy) -> None:
     """Raise InvalidValue unless the driver and the report can use the policy's attributes and its ``step_cost``."""
     PROMPT_WEIGHT.check("prompt_weight", policy.prompt_weight)
     BASELINE.check("baseline", policy.baseline)
-    name, panels, cost = type(policy).__name__, policy.panels, policy.step_cost()
-    tuple_of_panels = isinstance(panels, tuple) and all(isinstance(panel, Panel) for panel in panels)
-    checks.require(tuple_of_panels, f"{name}.panels", panels, "use a tuple of Panel, as in (Panel(...),)")
+    check_panels(type(policy))
+    name, cost = type(policy).__name__, policy.step_cost()
     if cost is None:
         return
     checks.require(isinstance(cost, StepCost), f"{name}.step_cost()", cost, "return a StepCost, or None")
     for part, value in cost._asdict().items():
         checks.COUNT.check(f"{name}.step_cost().{part}", value)
+
+
+def check_panels(policy: type[RolloutPolicy]) -> None:
+    """Raise InvalidValue unless the class's ``panels`` are plots."""
+    panels = policy.panels
+    are_panels = isinstance(panels, list | tuple) and all(isinstance(panel, Panel) for panel in panels)
+    checks.require(are_panels, f"{policy.__name__}.panels", panels, "use a tuple of Panel, as in (Panel(...),)")
 
 
 def check_state_version(state: Mapping, expected: int, owner: str) -> None:

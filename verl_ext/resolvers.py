@@ -45,9 +45,8 @@ def refusals(parameters: Container[str]) -> Iterator[None]:
         if isinstance(cause, InvalidValue) and re.split(r"[.\[]", cause.key)[0] in parameters:
             raise InvalidValue(f"rollout_policy.{cause.key}", cause.value, cause.valid) from error
         lines = [line for line in str(cause).split("\n") if not line.strip().startswith(("full_key:", "object_type="))]
-        kind = "" if isinstance(cause, TypeError) else f"{type(cause).__name__}: "
-        says_it = isinstance(cause, ValueError | OmegaConfBaseException)  # the others may name no key
-        made = "" if says_it else f"rollout_policy cannot be made: {kind}"
+        names_key = isinstance(cause, ValueError | OmegaConfBaseException)  # other exceptions may name no key
+        made = "" if names_key else f"rollout_policy cannot be made: {type(cause).__name__}: "
         raise ValueError(made + " ".join(lines)) from error
 
 

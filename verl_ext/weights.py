@@ -60,8 +60,8 @@ def advantage_factors(
     checks.one_of(*AGGREGATIONS).check("loss_agg_mode", loss_agg_mode)
     if not len(groups) == len(tokens) == len(mini_batch):
         raise ValueError(
-            f"there are {len(groups)} groups, {len(tokens)} tokens and {len(mini_batch)} mini_batch: "
-            "use one of each for every row"
+            f"groups, tokens and mini_batch have {len(groups)}, {len(tokens)} and {len(mini_batch)} entries: use one "
+            "for every row"
         )
     real, size, rows_of_rollout = _sizes(groups, rollouts)
     rows, total_rollouts, prompts = len(groups), (1 / rows_of_rollout[real]).sum(), len({*groups} - {None})

@@ -145,6 +145,7 @@ def test_a_recipe_that_is_not_finished_has_no_panels_and_hides_none(tmp_path, mo
         ("halfway", "_target_: recipe.halfway.policy.Halfway", "def"),
         ("unread", "{", ""),
         ("commaless", "_target_: recipe.commaless.policy.Plots", f"{plots}(Panel('a', '(b)', 'c', 'd', 'e'))"),
+        ("quoted", "_target_: recipe.quoted.policy.Plots", f"{plots}'plots'"),
         ("nogroup", "_target_: recipe.nogroup.policy.Plots", f"{plots}(Panel('a', 'b', 'c', 'd', 'e'),)"),
     ):
         folder = tmp_path / "recipe" / name

@@ -92,15 +92,17 @@ def save_state(folder: str | Path, state: dict) -> Path:
     """Write ``state`` (JSON-able) whole or not at all.
 
     Raises:
-        BadCheckpoint: the policy's state is not JSON, the disk is full, or the folder cannot be written to; the earlier
+        BadCheckpoint: the state is not JSON, the disk is full, or the folder cannot be written to; the earlier
             file is untouched.
     """
     folder = Path(folder)
     try:
         body = json.dumps(state, allow_nan=False)
     except (TypeError, ValueError) as error:
-        name = state["policy"]["class"]
-        raise BadCheckpoint(f"the state of {name} is not JSON ({error}); see {name}.state_dict") from error
+        name = state.get("policy", {}).get("class", "the policy")
+        raise BadCheckpoint(
+            f"the state of the run is not JSON ({error}); often {name}.state_dict has returned such a value"
+        ) from error
     document = json.dumps({"version": VERSION, "sha256": _checksum(body), "state": body})
     path = folder / FILE_NAME
     try:

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_ext.checks import COUNT, InvalidValue
 from verl_ext.estimation.by_name import BY_TEXT
-from verl_ext.policy import Panel, RolloutPolicy
+from verl_ext.policy import Panel, RolloutPolicy, check_panels
 from verl_ext.recipes import recipes
 from verl_ext.resolvers import REFERENCE, leaves, refusals, register_resolvers, unknown_parameters
 
@@ -126,8 +126,9 @@ class Method:
     @property
     def train_batch_size(self) -> int:
         """Prompts of a full batch."""
-        size = self.config.rollout_policy.get("train_batch_size", self.config.data.train_batch_size)
-        COUNT.check("rollout_policy.train_batch_size", size)
+        section = "rollout_policy" if "train_batch_size" in self.config.rollout_policy else "data"
+        size = self.config[section].train_batch_size
+        COUNT.check(f"{section}.train_batch_size", size)
         return size
 
 
@@ -147,11 +148,13 @@ def check_prompts(method: Method, prompts: int) -> None:
 
 
 def recipe_panels() -> list[Panel]:
-    """Plots of all recipes' own metrics, in the order of the recipes' names; of none that cannot be used."""
+    """Plots of all recipes' own metrics, in the order of the recipes' names. A recipe that is not valid is left out."""
     panels: list[Panel] = []
     for name in recipes():
-        with contextlib.suppress(TypeError, ValueError):  # a recipe of the user's that is not finished
-            panels += Method.parse(name, 1).policy_class.panels
+        with contextlib.suppress(ValueError):  # a recipe of the user's that is not finished
+            policy = Method.parse(name, 1).policy_class
+            check_panels(policy)
+            panels += policy.panels
     return panels
 
 

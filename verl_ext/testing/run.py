@@ -24,18 +24,22 @@ ENDLESS = 20_000  # rollouts of a step; far more than any policy of a small batc
 
 # The promises of a policy, as in docs/protocol.md.
 STARTS = "a `start_run` of your own calls `super().start_run`, which sets `total_steps`"
-ENDS = "every step ends with a batch, whatever the order in which waves finish and whichever rollouts fail"
+ENDS = (
+    "every step ends with a batch, whatever the order in which waves finish and whichever rollouts fail, and without a "
+    "known last step"
+)
 BUDGET = "no step samples more rollouts, or trains more prompts, than `step_cost()` says"
 USUAL = "some step samples `step_cost().usual` rollouts or more, and `usual` is at least `prompts * n`"
 BOOKS = "every rollout is counted once: a policy uses each group once, and changes only its `trained` and `weight`"
 KEPT = "no group stays in the buffer for ever"
-BETWEEN = "`take_batch()` returns `[]` once the step's batch is taken, until the next `start_step`"
+ASKED = "a call of `take_batch()` that returns `[]` changes nothing"
+BETWEEN = "`take_batch()` returns `[]` before the first step, and between a step's batch and the next `start_step`"
 METRICS = "`metrics()` returns finite floats by name"
 REPEATABLE = "the same results in the same order lead to the same requests"
 STATE = "the state is JSON with a `version`, and `load_state_dict` refuses another version with ValueError"
 RESUME = "a fresh policy with the saved state makes the requests that the saved policy would have made"
 SHORT = "fewer prompts than asked for make a smaller batch"
-PROMISES = (STARTS, ENDS, BUDGET, USUAL, BOOKS, KEPT, BETWEEN, METRICS, REPEATABLE, STATE, RESUME, SHORT)
+PROMISES = (STARTS, ENDS, BUDGET, USUAL, BOOKS, KEPT, ASKED, BETWEEN, METRICS, REPEATABLE, STATE, RESUME, SHORT)
 
 
 class BrokenPromise(AssertionError):
@@ -179,7 +183,7 @@ class Run:
         with promised(self.policy, BETWEEN, Exception, where=f"{where}, "):
             taken = self.policy.take_batch()
         if taken:
-            raise BrokenPromise(self.policy, BETWEEN, f"{where} it returned another one")
+            raise BrokenPromise(self.policy, BETWEEN, f"{where} it returned a batch")
 
     def _check(self, number: int, batch: list[Group]) -> None:
         self._check_taken(number)
@@ -244,10 +248,10 @@ class _Watched(RolloutController):
     def take_batch(self) -> list[Group]:
         with promised(self.policy, BOOKS, RuntimeError):
             batch = super().take_batch()
-            again = not batch and super().take_batch()  # verl's driver asks many times while it waits
+            again = not batch and super().take_batch()  # under verl, the replay buffer asks often
         if again:
             found = f"in step {self.step} take_batch returned [], and a batch when it was called again at once"
-            raise BrokenPromise(self.policy, REPEATABLE, found)
+            raise BrokenPromise(self.policy, ASKED, found)
         return batch
 
     def metrics(self) -> dict[str, float]:

@@ -128,7 +128,9 @@ def test_an_error_in_a_policys_code_keeps_its_traceback(own, small):
 def test_a_constructor_that_python_refuses_is_named(own):
     file = own / "mine_of_a_user.py"
     file.write_text(file.read_text() + "\n    def __init__(self, **_):\n        len(3)\n")
-    with pytest.raises(ValueError, match=r"^rollout_policy cannot be made: object of type 'int' has no len\(\)"):
+    with pytest.raises(
+        ValueError, match=r"^rollout_policy cannot be made: TypeError: object of type 'int' has no len\(\)"
+    ):
         jobs(own, [str(own / "mine.yaml")])
 
 

@@ -22,7 +22,7 @@ from verl_ext.resolvers import REFERENCE, refusals, unknown_parameters
 SECTION, TARGET = "rollout_policy", "rollout_policy._target_"
 REWARDS_ALONE = ("grpo", "grpo_vectorized", "rloo", "rloo_vectorized")  # estimators that read nothing but rewards
 N = "actor_rollout_ref.rollout.n"
-OWN_KEYS = "change its own keys under rollout_policy, not this key"
+OWN_KEYS = "change the policy's own keys under rollout_policy, not this key"
 BASE = "it must name a subclass of verl_ext.policy.RolloutPolicy"
 
 
@@ -138,7 +138,7 @@ def _check_rollouts(faults: Faults, policy: RolloutPolicy) -> None:
     cost = policy.step_cost()
     n, section = faults[N], OmegaConf.to_container(faults.config[SECTION], resolve=False)
     if cost is not None and checks.is_integer(n) and n > 0 and n != cost.n:
-        follows = [f"{SECTION}.{key}={n}" for key, value in section.items() if N in REFERENCE.findall(str(value))]
+        follows = [f"{SECTION}.{key}={n}" for key, value in section.items() if value == f"${{{N}}}"]
         valid = f"set {' '.join(follows)}, and this key to {cost.n}" if follows else OWN_KEYS
         faults.refuse(N, n, f"the policy samples {cost.n} rollouts per trained prompt; {valid}")
 
