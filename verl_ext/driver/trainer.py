@@ -28,6 +28,7 @@ from verl_ext.driver.checkpoint import (
     begin_anew,
     check_owner,
     load_state,
+    own,
     prune,
     save_state,
     unwritten,
@@ -272,7 +273,11 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, GroupUpdates, WeightTurn
     # ---- checkpoints ----
 
     def _save_checkpoint(self) -> None:
-        self._owner = check_owner(Path(self.config.trainer.default_local_dir), self._owner)
+        run = Path(self.config.trainer.default_local_dir)
+        if self._owner is None:
+            self._owner = own(run)
+        else:
+            check_owner(run, self._owner)
         # The policy's state goes first: verl's part ends by naming this checkpoint the latest, so a kill in between
         # leaves the checkpoint before as the latest.
         folder, trainer = self._checkpoint_folder(), self.config.trainer
@@ -299,7 +304,7 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, GroupUpdates, WeightTurn
     def _load_checkpoint(self) -> None:
         mode, weights_alone = self.trainer_mode, self.config.trainer.val_only
         if self.config.trainer.save_freq > 0 and not weights_alone:  # other runs own the folder from their first save
-            self._owner = check_owner(Path(self.config.trainer.default_local_dir), None)
+            self._owner = own(Path(self.config.trainer.default_local_dir))
         if weights_alone:
             self.trainer_mode = "sync"  # verl then restores no queue, which may need other storage units
         try:
