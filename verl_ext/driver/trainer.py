@@ -231,11 +231,13 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, GroupUpdates, WeightTurn
         return {}
 
     def _validate(self) -> dict[str, float]:
-        """verl's metrics, and the number of failed rollouts, which verl counts in ``acc`` only, as 0."""
-        before, n = self.replay_buffer.validated, self.config.actor_rollout_ref.rollout.val_kwargs.n
+        """verl's metrics, and the numbers of failed rollouts, which verl counts in ``acc`` only, as 0, and of late
+        rollouts, which have reward 0."""
+        n, buffer = self.config.actor_rollout_ref.rollout.val_kwargs.n, self.replay_buffer
+        before, late = buffer.validated, buffer.late
         metrics = super()._validate()
-        failed = len(self.val_dataset) * n - (self.replay_buffer.validated - before)
-        return metrics | {VALIDATION_FAILED: float(failed)}
+        failed = len(self.val_dataset) * n - (buffer.validated - before)
+        return metrics | {VALIDATION_FAILED: float(failed), "val-aux/rollouts_late": float(buffer.late - late)}
 
     def on_sample_end(self) -> None:
         super().on_sample_end()
