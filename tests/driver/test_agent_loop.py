@@ -17,6 +17,7 @@ from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentL
 
 from verl_ext.driver.agent_loop import WaveWorker
 from verl_ext.driver.loops import SharedSingleTurnLoop
+from verl_ext.driver.rows import LATE
 from verl_ext.driver.tools.sqlite import SqliteTool
 from verl_ext.driver.transcript import end_trajectory
 from verl_ext.sandbox.databases import DatabaseFailure
@@ -261,6 +262,7 @@ def test_a_late_rollout_of_a_validation_gets_reward_0_too(roll_out, tokenizer, c
     status, row, engine = roll_out([ADD, WAIT, "never asked"], validate=True)
     assert status == "finished" and len(engine.calls) == 2
     assert float(row["rm_scores"].sum()) == 0.0 and "acc" not in extra(row)["reward_extra_info"]
+    assert row["tag"][LATE]  # counted in val-aux/rollouts_late
     (record,) = [each for each in caplog.records if each.name == "verl_ext.driver.agent_loop"]
     assert record.getMessage().endswith(f" gets reward 0 after agent_timeout={TIMEOUT} s")
 

@@ -163,7 +163,7 @@ def test_a_run_resumes_from_the_named_checkpoint_and_saves_in_its_own_folder(tmp
     assert load_state(tmp_path / "checkpoints/global_step_3")["ledger"]["total"]["rollouts/sampled"] == 100
 
 
-def test_the_last_start_owns_the_folder_and_an_earlier_one_ends_before_it_overwrites_anything(
+def test_the_folder_belongs_to_the_start_that_claimed_it_last_and_another_start_overwrites_nothing(
     tmp_path, monkeypatch, without_models
 ):
     monkeypatch.setattr("verl_ext.driver.checkpoint.socket.gethostname", lambda: "node7")
@@ -187,8 +187,9 @@ def test_the_last_start_owns_the_folder_and_an_earlier_one_ends_before_it_overwr
     save(later, 3, 70)
     with pytest.raises(
         BadCheckpoint,
-        match=rf"^{tmp_path}/checkpoints belongs to a later start \(job 11 on node7, start \w+\), so this run \(job "
-        r"11 on node7, start \w+\) ends without saving: give each run its own trainer.experiment_name or ",
+        match=rf"^{tmp_path}/checkpoints belongs to another start \(job 11 on node7, start \w+\), so this run \(job "
+        r"11 on node7, start \w+\) ends without saving: give each run its own trainer.experiment_name or "
+        r"trainer.default_local_dir, and start a run again only after the other has ended$",
     ):
         save(first, 3, 20)
     assert load_state(tmp_path / "checkpoints/global_step_3")["ledger"]["total"]["rollouts/sampled"] == 70
@@ -196,7 +197,7 @@ def test_the_last_start_owns_the_folder_and_an_earlier_one_ends_before_it_overwr
     save(later, 4, 10)
     monkeypatch.setenv("SLURM_JOB_ID", "13")
     save(asked_to_stop, 5, 10)
-    with pytest.raises(BadCheckpoint, match=r"belongs to a later start \(job 13 on node7"):
+    with pytest.raises(BadCheckpoint, match=r"belongs to another start \(job 13 on node7"):
         save(later, 6, 10)
 
 

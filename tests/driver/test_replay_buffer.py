@@ -14,6 +14,7 @@ from support.queue_rows import CAPACITY, QueueWriter, clear, store, stored
 from recipe.grpo.policy import Uniform
 from recipe.pilot_commit.policy import PilotCommit
 from verl_ext.driver.checkpoint import load_state, save_state
+from verl_ext.driver.rows import LATE
 from verl_ext.errors import EveryRolloutFailed, RunError
 from verl_ext.policy import Cancel, Request
 from verl_ext.trajectory import Trajectory
@@ -302,6 +303,16 @@ def test_outputs_of_one_validation_rollout_count_once(make, room):
     validate(["a", "b"], "finished", ["a_0_0", "a_0_1", "a_1_0", "b_1_0"])
     buffer.sample(3, "val", 2)
     assert buffer.validated == 3
+
+
+def test_late_rollouts_of_a_validation_are_counted(make, room):
+    buffer = make(Uniform(train_batch_size=2, n=2), QueueWriter())
+    for step, row in ((3, "a_0_0"), (4, "b_0_0")):
+        validate(["a", "b"], "finished", ["a_1_0"])
+        store("val", [row], [{"rm_scores": torch.zeros(2)}], [{"status": "success", LATE: True}])
+        batch, _ = buffer.sample(step, "val", 2)
+        tq.kv_clear(keys=batch.keys, partition_id="val")
+    assert (buffer.validated, buffer.late) == (4, 2)
 
 
 def test_a_validation_without_any_answer_is_one_sentence(make, room):

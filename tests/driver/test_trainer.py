@@ -314,17 +314,19 @@ def test_engines_on_the_actors_devices_sleep_while_a_late_checkpoint_is_saved(tm
     assert calls == [*asleep, "save", *awake, "validate"]
 
 
-def test_a_validation_says_how_many_rollouts_failed(tmp_path, monkeypatch):
+def test_a_validation_says_how_many_rollouts_failed_or_were_late(tmp_path, monkeypatch):
     made = trainer(tmp_path, f"{ROLLOUT}.val_kwargs.n=3")
     made._init_dataloader()  # 4 rows
 
     def validate(self):
         self.replay_buffer.validated += 10
+        self.replay_buffer.late += 3
         return {"val-core/a/reward/mean@3": 0.5}
 
     monkeypatch.setattr(PPOTrainer, "_validate", validate)
     for _ in range(2):
-        assert made._validate() == {"val-core/a/reward/mean@3": 0.5, "val-aux/rollouts_failed": 2}
+        counts = {"val-aux/rollouts_failed": 2, "val-aux/rollouts_late": 3}
+        assert made._validate() == {"val-core/a/reward/mean@3": 0.5, **counts}
 
 
 def test_a_validation_alone_restores_no_queue(tmp_path, monkeypatch):

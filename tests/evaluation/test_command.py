@@ -316,7 +316,7 @@ def test_signals_end_the_run_of_verl_too(folder):
             time.sleep(0.05)
         process.send_signal(number)
         _, said = process.communicate(timeout=60)
-        assert f"the run of verl ended with status {-number}" in said
+        assert f"the evaluation was stopped by {number.name}; out holds 0 samples of each problem" in said
         (folder / "started").unlink()
 
 
@@ -337,7 +337,8 @@ def test_after_sigusr1_a_job_is_requeued_as_stopped_only_if_a_run_of_verl_was_co
     process.send_signal(signal.SIGUSR1)
     _, said = process.communicate(timeout=60)
     assert process.returncode == status, said
-    assert f"out holds {int(complete)} samples of each problem, and the same command continues" in said
+    ending = f"the evaluation was stopped by SIGUSR1; out holds {int(complete)} samples of each problem"
+    assert f"error: {ending}, and the same command continues from there\n" in said
 
 
 @pytest.mark.parametrize(
@@ -361,7 +362,8 @@ def test_a_signal_after_a_run_of_verl_ends_the_evaluation_and_keeps_the_samples(
     finally:
         signal.signal(number, former)
     assert stopped.exit_code == status, stopped.said
-    assert f"out holds {before + 1} samples of each problem, and the same command continues" in stopped.said
+    ending = f"the evaluation was stopped by {number.name}; out holds {before + 1} samples of each problem"
+    assert f"error: {ending}, and the same command continues from there" in stopped.said
     assert len(list((folder / "out").glob("*.jsonl"))) == before + 1 == len(runs(folder))
     assert evaluate(n=2).exit_code == 0 and len(runs(folder)) == 2
 

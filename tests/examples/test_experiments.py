@@ -326,7 +326,7 @@ def test_prefix_sampling_on_math(script):
 @pytest.mark.parametrize(("script", "response", "turns"), [(SWE[0], 32768, 50), (SWE[1], 65536, 100)])
 def test_prefix_sampling_of_agents(script, response, turns):
     config = resolved(script)
-    assert config["data"]["train_batch_size"] == 64
+    assert config["data"]["train_batch_size"] == config["data"]["val_batch_size"] == 64
     assert (config["data"]["max_prompt_length"], config["data"]["max_response_length"]) == (4096, response)
     assert config["data"]["apply_chat_template_kwargs"] == {"enable_thinking": True}
     rollout = config["actor_rollout_ref"]["rollout"]

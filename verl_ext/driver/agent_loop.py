@@ -33,6 +33,7 @@ from verl_ext.driver.rows import (
     DIVERGED,
     FAILED,
     GENERATED,
+    LATE,
     REPLAYED,
     ROLLOUTS,
     TRUNCATED,
@@ -295,10 +296,13 @@ async def has_unanswered_call(output: AgentLoopOutput, parser: ToolParser) -> bo
 
 
 class _RolloutRows(Rows):
-    """Notes that a rollout's rows are being stored: the key of a failed rollout would replace them."""
+    """Notes that a rollout's rows are being stored: the key of a failed rollout would replace them. Tags late rows."""
 
     async def async_kv_batch_put(self, **rows: Any) -> None:
-        TRANSCRIPT.get().is_stored = True
+        transcript = TRANSCRIPT.get()
+        transcript.is_stored = True
+        if transcript.is_late:
+            rows["tags"] = [tag | {LATE: True} for tag in rows["tags"]]
         await super().async_kv_batch_put(**rows)
 
 

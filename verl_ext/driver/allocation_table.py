@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import pandas as pd
 from transfer_queue import KVBatchMeta
@@ -12,26 +11,11 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.tracking import Tracking
 
 from verl_ext.controller import RolloutController
+from verl_ext.driver.update import Taken
 from verl_ext.policy import Group
 from verl_ext.prompts import RowKey
 
 NAME = "allocation/prompts"  # in the tracker
-
-
-class Taken(NamedTuple):
-    """The step whose batch was taken last, as it was then: the next step may begin before this batch is trained.
-
-    Attributes:
-        metrics: of the controller.
-        groups: the batch.
-        table: see :func:`allocation_table`; empty in a step without a table.
-        verdicts: of a trained group's rollouts, by group.
-    """
-
-    metrics: Mapping[str, float]
-    groups: Sequence[Group]
-    table: pd.DataFrame
-    verdicts: Mapping[str, list[bool | None]]
 
 
 class AllocationTables(PPOTrainer):

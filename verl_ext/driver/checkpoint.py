@@ -38,35 +38,44 @@ class BadCheckpoint(RunError):
     """A checkpoint cannot be read or written. The message names the path and a remedy."""
 
 
-def check_owner(run: Path, owner: str | None) -> str:
-    """The owner of the run's folder ``run``, as noted there. With ``owner=None`` this start becomes the owner.
+def own(run: Path) -> str:
+    """Claim the run's folder ``run`` for this start, by a note there; returns the name of this start.
 
-    The last of several starts owns the folder, since an earlier start may have been killed. A save that is under way
-    when the owner changes is not stopped, and a network disk can show the earlier owner for some seconds more.
+    The folder belongs to the start that claimed it last, since an earlier start may have been killed.
 
     Raises:
-        BadCheckpoint: another start has become the owner, or the note cannot be written.
+        BadCheckpoint: the note cannot be written.
     """
+    job, process = os.environ.get("SLURM_JOB_ID"), f"process {os.getpid()}"
+    owner = f"{f'job {job}' if job else process} on {socket.gethostname()}, start {uuid4().hex[:8]}"
     path = run / OWNER
-    if owner is None:
-        job, process = os.environ.get("SLURM_JOB_ID"), f"process {os.getpid()}"
-        owner = f"{f'job {job}' if job else process} on {socket.gethostname()}, start {uuid4().hex[:8]}"
-        try:
-            run.mkdir(parents=True, exist_ok=True)
-            write_text(path, owner)
-        except OSError as error:
-            raise BadCheckpoint(f"{path} cannot be written ({error.strerror}); {MAKE_ROOM}") from error
-        return owner
     try:
-        found = path.read_text(encoding="utf-8", errors="replace")
+        run.mkdir(parents=True, exist_ok=True)
+        write_text(path, owner)
+    except OSError as error:
+        raise BadCheckpoint(f"{path} cannot be written ({error.strerror}); {MAKE_ROOM}") from error
+    return owner
+
+
+def check_owner(run: Path, owner: str) -> None:
+    """Check that the run's folder ``run`` still belongs to the start ``owner``.
+
+    A save that is under way when the owner changes is not stopped, and a network disk can show the earlier owner for
+    some seconds more.
+
+    Raises:
+        BadCheckpoint: another start has claimed the folder.
+    """
+    try:
+        found = (run / OWNER).read_text(encoding="utf-8", errors="replace")
     except OSError:  # the user has removed the note, or the disk fails, which the save itself will say
-        return owner
+        return
     if found != owner:
         raise BadCheckpoint(
-            f"{run} belongs to a later start ({found}), so this run ({owner}) ends without saving: give each run its "
-            "own trainer.experiment_name or trainer.default_local_dir, and start a run again when it has ended"
+            f"{run} belongs to another start ({found}), so this run ({owner}) ends without saving: give each run its "
+            "own trainer.experiment_name or trainer.default_local_dir, and start a run again only after the other has "
+            "ended"
         )
-    return owner
 
 
 def begin_anew(folder: Path, before: int | None) -> None:

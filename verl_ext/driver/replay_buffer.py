@@ -21,6 +21,7 @@ from verl_ext.driver.rows import (
     DIVERGED,
     FAILED,
     GENERATED,
+    LATE,
     REPLAYED,
     TRUNCATED,
     key_without_row,
@@ -78,12 +79,14 @@ class GroupReplayBuffer(ReplayBuffer):
         self._step, self._last_progress = 0, 0.0  # of the current call of sample
         self._seen = 0, 0  # stored rows and ended prompts at the last look
         self.validated = 0  # rollouts of the validations so far, without the failed ones
+        self.late = 0  # of these rollouts, those that took longer than rollout_driver.agent_timeout
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict]:
         self._step, self._seen, self._last_progress = global_steps, (0, 0), time.monotonic()
         if partition_id != PARTITION:
             batch, metrics = self._stored(*super().sample(global_steps, partition_id, batch_size))
             self.validated += len({RowKey.parse(key)[:2] for key in batch.keys})
+            self.late += sum(tag.get(LATE, False) for tag in batch.tags)
             return batch, metrics
         # Rollouts still in generation after the last step would never be counted.
         drain = self.drain or global_steps >= self.controller.policy.total_steps

@@ -26,6 +26,7 @@ SAMPLING = "rollout_sampling"  # state_dict() of the request's Sampling; {} for 
 # Extra fields of a trajectory's row.
 GENERATED, REPLAYED, TRUNCATED, DIVERGED = "generated_tokens", "prefix_tokens", "truncated", "diverged"
 CANCELLED, FAILED = "cancelled", "failed"  # status of the key of a rollout without a row
+LATE = "late"  # tag of the rows of a rollout that has taken longer than rollout_driver.agent_timeout
 
 
 @dataclass(frozen=True)

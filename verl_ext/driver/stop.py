@@ -88,6 +88,7 @@ class StopTime:
         self._begins_ahead = begins_ahead
         self._steps: deque[float] = deque(maxlen=LAST)
         self._validation = self._checkpoint = 0.0
+        self._has_warned = False
 
     def note(self, timing: Mapping[str, float]) -> None:
         """Add a step's ``timing_raw``, of which verl's part ``step`` holds ``save_checkpoint`` but not ``testing``."""
@@ -105,12 +106,13 @@ class StopTime:
     def publish(self) -> None:
         """Write the time needed, in whole seconds, into the file that the environment names, if it names one.
 
-        A failure is a warning, because the run can go on.
+        A failure is a warning, because the run can go on. Later failures are silent: each step calls this.
         """
         if file := os.environ.get(FILE):
             try:
                 write_text(Path(file), f"{math.ceil(self.seconds)}\n")
             except OSError as error:
-                logger.warning(
-                    "%s cannot be written (%s): a job may ask the run too late to stop", file, error.strerror
-                )
+                if not self._has_warned:
+                    why = "a job may ask the run too late to stop"
+                    logger.warning("%s cannot be written (%s): %s", file, error.strerror, why)
+                self._has_warned = True

@@ -28,6 +28,7 @@ from verl_ext.driver.checkpoint import (
     begin_anew,
     check_owner,
     load_state,
+    own,
     prune,
     save_state,
     unwritten,
@@ -230,11 +231,13 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, GroupUpdates, WeightTurn
         return {}
 
     def _validate(self) -> dict[str, float]:
-        """verl's metrics, and the number of failed rollouts, which verl counts in ``acc`` only, as 0."""
-        before, n = self.replay_buffer.validated, self.config.actor_rollout_ref.rollout.val_kwargs.n
+        """verl's metrics, and the numbers of failed rollouts, which verl counts in ``acc`` only, as 0, and of late
+        rollouts, which have reward 0."""
+        n, buffer = self.config.actor_rollout_ref.rollout.val_kwargs.n, self.replay_buffer
+        before, late = buffer.validated, buffer.late
         metrics = super()._validate()
-        failed = len(self.val_dataset) * n - (self.replay_buffer.validated - before)
-        return metrics | {VALIDATION_FAILED: float(failed)}
+        failed = len(self.val_dataset) * n - (buffer.validated - before)
+        return metrics | {VALIDATION_FAILED: float(failed), "val-aux/rollouts_late": float(buffer.late - late)}
 
     def on_sample_end(self) -> None:
         super().on_sample_end()
@@ -272,7 +275,11 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, GroupUpdates, WeightTurn
     # ---- checkpoints ----
 
     def _save_checkpoint(self) -> None:
-        self._owner = check_owner(Path(self.config.trainer.default_local_dir), self._owner)
+        run = Path(self.config.trainer.default_local_dir)
+        if self._owner is None:
+            self._owner = own(run)
+        else:
+            check_owner(run, self._owner)
         # The policy's state goes first: verl's part ends by naming this checkpoint the latest, so a kill in between
         # leaves the checkpoint before as the latest.
         folder, trainer = self._checkpoint_folder(), self.config.trainer
@@ -299,7 +306,7 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, GroupUpdates, WeightTurn
     def _load_checkpoint(self) -> None:
         mode, weights_alone = self.trainer_mode, self.config.trainer.val_only
         if self.config.trainer.save_freq > 0 and not weights_alone:  # other runs own the folder from their first save
-            self._owner = check_owner(Path(self.config.trainer.default_local_dir), None)
+            self._owner = own(Path(self.config.trainer.default_local_dir))
         if weights_alone:
             self.trainer_mode = "sync"  # verl then restores no queue, which may need other storage units
         try:

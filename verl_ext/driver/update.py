@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 import torch
 import transfer_queue as tq
 from omegaconf import DictConfig
@@ -13,13 +15,28 @@ from verl import DataProto
 from verl.trainer.ppo.ray_trainer import compute_advantage
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-from verl_ext.driver.allocation_table import Taken
 from verl_ext.errors import RunError
 from verl_ext.policy import Group, RolloutPolicy
 from verl_ext.prompts import RowKey
 from verl_ext.weights import advantage_factors, are_of_one_size, mini_batch_of_rows, spread_padding
 
 NO_LOSS_TOKEN = "must contain at least one valid token"  # in verl's error
+
+
+class Taken(NamedTuple):
+    """The step whose batch was taken last, as it was then: the next step may begin before this batch is trained.
+
+    Attributes:
+        metrics: of the controller.
+        groups: the batch.
+        table: see :func:`.allocation_table.allocation_table`; empty in a step without a table.
+        verdicts: of a trained group's rollouts, by group.
+    """
+
+    metrics: Mapping[str, float]
+    groups: Sequence[Group]
+    table: pd.DataFrame
+    verdicts: Mapping[str, list[bool | None]]
 
 
 class GroupUpdates(PPOTrainer):

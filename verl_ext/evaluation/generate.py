@@ -68,10 +68,11 @@ class VerlFailed(RunError):
         self.exit_code = status if status > 0 else 128 - status
         if status == -signal.SIGUSR1 and progress:
             self.exit_code = EXIT_STOPPED
-        ending = "was stopped by SIGUSR1" if status == -signal.SIGUSR1 else f"ended with status {status}"
+        ending = f"the run of verl ended with status {status}"
+        if status < 0:  # which may have come after a run of verl that was complete
+            ending = f"the evaluation was stopped by {signal.Signals(-status).name}"
         super().__init__(
-            f"the run of verl {ending}; {out} holds {done} samples of each problem, and the same command continues "
-            "from there"
+            f"{ending}; {out} holds {done} samples of each problem, and the same command continues from there"
         )
 
 
