@@ -69,7 +69,7 @@ class VerlFailed(RunError):
         if status == -signal.SIGUSR1 and progress:
             self.exit_code = EXIT_STOPPED
         ending = f"the run of verl ended with status {status}"
-        if status < 0:  # which may have come after a run of verl that was complete
+        if -status in PASSED_ON:  # which may have come after a run of verl that was complete
             ending = f"the evaluation was stopped by {signal.Signals(-status).name}"
         super().__init__(
             f"{ending}; {out} holds {done} samples of each problem, and the same command continues from there"
