@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from recipe.prefix_sampling.prefix_control import TARGET, PrefixControl
+from recipe.prefix_sampling.prefix_control import PrefixControl
 from recipe.prefix_sampling.prefix_store import PrefixStore, SavedPrefix, trajectory_for_prefix
 from recipe.prefix_sampling.transitions import Transitions
 from verl_ext import checks
@@ -13,6 +13,7 @@ from verl_ext.errors import BadReward, CannotFillBatch
 from verl_ext.policy import PROMPT_WEIGHT, Action, Discard, Draw, Group, Panel, Request, RolloutPolicy, StepCost
 
 SIDES = ("both", "hard", "easy")
+TARGET = checks.Kind(lambda value: checks.is_number(value) and 0 < value < 1, "it must be a pass rate in (0, 1)")
 
 
 class PrefixSampling(RolloutPolicy):

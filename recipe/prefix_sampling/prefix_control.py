@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 from verl_ext import checks
 from verl_ext.policy import check_state_version
-
-TARGET = checks.Kind(lambda value: checks.is_number(value) and 0 < value < 1, "it must be a pass rate in (0, 1)")
 
 
 class PrefixControl:
@@ -43,7 +40,7 @@ class PrefixControl:
         adaptive: False fixes the ratios (the ablation PS-fix of §4.3); m_k is still updated.
 
     Raises:
-        ValueError: naming the argument that is not valid.
+        ValueError: naming the argument that is not valid; the policy checks ``n``, ``buckets`` and ``target``.
     """
 
     VERSION = 1
@@ -61,10 +58,8 @@ class PrefixControl:
         cooldown: int = 5,
         adaptive: bool = True,
     ):
-        checks.integer_from(2).check("n", n)
-        TARGET.check("target", target)
         self.n, self.target = n, target
-        self.buckets = self._controllable(buckets)
+        self.buckets = tuple(buckets)
         self.lower, self.upper = _bounds(ratio_bounds)
         within = checks.is_number(initial_ratio) and self.lower <= initial_ratio <= self.upper
         checks.require(
@@ -86,23 +81,11 @@ class PrefixControl:
         self._cooling = dict.fromkeys(self.buckets, 0)  # remaining groups that cannot move the ratio
 
     def ratio(self, bucket: int) -> float:
-        """rho_k: the share of the parent trajectory that the next prefix holds.
-
-        Raises:
-            ValueError: ``bucket`` is not controlled.
-        """
-        self._require_controlled(bucket)
+        """rho_k: the share of the parent trajectory that the next prefix holds."""
         return self._ratio[bucket]
 
     def observe(self, bucket: int, pass_rate: float) -> None:
-        """Update m_k, and perhaps rho_k, with the pass rate of a finished re-rollout.
-
-        Raises:
-            ValueError: ``bucket`` is not controlled, or ``pass_rate`` is outside [0, 1].
-        """
-        self._require_controlled(bucket)
-        if not 0 <= pass_rate <= 1:
-            raise ValueError(f"pass_rate={pass_rate!r} must be in [0, 1]")
+        """Update m_k, and perhaps rho_k, with the pass rate of a finished re-rollout."""
         self._ema[bucket] += self.ema_alpha * (pass_rate - self._ema[bucket])
         if self._cooling[bucket]:
             self._cooling[bucket] -= 1
@@ -149,22 +132,6 @@ class PrefixControl:
         if moved != self._ratio[bucket]:
             self._ratio[bucket] = moved
             self._cooling[bucket] = self.cooldown
-
-    def _controllable(self, buckets: Sequence[int]) -> tuple[int, ...]:
-        several = isinstance(buckets, Sequence) and not isinstance(buckets, str) and len(buckets) > 0
-        checks.require(several, "buckets", buckets, "it must list at least one pass count")
-        for bucket in buckets:
-            inside = isinstance(bucket, int) and not isinstance(bucket, bool) and 1 <= bucket < self.n
-            checks.require(inside, "buckets", list(buckets), f"each must be an integer in [1, {self.n - 1}]")
-            at_target = math.isclose(bucket / self.n, self.target)
-            neither = f"{bucket} of {self.n} is the target, so no prefix can bring it closer; leave it out"
-            checks.require(not at_target, "buckets", list(buckets), neither)
-        checks.require(len(set(buckets)) == len(buckets), "buckets", list(buckets), "each may occur once")
-        return tuple(buckets)
-
-    def _require_controlled(self, bucket: int) -> None:
-        if bucket not in self._ratio:
-            raise ValueError(f"bucket={bucket!r} is not controlled: use one of {list(self.buckets)}")
 
 
 def _bounds(bounds: Sequence[float]) -> tuple[float, float]:

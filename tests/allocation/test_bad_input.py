@@ -98,14 +98,13 @@ REFUSED = [
     # heuristics
     (heuristics.hard_first, ([-1], 4), {}, "successes[0]"),
     (heuristics.hard_first, ([1], 4), {"upper": 3}, "budget"),
-    (heuristics.hard_first, ([0, 1], 1), {"lower": 1}, "budget=1 is not valid: lower needs at least 2"),
     (
         heuristics.hard_first,
         ([0, 1], 9),
         {"upper": 4},
         "budget=9 is not valid: lower needs at least 0 and upper allows",
     ),
-    (heuristics.hard_first, ([0, 1], 4), {"lower": [0, 2], "upper": [4, 1]}, "upper[1]=1 is not valid: use at least"),
+    (heuristics.inverse_accuracy, ([0, 1], 4), {"lower": [0, 2], "upper": [4, 1]}, "upper[1]=1 is not valid: use at"),
     (heuristics.inverse_accuracy, ([1.1], 4), {"lower": 0, "upper": 8}, "success_rates[0]"),
     (heuristics.inverse_accuracy, ([0.1], 4), {"lower": 0, "upper": 8, "epsilon": 0}, "epsilon"),
     (heuristics.inverse_accuracy, ([0.1], 4), {"lower": 0, "upper": 8, "epsilon": 1e300}, "epsilon"),

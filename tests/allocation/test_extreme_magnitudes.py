@@ -57,6 +57,7 @@ def problems(draw):
             options["reward_variance"] = draw(many(n, st.one_of(magnitudes, st.just(0.0))))
         return rule, (draw(many(n, rates)), budget), options
     if kind == "hard_first":
+        options, budget = {"upper": upper}, math.floor(share * int(upper.sum()))
         return heuristics.hard_first, (draw(many(n, st.one_of(magnitudes, st.just(0.0)))), budget), options
     options["epsilon"] = draw(magnitudes)
     if draw(st.booleans()):
@@ -79,7 +80,7 @@ def test_an_allocation_is_exact_or_refused_by_name(problem):
             assert str(refusal).startswith(NAMES), refusal
             return
     budget, size = arguments[-1], given_counts.size
-    lower, upper = np.broadcast_to(options["lower"], size), np.broadcast_to(options["upper"], size)
+    lower, upper = np.broadcast_to(options.get("lower", 0), size), np.broadcast_to(options["upper"], size)
     assert given_counts.dtype == np.int64 and (given_counts >= lower).all() and (given_counts <= upper).all()
     costs = options.get("costs")
     if costs is None:

@@ -24,12 +24,6 @@ def test_hard_first_spreads_what_is_left_over():
     assert heuristics.hard_first([0, 2, 3], 10, upper=[6, 1, 9]).tolist() == [6, 1, 3]
 
 
-def test_hard_first_gives_every_prompt_its_lower_bound_first():
-    assert heuristics.hard_first([0, 3, 0], 10, lower=[1, 2, 4]).tolist() == [4, 2, 4]
-    assert heuristics.hard_first([0, 3, 0], 7, lower=[1, 2, 4]).tolist() == [1, 2, 4]
-    assert heuristics.hard_first([0, 3], 10, lower=[1, 2], upper=[5, 6]).tolist() == [5, 5]
-
-
 @given(rates, st.integers(2, 20))
 @settings(max_examples=150)
 def test_counts_are_in_proportion_to_the_weights(rates, average):

@@ -267,6 +267,11 @@ def test_the_fallback_counts_in_units_of_cost(budget, upper, expected):
     assert knapsack.allocate([0.5, 0, 1], budget, upper=upper, costs=[2.0, 3.0, 5.0]).tolist() == expected
 
 
+def test_equal_shares_are_divided_by_the_costs():
+    """4 units beyond the bounds; gains per unit 1, 1/2, 1/3, ... and 1/2, 1/4, ...; at a tie the first prompt wins."""
+    assert knapsack.allocate([0, 0], 10, costs=[1.0, 2.0]).tolist() == [4, 3]
+
+
 @pytest.mark.parametrize("info_gain", [True, False])
 def test_without_fallback_prompts_without_value_are_equal(info_gain):
     counts = knapsack.allocate([0.0, 1.0, 0.0], 9, lower=1, info_gain=info_gain, fallback=False)

@@ -68,6 +68,7 @@ def test_re_rollouts_train_and_inform_the_controllers_and_save_nothing():
     assert ema["prefix_sampling/pass_rate_ema_k7"] == pytest.approx((1 - alpha) * 0.5 + alpha * 7 / 8)
     metrics = policy.metrics()
     assert metrics["prefix_sampling/from_k1_to_k0"] == metrics["prefix_sampling/from_k7_to_k7"] == 1
+    assert metrics["prefix_sampling/child_band_share_k1"] == 0
     assert metrics["prefix_sampling/rerollout_pass_rate"] == pytest.approx((0 + 2 + 7) / 24)
     assert metrics["prefix_sampling/fresh_band_share"] == 1 and metrics["prefix_sampling/valid_groups"] == 3
 
@@ -221,6 +222,17 @@ def test_a_run_that_is_resumed_without_prefixes_re_rolls_out_nothing():
     assert all(request.prefix is None for request in opened(resumed, 40, step=2))
 
 
+@pytest.mark.parametrize(
+    ("options", "buckets"),
+    [({"sides": "hard"}, [1, 2]), ({"band": [0.25, 0.75]}, [1, 7]), ({"n": 3}, [1, 2])],
+)
+def test_a_resume_with_other_buckets_is_refused(options, buckets):
+    saved = PrefixSampling(train_batch_size=4, n=8).state_dict()
+    with pytest.raises(ValueError) as refusal:
+        PrefixSampling(train_batch_size=4, **options).load_state_dict(saved)
+    assert str(refusal.value) == f"buckets={buckets} is not valid: the run that is resumed has [1, 2, 6, 7] of n=8"
+
+
 def test_prompts_with_a_waiting_prefix_are_not_drawn_in_further_rounds():
     before = PrefixSampling(train_batch_size=3, n=8)
     finish(before, opened(before, 40), [1, 2, 6])
@@ -316,6 +328,9 @@ def test_rewards_that_are_no_verdicts_are_refused_in_one_sentence():
     ("options", "message"),
     [
         ({"n": 2}, "^n=2"),
+        ({"n": 8.0}, "^n=8.0"),
+        ({"target": 0}, "^target=0"),
+        ({"target": 1.0}, "^target=1.0"),
         ({"sides": "left"}, "sides=left.*both, hard, easy"),
         ({"band": [0.6, 0.7]}, "band"),
         ({"band": [0.4]}, "band"),

@@ -82,9 +82,9 @@ def maximize(
     return counts
 
 
-def even(*columns: np.ndarray) -> Gain:
-    """An objective under which the prompt with the fewest rollouts gets the next rollout."""
-    return lambda groups, counts: 1 / (counts + 1.0)
+def even(lower: np.ndarray) -> Gain:
+    """An objective under which the prompt with the fewest rollouts beyond ``lower`` gets the next rollout."""
+    return lambda groups, counts: 1 / (counts - lower[groups] + 1.0)
 
 
 def require_feasible(budget: float, lower: np.ndarray, upper: np.ndarray, unit: np.ndarray) -> None:

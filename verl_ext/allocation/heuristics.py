@@ -17,9 +17,7 @@ from verl_ext.allocation import greedy
 EPSILON = 1e-12, 1e12  # limits within which weights are neither 0 nor infinite
 
 
-def hard_first(
-    successes: ArrayLike, budget: int, *, lower: ArrayLike = 0, upper: ArrayLike | None = None
-) -> np.ndarray:
+def hard_first(successes: ArrayLike, budget: int, *, upper: ArrayLike | None = None) -> np.ndarray:
     """(n,) int64 additional rollouts, all to prompts without a success so far, evenly (HORA §4.2, ablation).
 
     If no prompt is without a success, or ``upper`` stops these prompts, the remaining rollouts go evenly to the other
@@ -28,7 +26,6 @@ def hard_first(
     Args:
         successes: (n,) correct rollouts so far.
         budget: additional rollouts in all.
-        lower: scalar or (n,), fewest additional rollouts.
         upper: scalar or (n,), most additional rollouts; None: no limit.
 
     Raises:
@@ -36,18 +33,14 @@ def hard_first(
     """
     successes = checks.within("successes", checks.vector("successes", successes), 0, np.inf)
     n, budget = successes.size, int(checks.budget(budget, None))
-    lower = checks.integers("lower", lower, n)
-    upper = np.full(n, max(budget, lower.max())) if upper is None else checks.integers("upper", upper, n)
-    greedy.require_feasible(budget, lower, upper, np.ones(n))
+    counts = np.zeros(n, dtype=np.int64)
+    upper = np.full(n, budget) if upper is None else checks.integers("upper", upper, n)
+    greedy.require_feasible(budget, counts, upper, np.ones(n))
     hard = successes == 0
-    left = budget - int(lower.sum())
-    for_hard = min(left, int((upper - lower)[hard].sum()))
-    counts = lower.copy()
-    for rows, share in ((hard, for_hard), (~hard, left - for_hard)):
+    for_hard = min(budget, int(upper[hard].sum()))
+    for rows, share in ((hard, for_hard), (~hard, budget - for_hard)):
         if rows.any():
-            counts[rows] = greedy.maximize(
-                greedy.even, [lower[rows]], share + lower[rows].sum(), lower[rows], upper[rows]
-            )
+            counts[rows] = greedy.maximize(greedy.even, [counts[rows]], share, counts[rows], upper[rows])
     return counts
 
 

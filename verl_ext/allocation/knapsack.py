@@ -119,11 +119,6 @@ def _gain(rate: np.ndarray, *, info_gain: bool) -> greedy.Gain:
 _LOG_ZERO = -1000.0  # exp(-1000) is 0, and 0 * -1000 is 0 where 0 * -inf would be nan
 
 
-def _equal_shares(lower: np.ndarray) -> greedy.Gain:
-    """An objective under which the prompt with the fewest rollouts beyond ``lower`` gets the next rollout."""
-    return lambda groups, counts: 1 / (counts - lower[groups] + 1.0)
-
-
 def _with_fallback(
     objective: greedy.Objective,
     rates: np.ndarray,
@@ -149,8 +144,8 @@ def _with_fallback(
     counts = lower.copy()
     for rows, share, rule, columns in (
         (between, for_between, objective, [rates]),
-        (unsolved, for_unsolved, _equal_shares, [lower]),
-        (solved, for_solved, _equal_shares, [lower]),
+        (unsolved, for_unsolved, greedy.even, [lower]),
+        (solved, for_solved, greedy.even, [lower]),
     ):
         if rows.any():
             counts[rows] = greedy.maximize(

@@ -84,8 +84,6 @@ class PromptEstimator:
         for key, file in (("features", self._features), ("state", state)):
             found = file is None or (isinstance(file, str | os.PathLike) and Path(file).expanduser().is_file())
             checks.require(found, f"{OPTIONS}.{key}", str(file), "there is no such file")
-        valid = "the run names its prompts itself"
-        checks.require("ids" not in self._options, f"{OPTIONS}.ids", self._options.get("ids"), valid)
         # Everything that can be refused without the data is refused now, not once a cluster is up.
         self._state = None if state is None else _read_state(state)
         if name == "probe" and self._state is None and self._options.get("online") is False:
@@ -138,7 +136,7 @@ class PromptEstimator:
     def _read_features(self) -> np.ndarray:
         try:
             matrix = np.load(Path(self._features).expanduser(), allow_pickle=False)
-            return Features("features", matrix, None).matrix
+            return Features("features", matrix).matrix
         except (ValueError, OSError, EOFError) as error:
             raise checks.InvalidValue(f"{OPTIONS}.features", str(self._features), str(error)) from error
 

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from verl_ext import checks
 
 Prompts = Sequence[Hashable] | np.ndarray
-"""Stable prompt ids, or rows of the features if the estimator was given no ids."""
+"""Stable prompt ids; for estimators over features, rows of the features."""
 
 
 class Estimator(Protocol):
@@ -44,18 +44,17 @@ def observed(success_rates: ArrayLike, trials: ArrayLike | None, size: int) -> t
 
 
 class Features:
-    """One row of features per prompt, found by id.
+    """One row of features per prompt.
 
     Args:
         name: the caller's name of the matrix, for error messages.
         matrix: (Q, d) finite numbers, embeddings or hidden states.
-        ids: Q distinct ids; None: callers name prompts by row.
 
     Raises:
-        ValueError: ``matrix`` is not a finite matrix, or ``ids`` are not Q distinct ids.
+        ValueError: ``matrix`` is not a finite matrix.
     """
 
-    def __init__(self, name: str, matrix: ArrayLike, ids: Sequence[Hashable] | None):
+    def __init__(self, name: str, matrix: ArrayLike):
         try:
             matrix = np.asarray(matrix)
             self.matrix = matrix if matrix.dtype == np.float32 else matrix.astype(np.float64)
@@ -66,21 +65,13 @@ class Features:
         finite = np.isfinite(self.matrix).all(axis=1)
         if not finite.all():
             raise ValueError(f"{name}[{int(np.argmin(finite))}] is not finite.")
-        self.row = None if ids is None else {prompt: row for row, prompt in enumerate(ids)}
-        if ids is not None and self.row is not None and not len(self.row) == len(ids) == len(self.matrix):
-            raise ValueError(f"ids has {len(self.row)} distinct entries, but {name} has {len(self.matrix)} rows.")
 
     def rows(self, prompts: Prompts) -> np.ndarray:
         """(B,) int64 rows of the prompts.
 
         Raises:
-            ValueError: an id is unknown, or a row does not exist.
+            ValueError: a prompt is not the number of a row.
         """
-        if self.row is not None:
-            unknown = [prompt for prompt in prompts if prompt not in self.row]
-            if unknown:
-                raise ValueError(f"prompts has {unknown[0]!r}, which is not one of the {len(self.row)} ids.")
-            return np.array([self.row[prompt] for prompt in prompts], dtype=np.int64)
         rows = np.asarray(prompts)
         if rows.ndim != 1 or (rows.size and not np.issubdtype(rows.dtype, np.integer)):
             raise ValueError(f"rows must be whole numbers of shape (B,), not {rows.dtype} of shape {rows.shape}.")

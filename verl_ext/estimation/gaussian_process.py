@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -35,7 +35,6 @@ class GaussianProcess:
 
     Args:
         embeddings: (Q, d).
-        ids: Q distinct prompt ids; None: prompts are named by row.
         bandwidth: h, greater than 0; None: the median distance between prompts (of 2,048 of them where there are more).
         prior_mean: of g, so sigmoid(prior_mean) is predicted before any observation. HORA's ablation uses -1.
         clip: rates are observed no closer than this to 0 and 1; in (0, 0.5). With ``softplus``: the least variance.
@@ -52,7 +51,6 @@ class GaussianProcess:
         self,
         embeddings: ArrayLike,
         *,
-        ids: Sequence[Hashable] | None = None,
         bandwidth: float | None = None,
         prior_mean: float = 0.0,
         clip: float = 0.02,
@@ -60,7 +58,7 @@ class GaussianProcess:
         link: str = "sigmoid",
         jitter: float = 1e-8,
     ):
-        self._features = Features("embeddings", embeddings, ids)
+        self._features = Features("embeddings", embeddings)
         self._points = self._features.matrix - self._features.matrix.mean(axis=0)  # distances lose fewer digits
         self.clip = checks.positive_number("clip", clip)
         self.noise = checks.number("noise", noise, 0, np.inf)

@@ -6,7 +6,7 @@ import base64
 import io
 import pickle
 from collections import deque
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,7 +36,6 @@ class LinearProbe:
 
     Args:
         features: (Q, d) embeddings or hidden states.
-        ids: Q distinct prompt ids; None: prompts are named by row.
         online: learn from observations.
         dual: two heads.
         cycles: latest cycles that each Adam step uses.
@@ -54,7 +53,6 @@ class LinearProbe:
         self,
         features: ArrayLike,
         *,
-        ids: Sequence[Hashable] | None = None,
         online: bool = True,
         dual: bool = False,
         cycles: int = 10,
@@ -67,7 +65,7 @@ class LinearProbe:
         extras.require("embeddings", "torch")
         import torch
 
-        self._features = Features("features", features, ids)
+        self._features = Features("features", features)
         self.online, self.dual = online, dual
         self.cycles, self.steps = checks.integer("cycles", cycles, 1), checks.integer("steps", steps, 1)
         self.decay = checks.number("decay", decay, 1e-9, 1)

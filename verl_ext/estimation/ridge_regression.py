@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,6 @@ class RidgeRegression:
 
     Args:
         features: (Q, d), for instance embeddings.
-        ids: Q distinct prompt ids; None: prompts are named by row.
         window: samples kept; 1,024 in the paper.
         penalty: greater than 0. The intercept is not penalised.
         initial: prediction before the first observation.
@@ -31,12 +30,11 @@ class RidgeRegression:
         self,
         features: ArrayLike,
         *,
-        ids: Sequence[Hashable] | None = None,
         window: int = 1024,
         penalty: float = 1.0,
         initial: float = 0.5,
     ):
-        self._features = Features("features", features, ids)
+        self._features = Features("features", features)
         self.window = checks.integer("window", window, 1)
         self.penalty = checks.positive_number("penalty", penalty)
         self.initial = checks.number("initial", initial, 0, 1)

@@ -192,7 +192,7 @@ def main(
             texts = [prompt_text(row[prompt_key]) for row in prompts]
             matrix = embed(texts, cache=cache.expanduser(), model=model)
         else:
-            matrix = Features("features", np.load(features, allow_pickle=False), None).matrix
+            matrix = Features("features", np.load(features, allow_pickle=False)).matrix
             if len(matrix) != len(prompts):
                 raise ValueError(f"--features {features}: it has {len(matrix)} rows, and {data} has {len(prompts)}.")
         fitted, held = split(logged, held_out)
