@@ -8,10 +8,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.configs import RECIPES, compose, write_model, write_rows
+from support.configs import RECIPES, compose, sentences, write_model, write_rows
 
 from verl_ext.announce import announcement
-from verl_ext.driver.preflight.validate import BadConfig, validate
+from verl_ext.driver.preflight.validate import validate
 
 PAGE = (Path(__file__).parents[2] / "docs/from_verl.md").read_text()
 ARGUMENTS = (Path(__file__).parents[1] / "data/verl_grpo_example.txt").read_text().splitlines()[2:]
@@ -79,10 +79,8 @@ def test_each_recipe_takes_or_refuses_n_as_the_table_says(recipe, overrides):
         cost = validate(config).step_cost()
         assert (cost.prompts, cost.n) == (512, 5)
         return
-    with pytest.raises(BadConfig) as refusal:
-        validate(config)
     key = {"hora": "rollout_policy.G0=8", "pods": "rollout_policy.m=32"}.get(recipe, "actor_rollout_ref.rollout.n=5")
-    assert [sentence.startswith(f"{key} is not valid") for sentence in refusal.value.sentences] == [True]
+    assert [sentence.startswith(f"{key} is not valid") for sentence in sentences(config)] == [True]
 
 
 def test_the_same_overrides_are_valid_for_verl_itself(overrides):
@@ -114,9 +112,8 @@ def test_the_recipe_has_the_loss_of_the_paper_unless_told_otherwise(overrides):
 )
 def test_arguments_of_verls_other_scripts_are_refused_by_name(overrides, argument, why):
     more = ["reward.reward_model.enable=True"] if "reward_model" in argument else []
-    with pytest.raises(BadConfig) as refusal:
-        validate(compose("grpo", *overrides, *more, argument))
-    assert any(argument.partition("=")[0] in sentence and why in sentence for sentence in refusal.value.sentences)
+    refused = sentences(compose("grpo", *overrides, *more, argument))
+    assert any(argument.partition("=")[0] in sentence and why in sentence for sentence in refused)
 
 
 @pytest.mark.parametrize(
@@ -141,9 +138,8 @@ def test_arguments_of_verls_other_scripts_are_refused_by_name(overrides, argumen
 def test_keys_of_the_table_are_refused(override, overrides):
     key = override.partition("=")[0]
     assert f"`{key}`" in PAGE
-    with pytest.raises(BadConfig) as refusal:
-        validate(compose("knapsack", *overrides, override))
-    assert any(sentence.startswith(key.rpartition(".")[0]) for sentence in refusal.value.sentences)
+    refused = sentences(compose("knapsack", *overrides, override))
+    assert any(sentence.startswith(key.rpartition(".")[0]) for sentence in refused)
 
 
 def test_the_reward_function_of_the_page_gives_a_verdict():

@@ -291,6 +291,18 @@ def test_a_longer_run_has_as_many_positions_and_a_folder_of_its_own(name):
 
 
 @pytest.mark.parametrize(
+    "name",
+    ["pilot_commit_qwen2_5_math_1_5b", "vip_qwen2_5_math_1_5b", "vip_qwen2_5_math_7b", "prefix_sampling_qwen3_32b_swe"],
+)
+def test_raised_positions_follow_the_length_of_responses(name):
+    config = resolved(name, "data.max_response_length=100000")
+    positions = {"max_position_embeddings": config["data"]["max_prompt_length"] + 100000}
+    engines = config["actor_rollout_ref"]["rollout"]["engine_kwargs"]
+    assert config["actor_rollout_ref"]["model"]["override_config"].items() >= positions.items()
+    assert engines["vllm"]["hf_overrides"] == json.loads(engines["sglang"]["json_model_override_args"]) == positions
+
+
+@pytest.mark.parametrize(
     ("script", "name", "value", "valid"),
     [
         ("grpo_qwen3_8b", "N", "48", "use 128, 64 or 16, the paper's, or 32"),

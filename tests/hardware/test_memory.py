@@ -29,6 +29,7 @@ from verl_ext.hardware.memory import (
     settings,
     use,
 )
+from verl_ext.hardware.profiles import PROFILES, profile
 from verl_ext.hardware.shapes import SHAPES, Shape, find, read
 
 ROOT = Path(__file__).parents[2]
@@ -200,6 +201,7 @@ def test_profiles_and_documentation_are_what_is_computed():
     written = runpy.run_path(str(ROOT / "docs" / "write_hardware.py"))["written"]
     for path, text in written().items():
         assert path.read_text() == text, f"{path.name} is out of date: run python docs/write_hardware.py"
+    assert all(profile("a800", size) == profile("a100", size) for size in PROFILES)  # a800.yaml includes a100.yaml
 
 
 def test_a_shape_is_read_from_a_models_folder(tmp_path):

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import hydra
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from verl.experimental.agent_loop.agent_loop import (
     AgentLoopBase,
@@ -19,8 +18,8 @@ from verl.utils.dataset.rl_dataset import RLHFDataset
 from verl.workers.rollout.replica import TokenOutput
 
 from support.configs import compose
+from verl_ext.first_run.made_up import END, byte_tokenizer
 
-START, END = "<|im_start|>", "<|im_end|>"
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
     "{% if message['role'] == 'tool' %}<tool_response>{{ message['content'] }}</tool_response>"
@@ -31,14 +30,7 @@ CHAT_TEMPLATE = (
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
     """One token per byte, with ChatML's own as single tokens."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Tokenizer(models.BPE({token: place for place, token in enumerate(alphabet)}, []))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken(token, special=True) for token in ("<|endoftext|>", START, END)])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token="<|endoftext|>", eos_token=END, chat_template=CHAT_TEMPLATE
-    )
+    return byte_tokenizer([], CHAT_TEMPLATE)
 
 
 def sql_call(query: str) -> str:

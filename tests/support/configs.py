@@ -12,6 +12,7 @@ import hydra
 import omegaconf.base
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 import yaml
 from hydra._internal import defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -125,6 +126,16 @@ def changed(config: DictConfig, *overrides: str) -> DictConfig:
         new = key.startswith("+")
         OmegaConf.update(copied, key.removeprefix("+"), yaml.safe_load(value), merge=False, force_add=new)
     return copied
+
+
+def sentences(config: DictConfig, *overrides: str) -> tuple[str, ...]:
+    """The sentences with which a changed config is refused. Each is one line."""
+    from verl_ext.driver.preflight.validate import BadConfig, validate
+
+    with pytest.raises(BadConfig) as refusal:
+        validate(changed(config, *overrides))
+    assert not any("\n" in sentence for sentence in refusal.value.sentences)
+    return refusal.value.sentences
 
 
 def write_rows(path: Path, count: int, columns: tuple[str, ...] = ("data_source", "prompt", "reward_model")) -> Path:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.configs import RECIPES, changed, compose, good_overrides
+from support.configs import RECIPES, compose, good_overrides, sentences
 
-from verl_ext.driver.preflight.validate import BadConfig, validate
+from verl_ext.driver.preflight.validate import validate
 from verl_ext.policy import RolloutPolicy
 
 TABLE: dict[str, dict[str, str]] = yaml.safe_load((Path(__file__).parent / "bad_input.yaml").read_text())
@@ -28,9 +28,7 @@ def configs(folder):
 
 @pytest.mark.parametrize(("recipe", "override", "sentence"), CASES)
 def test_refused_with_its_sentence(recipe, override, sentence, configs, folder):
-    with pytest.raises(BadConfig) as refusal:
-        validate(changed(configs[recipe], override))
-    assert sentence.replace("{folder}", str(folder)) in refusal.value.sentences
+    assert sentence.replace("{folder}", str(folder)) in sentences(configs[recipe], override)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

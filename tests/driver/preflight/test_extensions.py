@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-from support.configs import changed, compose, good_overrides
+from support.configs import changed, compose, good_overrides, sentences
 
 from verl_ext.data.schema import make_row, number_rows, write_rows
 from verl_ext.driver.preflight.validate import BadConfig, validate
@@ -35,10 +35,7 @@ def module(monkeypatch, tmp_path):
 
 
 def refusal(config, *overrides) -> str:
-    with pytest.raises(BadConfig) as refused:
-        validate(changed(config, *overrides))
-    (sentence,) = refused.value.sentences
-    assert "\n" not in sentence
+    (sentence,) = sentences(config, *overrides)
     key, value = overrides[-1].removeprefix("+").split("=", 1)
     start = f"{key}={value} is not valid: "
     assert sentence.startswith(start)
@@ -68,9 +65,7 @@ def test_without_a_reward_function_verl_must_know_every_data_source(config, modu
     number_rows(rows, "train")
     write_rows(tmp_path / "rows.parquet", rows)
     mixed = changed(config, f"data.train_files={tmp_path}/rows.parquet")
-    with pytest.raises(BadConfig) as refused:
-        validate(mixed)
-    assert refused.value.sentences == (
+    assert sentences(mixed) == (
         f"{REWARD}.path=null is not valid: verl has no reward function for data_source='mine' "
         "(row 30 of data.train_files), name a file or pkg://package.module with one",
     )

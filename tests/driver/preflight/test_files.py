@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from support.configs import changed, compose, good_overrides
+from support.configs import changed, compose, good_overrides, sentences
 
 from verl_ext.driver.preflight.files import obstacle_to_reading
 from verl_ext.driver.preflight.model import obstacle_to_listing
-from verl_ext.driver.preflight.validate import BadConfig, validate
+from verl_ext.driver.preflight.validate import validate
 from verl_ext.files import obstacle_to_writing
 
 MODEL, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
@@ -40,13 +40,6 @@ def config(folder):
 @pytest.fixture(scope="module")
 def vip(folder):
     return compose("vip", *good_overrides(folder))
-
-
-def sentences(config, *overrides) -> tuple[str, ...]:
-    with pytest.raises(BadConfig) as refusal:
-        validate(changed(config, *overrides))
-    assert not any("\n" in sentence for sentence in refusal.value.sentences)
-    return refusal.value.sentences
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,12 @@ import pytest
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from safetensors.numpy import save_file
-from support.configs import changed, compose, good_overrides
+from support.configs import changed, compose, good_overrides, sentences
 
 from verl_ext.driver.preflight.validate import BadConfig, validate
 
 MODEL, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
-TEMPLATE, MESSAGES = f"{MODEL}.custom_chat_template", "'{% for m in messages %}{{ m.role + m.content }}{% endfor %}'"
+TEMPLATE = f"{MODEL}.custom_chat_template"
 
 
 @pytest.fixture(scope="module")
@@ -29,13 +29,6 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def config(folder):
     return compose("grpo", *good_overrides(folder))
-
-
-def sentences(config, *overrides) -> tuple[str, ...]:
-    with pytest.raises(BadConfig) as refusal:
-        validate(changed(config, *overrides))
-    assert not any("\n" in sentence for sentence in refusal.value.sentences)
-    return refusal.value.sentences
 
 
 def model(folder: Path, but: str = "", config: str = '{"model_type": "qwen2"}') -> Path:
