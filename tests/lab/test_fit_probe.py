@@ -160,11 +160,13 @@ def test_the_loss_is_the_beta_binomial_likelihood():
         (["--model", "no/such_model"], "hf download no/such_model"),
         (["--out", "{folder}"], "it is a folder"),
         (["--prompt-key", "question"], "question"),
+        (["--features", "{folder}/large.npy"], "the fit diverged: use a smaller --learning-rate, or smaller features"),
     ],
 )
 def test_refused(logged, invoke, tmp_path, further, named):
     folder = logged[0]
     np.save(folder / "short.npy", np.eye(3))
+    np.save(folder / "large.npy", 1e30 * np.random.default_rng(2).normal(size=(60, 6)))
     result = invoke(*options_of(folder, tmp_path / "probe.json", *(part.format(folder=folder) for part in further)))
     assert result.exit_code == 2 and named in re.sub(r"[\s│]+", " ", result.output), result.output
     assert not (tmp_path / "probe.json").exists()

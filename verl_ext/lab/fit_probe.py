@@ -110,12 +110,17 @@ def fit(matrix: np.ndarray, logged: Outcomes, *, dual: bool, learning_rate: floa
         dual: two heads.
         learning_rate: of Adam.
         steps: of Adam.
+
+    Raises:
+        ValueError: the fit diverged, so a prediction is not finite.
     """
     from verl_ext.estimation.probe import LinearProbe
 
     probe = LinearProbe(matrix, online=False, dual=dual, learning_rate=learning_rate)
     equal = np.full(logged.row.size, round(logged.rollouts.mean()))
     probe.fit(logged.row, logged.rates, logged.rollouts if dual else equal, steps=steps)
+    if not np.isfinite(probe.predict(np.arange(len(matrix)))).all():
+        raise ValueError("the fit diverged: use a smaller --learning-rate, or smaller features.")
     return probe
 
 
