@@ -185,7 +185,8 @@ class LinearProbe:
         """Continue from a ``state_dict``. Learning rate and weight decay stay those of this probe.
 
         Raises:
-            ValueError: the saved probe has other features or another number of heads, is not finite, or this is no probe's state.
+            ValueError: the saved probe has other features, another number of heads or weights that are not finite, or
+                this is no probe's state.
         """
         require_state(state, width=self._inputs.shape[1], dual=self.dual)
         try:
