@@ -144,6 +144,15 @@ MEGATRON, FSDP = (
 )
 
 
+@pytest.mark.parametrize("content", ["", "{", '{"FSDP_version": 2}', "[1]", '{"world_size": null}'])
+def test_a_damaged_number_of_shards_is_refused_by_the_files_name(tmp_path, content):
+    (tmp_path / "huggingface").mkdir()
+    (tmp_path / "huggingface" / "config.json").write_text("{}")
+    (tmp_path / "fsdp_config.json").write_text(content)
+    with pytest.raises(BadCheckpoint, match=r"fsdp_config\.json is damaged \(\w+\); export another checkpoint"):
+        backend_of(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("files", "backend"),
     [

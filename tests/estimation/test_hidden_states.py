@@ -95,15 +95,17 @@ def test_the_command_passes_its_options_on(folder, tmp_path):
     pd.DataFrame({"question": PROMPTS}).to_parquet(tmp_path / "train.parquet")
     out = tmp_path / "made" / "on_demand" / "features.npy"
     for depth in (0.2, 1.0):  # the second time into a folder that exists
-        main(folder, tmp_path / "train.parquet", out, depth=depth, batch_size=2, prompt_key="question")
+        main(folder, [tmp_path / "train.parquet"], out, depth=depth, batch_size=2, prompt_key="question")
         expected = hidden_states(PROMPTS, model=folder, depth=depth, progress=False)
         np.testing.assert_allclose(np.load(out), expected, atol=1e-5)
 
 
 def test_the_command_writes_one_row_per_prompt(folder, tmp_path, monkeypatch):
     """``python -m``, in this process, which has imported torch."""
-    pd.DataFrame({"prompt": PROMPTS}).to_parquet(tmp_path / "train.parquet")
-    arguments = ["--model", folder, "--data", tmp_path / "train.parquet", "--out", tmp_path / "features.npy"]
+    files = tmp_path / "first.parquet", tmp_path / "second.parquet"
+    for file, part in zip(files, (PROMPTS[:3], PROMPTS[3:]), strict=True):
+        pd.DataFrame({"prompt": part}).to_parquet(file)
+    arguments = ["--model", folder, "--data", files[0], "--data", files[1], "--out", tmp_path / "features.npy"]
     monkeypatch.setattr(sys, "argv", ["python -m", *map(str, arguments)])
     monkeypatch.delitem(sys.modules, main.__module__)  # imported anew
     with pytest.raises(SystemExit) as end:

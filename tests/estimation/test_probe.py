@@ -235,6 +235,13 @@ def test_a_state_that_is_code_is_refused_and_does_not_run(task, tmp_path):
     assert not (tmp_path / "mark").exists()
 
 
+def test_a_state_of_a_probe_that_diverged_is_refused(task):
+    probe = LinearProbe(1e30 * task[0])
+    probe.fit(np.arange(50), task[2][:50], steps=1)
+    with pytest.raises(ValueError, match="the state's weights are not finite"):
+        LinearProbe(task[0]).load_state_dict(probe.state_dict())
+
+
 @pytest.mark.parametrize("tensors", ["", "bm90IGEgcHJvYmU=", 3, None])
 def test_a_state_without_a_probes_tensors_is_refused(task, tensors):
     probe = LinearProbe(task[0])

@@ -6,6 +6,7 @@ import json
 import re
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import typer
 from scipy.stats import betabinom
@@ -68,7 +69,8 @@ def test_a_fitted_probe_beats_beta_1_1_on_held_out_prompts_and_starts_a_run(logg
     folder, texts, correct = logged
     result = invoke(*options_of(folder, tmp_path / "new" / "probe.json", *["--dual"] * dual))
     assert result.exit_code == 0, result.output
-    assert "12 prompts held out, 48 fitted, 480 rollouts" in result.output
+    assert "Prompts held out: 12, fitted: 48, their rollouts: 480" in result.output
+    assert "left out" not in result.output
     named = {
         name: re.search(rf"{re.escape(name)} +(\d\.\d+) +(\d\.\d+)", result.output)
         for name in ("the probe", "Beta(1, 1)")
@@ -121,7 +123,31 @@ def test_two_heads_see_the_numbers_of_rollouts():
 
 def test_only_the_first_steps_are_read_if_asked(logged, invoke, tmp_path):
     result = invoke(*options_of(logged[0], tmp_path / "probe.json", "--until-step", 1))
-    assert "6 prompts held out, 24 fitted, 240 rollouts" in result.output
+    assert "Prompts held out: 6, fitted: 24, their rollouts: 240" in result.output
+
+
+def test_several_files_of_data_are_one_and_prompts_outside_of_the_data_are_counted(logged, invoke, tmp_path):
+    folder = logged[0]
+    table = pq.read_table(folder / "train.parquet")
+    first, second = tmp_path / "1.parquet", tmp_path / "2.parquet"
+    pq.write_table(table[:20], first)
+    pq.write_table(table[20:], second)
+    np.save(tmp_path / "kinds.npy", np.eye(2)[np.arange(60) % 2])
+    np.save(tmp_path / "first.npy", np.eye(2)[np.arange(20) % 2])
+
+    def written(name, *further):
+        command = ("--out", tmp_path / name, "--steps", 20, *further)
+        result = invoke(folder / "rollouts", *command)
+        assert result.exit_code == 0, result.output
+        return result.output, (tmp_path / name).read_text()
+
+    every = ("--features", tmp_path / "kinds.npy")
+    _, one = written("one.json", "--data", folder / "train.parquet", *every)
+    output, both = written("both.json", "--data", first, "--data", second, *every)
+    assert both == one and "left out" not in output
+    output, _ = written("first.json", "--data", first, "--features", tmp_path / "first.npy")
+    assert "Logged prompts left out, since the data lacks them: 40 of 60." in output
+    assert "Prompts held out: 4, fitted: 16, their rollouts: 160" in output
 
 
 def test_groups_are_summed_by_the_row_of_their_prompt():
@@ -132,6 +158,10 @@ def test_groups_are_summed_by_the_row_of_their_prompt():
     assert (first.rollouts.tolist(), first.correct.tolist()) == ([4], [2])
     with pytest.raises(ValueError, match="none of the 3 logged prompts is in the data"):
         outcomes(log, ["p3"])
+    with pytest.raises(
+        ValueError, match="--until-step 1: the first logged rollouts of the data's prompts are of step 3"
+    ):
+        outcomes(log, ["p2"], until_step=1)
 
 
 def test_held_out_prompts_are_not_fitted():
@@ -160,11 +190,13 @@ def test_the_loss_is_the_beta_binomial_likelihood():
         (["--model", "no/such_model"], "hf download no/such_model"),
         (["--out", "{folder}"], "it is a folder"),
         (["--prompt-key", "question"], "question"),
+        (["--features", "{folder}/large.npy"], "the fit diverged: use a smaller --learning-rate, or smaller features"),
     ],
 )
 def test_refused(logged, invoke, tmp_path, further, named):
     folder = logged[0]
     np.save(folder / "short.npy", np.eye(3))
+    np.save(folder / "large.npy", 1e30 * np.random.default_rng(2).normal(size=(60, 6)))
     result = invoke(*options_of(folder, tmp_path / "probe.json", *(part.format(folder=folder) for part in further)))
     assert result.exit_code == 2 and named in re.sub(r"[\s│]+", " ", result.output), result.output
     assert not (tmp_path / "probe.json").exists()

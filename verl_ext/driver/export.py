@@ -43,7 +43,7 @@ def backend_of(actor: Path) -> tuple[str, Path]:
         ``whole`` for a model in Hugging Face's format, ``megatron``, or ``fsdp`` with all of its shards.
 
     Raises:
-        BadCheckpoint: the folder has neither format, or lacks a shard.
+        BadCheckpoint: the folder has neither format, lacks a shard, or its ``fsdp_config.json`` is damaged.
     """
     megatron, fsdp = actor / "model" / "huggingface", actor / "huggingface"
     for config in (megatron, fsdp):
@@ -56,7 +56,10 @@ def backend_of(actor: Path) -> tuple[str, Path]:
             f"{actor} is a checkpoint of neither FSDP ({FSDP}, huggingface/config.json) nor Megatron (model/dist_ckpt, "
             "model/huggingface/config.json)"
         )
-    ranks = json.loads((actor / FSDP).read_text(encoding="utf-8"))["world_size"]
+    try:
+        ranks = int(json.loads((actor / FSDP).read_text(encoding="utf-8"))["world_size"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadCheckpoint(f"{actor / FSDP} is damaged ({type(error).__name__}); export another checkpoint") from error
     names = [f"model_world_size_{ranks}_rank_{rank}.pt" for rank in range(ranks)]
     if missing := [name for name in names if not (actor / name).is_file()]:
         raise BadCheckpoint(

@@ -75,7 +75,7 @@ def _require_model(model: str | Path) -> None:
 
 def main(
     model: Annotated[Path, typer.Option(help="Folder of the model that training starts from.")],
-    data: Annotated[Path, typer.Option(help="The parquet file of data.train_files.")],
+    data: Annotated[list[Path], typer.Option(help="Parquet file of data.train_files; once per file, in their order.")],
     out: Annotated[Path, typer.Option(help="Where to write the features (.npy).")],
     depth: Annotated[float, typer.Option(help="Share of the model's blocks.")] = 0.6,
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts per forward pass.")] = 16,
@@ -85,10 +85,13 @@ def main(
     try:
         _require_model(model)
         check_file(out).parent.mkdir(parents=True, exist_ok=True)
-        rows = pd.read_parquet(data)
-        if prompt_key not in rows:
-            raise ValueError(f"--prompt-key {prompt_key}: {data} has {', '.join(rows.columns)}.")
-        features = hidden_states(rows[prompt_key].tolist(), model=model, depth=depth, batch_size=batch_size)
+        prompts: list = []
+        for file in data:
+            rows = pd.read_parquet(file)
+            if prompt_key not in rows:
+                raise ValueError(f"--prompt-key {prompt_key}: {file} has {', '.join(rows.columns)}.")
+            prompts += rows[prompt_key].tolist()
+        features = hidden_states(prompts, model=model, depth=depth, batch_size=batch_size)
     except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
     np.save(out, features, allow_pickle=False)

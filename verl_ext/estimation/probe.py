@@ -183,7 +183,8 @@ class LinearProbe:
         """Continue from a ``state_dict``. Learning rate and weight decay stay those of this probe.
 
         Raises:
-            ValueError: the saved probe has other features or another number of heads, or this is no probe's state.
+            ValueError: the saved probe has other features, another number of heads or weights that are not finite, or
+                this is no probe's state.
         """
         require_state(state, width=self._inputs.shape[1], dual=self.dual)
         try:
@@ -193,6 +194,8 @@ class LinearProbe:
             self._optimizer.load_state_dict(tensors["optimizer"])
         except (KeyError, TypeError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
             raise ValueError(f"the state's tensors are not those of a probe: {error}.") from error
+        if not all(weights.isfinite().all() for weights in self._averaged.parameters()):
+            raise ValueError("the state's weights are not finite: the saved probe has diverged.")
         for group in self._optimizer.param_groups:
             group.update(self._adam)
         self._cycles = deque((tuple(cycle) for cycle in state["replay"]), maxlen=self.cycles)

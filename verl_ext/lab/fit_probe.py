@@ -65,15 +65,22 @@ def outcomes(log: RolloutLog, ids: list[str], until_step: int | None = None) -> 
         until_step: last training step to read; None: all steps.
 
     Raises:
-        ValueError: no logged prompt is in the data.
+        ValueError: no logged prompt is in the data, or the log begins after ``until_step``.
     """
     rows = {identity: row for row, identity in reversed(list(enumerate(ids)))}  # the first of equal rows
     place = np.array([rows.get(identity, -1) for identity in log.prompt_ids])[log.prompt]
-    read = (place >= 0) & (log.step <= (np.inf if until_step is None else until_step))
+    read = place >= 0
     if not read.any():
         raise ValueError(
             f"none of the {len(log.prompt_ids)} logged prompts is in the data: use the data.train_files of the run, "
             "which must be one of verl-ext, since verl's own logs hold no prompt ids."
+        )
+    if until_step is not None:
+        read &= log.step <= until_step
+    if not read.any():
+        first = log.step[place >= 0].min()
+        raise ValueError(
+            f"--until-step {until_step}: the first logged rollouts of the data's prompts are of step {first}."
         )
     rollouts, correct = (
         np.bincount(place[read], weights=column[read], minlength=len(ids)).astype(np.int64)
@@ -110,12 +117,17 @@ def fit(matrix: np.ndarray, logged: Outcomes, *, dual: bool, learning_rate: floa
         dual: two heads.
         learning_rate: of Adam.
         steps: of Adam.
+
+    Raises:
+        ValueError: the fit diverged, so a prediction is not finite.
     """
     from verl_ext.estimation.probe import LinearProbe
 
     probe = LinearProbe(matrix, online=False, dual=dual, learning_rate=learning_rate)
     equal = np.full(logged.row.size, round(logged.rollouts.mean()))
     probe.fit(logged.row, logged.rates, logged.rollouts if dual else equal, steps=steps)
+    if not np.isfinite(probe.predict(np.arange(len(matrix)))).all():
+        raise ValueError("the fit diverged: use a smaller --learning-rate, or smaller features.")
     return probe
 
 
@@ -146,7 +158,9 @@ def scores(probe: LinearProbe, fitted: Outcomes, held: Outcomes) -> dict[str, tu
 
 def main(
     rollouts: Rollouts,
-    data: Annotated[Path, typer.Option(help="The parquet file of the run's data.train_files.")],
+    data: Annotated[
+        list[Path], typer.Option(help="Parquet file of the run's data.train_files; once per file, in their order.")
+    ],
     out: Annotated[Path, typer.Option(help="Where to write the probe (JSON).")],
     features: Annotated[
         Path | None,
@@ -184,7 +198,8 @@ def main(
         if features is not None and model is not None:
             raise ValueError(f"--model {model}: leave it out, --features gives the features.")
         check_file(out).parent.mkdir(parents=True, exist_ok=True)
-        prompts = list(sources.rows(data, ["data_source", prompt_key, "reward_model"]))
+        columns = ["data_source", prompt_key, "reward_model"]
+        prompts = [row for file in data for row in sources.rows(file, columns)]
         ids = [prompt_id(row["data_source"], row[prompt_key], row["reward_model"]["ground_truth"]) for row in prompts]
         log = read_rollouts(find_files(rollouts), correct_above=correct_above)
         logged = outcomes(log, ids, until_step)
@@ -194,7 +209,7 @@ def main(
         else:
             matrix = Features("features", np.load(features, allow_pickle=False)).matrix
             if len(matrix) != len(prompts):
-                raise ValueError(f"--features {features}: it has {len(matrix)} rows, and {data} has {len(prompts)}.")
+                raise ValueError(f"--features {features}: it has {len(matrix)} rows, and the data has {len(prompts)}.")
         fitted, held = split(logged, held_out)
         with console.status("Fitting"):
             probe = fit(matrix, fitted, dual=dual, learning_rate=learning_rate, steps=steps)
@@ -207,8 +222,12 @@ def main(
             f"A rollout without a verdict (acc) counts as correct if its score is above {log.threshold:g}; "
             "--correct-above sets another threshold."
         )
+    in_data = set(ids)
+    if missing := sum(identity not in in_data for identity in log.prompt_ids):
+        console.print(f"Logged prompts left out, since the data lacks them: {missing:,} of {len(log.prompt_ids):,}.")
     found = scores(probe, fitted, held)
-    title = f"{held.row.size} prompts held out, {fitted.row.size} fitted, {int(logged.rollouts.sum()):,} rollouts"
+    rollouts_read = int(logged.rollouts.sum())
+    title = f"Prompts held out: {held.row.size:,}, fitted: {fitted.row.size:,}, their rollouts: {rollouts_read:,}"
     rows = [(name, f"{loss:.3f}", f"{error:.3f}") for name, (loss, error) in found.items()]
     console.print(Table(title, ("prior", "log loss of a prompt's count", "error of the rate"), rows))
     best = min(found, key=lambda name: found[name][0])

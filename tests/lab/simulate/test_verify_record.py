@@ -206,6 +206,8 @@ def test_the_end_of_a_run_that_moves_is_followed(path):
 def test_what_is_no_record_is_refused(path):
     with pytest.raises(ValueError, match="there is no such file"):
         verify(path)
+    with pytest.raises(ValueError, match="it is a folder, name a file"):
+        verify(path.parent)
     path.write_text('{"step": 1, "data": {}}\n')
     with pytest.raises(ValueError, match="is not a record"):
         verify(path)
@@ -214,10 +216,28 @@ def test_what_is_no_record_is_refused(path):
         verify(path)
 
 
+@pytest.mark.parametrize(
+    "content", ["{line:.40}", "null", "7", '{{"event": []}}', '{{"event": "waves"}}', '{{"rows": []}}']
+)
+def test_a_damaged_line_is_named_and_a_line_that_a_kill_cut_off_is_counted(path, content):
+    recorded = Recorded(path, "grpo n=4")
+    recorded.steps(1, 2)
+    whole = path.read_text().splitlines()
+    damaged = content.format(line=whole[3])
+    path.write_text("\n".join([*whole[:3], damaged, *whole[4:]]))
+    with pytest.raises(ValueError, match="record.jsonl: line 4 is damaged"):
+        verify(path)
+    path.write_text("\n".join([*whole, damaged]))
+    recorded.start(json.loads(json.dumps(recorded.run.state_dict())))
+    same = invoke(main, path)
+    assert same.exit_code == 0 and "a kill cuts off the last line of its process: 1" in flat(same)
+
+
 def test_the_command_says_that_it_is_the_same_or_where_it_is_not(path):
     Recorded(path, "hora G=6 G0=2").steps(1, STEPS)
     same = invoke(main, path)
     assert same.exit_code == 0 and f"{STEPS} batches in {STEPS} steps" in flat(same)
+    assert "left out" not in flat(same)
     events = lines(path)
     events[0]["policy"]["G0"] = 3
     rewrite(path, events)
@@ -243,7 +263,8 @@ def test_an_estimator_over_texts_reads_them_from_the_runs_data(path, monkeypatch
     monkeypatch.setattr(
         "verl_ext.estimation.by_name.embed", lambda texts, **_: np.array([embeddings[text] for text in texts])
     )
-    same = invoke(main, path, "--data", write_rows(path.with_name("train.parquet"), rows))
+    files = write_rows(path.with_name("1.parquet"), rows[:9]), write_rows(path.with_name("2.parquet"), rows[9:])
+    same = invoke(main, path, "--data", files[0], "--data", files[1])
     assert same.exit_code == 0 and f"{STEPS} batches in {STEPS} steps" in flat(same)
     for name, others in (("fewer", rows[:-1]), ("reversed", rows[::-1])):
         differs = invoke(main, path, "--data", write_rows(path.with_name(f"{name}.parquet"), others))

@@ -26,7 +26,15 @@ from verl_ext.prompts import prompt_text
 from verl_ext.record import VERSION, batch_state, first_difference, request_state
 from verl_ext.trajectory import Trajectory
 
-RUN_KEYS = {"version", "policy", "total_steps", "rows_per_epoch"}
+EFFECTS = {"rows", "submitted", "released"}
+KEYS = {  # that an event's line holds at least
+    "run": {"version", "policy", "total_steps", "rows_per_epoch"},
+    "load": {"state"},
+    "step": {"step", "total_steps", *EFFECTS},
+    "waves": {"waves", *EFFECTS},
+    "batch": {"groups"},
+    "resubmit": EFFECTS,
+}
 
 
 class RecordDiffers(RunError):
@@ -47,7 +55,8 @@ def verify(
 
     Raises:
         RecordDiffers: at the first difference in requests, discarded groups, rows read or batches.
-        ValueError: there is no such file, it is not a record of this version, or the recorded policy needs texts.
+        ValueError: there is no such file, it is not a record of this version, a line is damaged, or the recorded policy
+            needs texts.
     """
     verification = Verification(policy, texts)
     for number, event in _events(Path(path)):
@@ -64,6 +73,7 @@ class Verification:
         requests: prompts and groups with requested rollouts.
         rollouts: rollouts requested.
         batches: batches trained on.
+        cut: last lines of processes that were left out, since a kill had cut them off.
     """
 
     def __init__(self, policy: Callable[[], RolloutPolicy] | None, texts: Sequence[str] | None):
@@ -73,7 +83,7 @@ class Verification:
         self.submitted: list[list] = []
         self.released: list[str] = []
         self.cancelled: list[str] = []
-        self.steps = self.requests = self.rollouts = self.batches = 0
+        self.steps = self.requests = self.rollouts = self.batches = self.cut = 0
 
     def submit(self, requests: list[tuple[Group, int]]) -> None:
         """Note the requests, for the comparison with the record."""
@@ -108,6 +118,8 @@ class Verification:
                 self.batches += 1
             case "resubmit":
                 self.run.resubmit_unfinished()
+            case "cut":
+                self.cut += 1
         self._compare_effects(where, event)
 
     def _start(self, event: Mapping[str, Any]) -> None:
@@ -118,7 +130,7 @@ class Verification:
         if self.make is None and self.texts is None and reads_texts(event["policy"]):
             raise ValueError(
                 f"the estimator {event['policy']['estimator']} reads the prompts' texts, which no record holds; give "
-                "the parquet file of the run's data.train_files with --data."
+                "the parquet files of the run's data.train_files with --data."
             )
         policy = instantiate(dict(event["policy"])) if self.make is None else self.make()
         self.rows, self.submitted, self.released, self.cancelled = [], [], [], []  # a killed process may have left some
@@ -166,38 +178,49 @@ def _wave(group_id: str, rollouts: list, trajectories: list | None) -> tuple[str
 
 
 def _events(path: Path) -> Iterator[tuple[int, dict]]:
-    """Line numbers and events. Incomplete lines are skipped: a kill cuts off the last line of its process."""
+    """Line numbers and events. The event of an incomplete line is ``cut``: a kill cuts off its process's last line."""
     if not path.is_file():
-        raise ValueError(f"{path}: there is no such file.")
-    begun = False
+        raise ValueError(f"{path}: {'it is a folder, name a file' if path.is_dir() else 'there is no such file'}.")
+    begun, cut = False, 0
     with path.open(encoding="utf-8", errors="replace") as file:  # another file is refused as no record, not by a byte
         for number, line in enumerate(file, 1):
-            try:
-                event = json.loads(line)
-            except ValueError:
+            if not line.strip():  # a resumed run begins a new line
                 continue
-            begun = begun or (isinstance(event, dict) and event.get("event") == "run" and event.keys() >= RUN_KEYS)
-            if not begun:
+            event = _complete(line)
+            begun = begun or event["event"] == "run"
+            if not begun and event["event"] != "cut":
                 raise ValueError(f"{path}: is not a record; its first line is not a complete run event.")
+            if cut and event["event"] not in ("run", "cut"):
+                raise ValueError(f"{path}: line {cut} is damaged.")
+            cut = number if event["event"] == "cut" else 0
             yield number, event
     if not begun:
         raise ValueError(f"{path}: is not a record; it has no run event.")
 
 
-def texts_of(data: Path, record: Path) -> list[str]:
+def _complete(line: str) -> dict:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        event = None
+    keys = KEYS.get(str(event.get("event"))) if isinstance(event, dict) else None
+    return event if keys is not None and event.keys() >= keys else {"event": "cut"}
+
+
+def texts_of(data: Sequence[Path], record: Path) -> list[str]:
     """The texts of a recorded run's prompts by row, from the run's training data.
 
     Raises:
         ValueError: a file cannot be read, or a row of the data is not the prompt of the record.
     """
-    rows = list(sources.rows(data, ["data_source", "prompt", "reward_model"]))
+    rows = [row for file in data for row in sources.rows(file, ["data_source", "prompt", "reward_model"])]
     ids = list(map(row_id, rows))
     for _, event in _events(record):
         sized = event.get("rows_per_epoch", len(ids)) == len(ids)
         if not sized or any(ids[row] != identity for identity, row, *_ in event.get("rows", ())):
             raise ValueError(
-                f"--data {data}: holds other prompts than the recorded run read; give the run's data.train_files, "
-                "without the prompts longer than data.max_prompt_length, which verl drops."
+                f"--data {', '.join(map(str, data))}: holds other prompts than the recorded run read; give the run's "
+                "data.train_files, without the prompts longer than data.max_prompt_length, which verl drops."
             )
     return [prompt_text(row["prompt"]) for row in rows]
 
@@ -205,10 +228,11 @@ def texts_of(data: Path, record: Path) -> list[str]:
 def main(
     path: Annotated[Path, typer.Argument(metavar="FILE", help="A record: the file named by rollout_driver.record.")],
     data: Annotated[
-        Path | None,
+        list[Path] | None,
         typer.Option(
             metavar="TRAIN.parquet",
-            help="The parquet file of the run's data.train_files, for an estimator over texts that has no features.",
+            help="Parquet file of the run's data.train_files, for an estimator over texts that has no features; once "
+            "per file, in their order.",
         ),
     ] = None,
 ) -> None:
@@ -224,6 +248,8 @@ def main(
         f"the same: {found.requests:,} requests for {found.rollouts:,} rollouts and {found.batches:,} batches "
         f"in {found.steps:,} steps"
     )
+    if found.cut:
+        console.print(f"Incomplete lines left out, since a kill cuts off the last line of its process: {found.cut}")
 
 
 if __name__ == "__main__":
