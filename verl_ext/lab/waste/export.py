@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,17 +53,21 @@ def read_export(paths: Sequence[Path]) -> Run:
         if len(runs) > 1:
             raise ValueError(f"{path}: holds the runs {', '.join(sorted(runs))}; export the charts of one run.")
         for step, record in _records(path, frame).items():
-            known = records.setdefault(step, {})
-            for name, value in record.items():
-                # A metric of verl has a /; other columns, such as the number of the row, differ between tables.
-                if "/" in name and not math.isclose(known.get(name, value), value, rel_tol=SAME):
-                    raise ValueError(
-                        f"{path}: {name} is {value:g} in step {step}, and {known[name]:g} in a file before it; "
-                        "give the exports of one run."
-                    )
-            known.update(record)
+            _join(path, step, records.setdefault(step, {}), record)
     name, empty = (log.name, log.empty_parts) if log else (home(paths[0]).name, ())
     return Run(name, dict(sorted(records.items())), empty_parts=empty)
+
+
+def _join(path: Path, step: int, known: dict[str, float], record: Mapping[str, float]) -> None:
+    """Add a record of a step to what is known of the step; raises ValueError if a metric has two values."""
+    for name, value in record.items():
+        # A metric of verl has a /; other columns, such as the number of the row, differ between rows and tables.
+        if "/" in name and not math.isclose(known.get(name, value), value, rel_tol=SAME):
+            raise ValueError(
+                f"{path}: {name} is {value:g} in step {step}, and {known[name]:g} in a row or file before it; "
+                "give the exports of one run."
+            )
+    known.update(record)
 
 
 def _is_log(path: Path) -> bool:
@@ -123,7 +127,7 @@ def _records(path: Path, frame: pd.DataFrame) -> dict[int, dict[str, float]]:
     for step, row in zip(steps, numbers.to_dict("records"), strict=True):
         if math.isfinite(step):  # W&B splits a step into several rows, each with a part of the metrics
             kept = {str(name): float(value) for name, value in row.items() if math.isfinite(value)}
-            found.setdefault(int(step), {}).update(kept)
+            _join(path, int(step), found.setdefault(int(step), {}), kept)
     if not any(found.values()):
         raise ValueError(f"{path}: holds no number at any step.")
     return found
