@@ -296,6 +296,16 @@ def test_broken_lines_and_values_are_in_the_notes(tmp_path):
     ]
 
 
+def test_dropped_records_are_in_the_notes(tmp_path):
+    """Two runs in one file: the validation before the first step stays, and steps 1 and 2 are those of the second."""
+    path = write_log(tmp_path / "a.jsonl", training_steps([0.1, 0.2, 0.3], 10))
+    path.write_text(2 * path.read_text())
+    summary = summary_of([path])
+    assert summary["runs"][0]["replaced_records"] == 2
+    (note,) = (note for note in summary["notes"] if note.startswith("Records dropped"))
+    assert note.endswith("as in a resumed run (in a.jsonl+b.jsonl, a is the older file): a 2.")
+
+
 def test_the_validations_of_a_long_run_are_collected_few_times(monkeypatch):
     """Each time passes over all metrics of all steps."""
     collected = []

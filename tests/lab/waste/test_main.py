@@ -148,6 +148,19 @@ def test_files_of_the_metrics_without_a_step_are_reported(tmp_path):
     assert "step: a-restart-1.jsonl." in flat(invoke(main, metrics, "--n", 8, "--out", tmp_path / "out"))
 
 
+def test_what_was_left_out_of_the_metrics_is_reported(tmp_path):
+    """Step 1 is there twice, the second time with a value that is not finite; a last line is cut off."""
+    rows = [line(score=1.0), line(score=0.0)]
+    metrics = write_metrics(tmp_path / "a.jsonl", sampled([1]))
+    again = {"step": 1, "data": {"rollouts/sampled": 3000.0, "critic/score/mean": 0.5, "loss": float("inf")}}
+    metrics.write_text(f'{metrics.read_text()}{json.dumps(again)}\n{{"step": 2, "da')
+    left_out = ("as in a resumed run (in a.jsonl+b.jsonl, a is the older file): a 1.", "file logger: a 1.",
+                "not finite: a 1.")  # fmt: skip
+    _, shown = numbers_of(tmp_path, rows, "--metrics", metrics)
+    exported = flat(invoke(main, metrics, "--n", 8, "--out", tmp_path / "out"))
+    assert all(each in text for each in left_out for text in (shown, exported))
+
+
 @pytest.mark.parametrize(
     ("steps", "why"),
     [

@@ -44,6 +44,10 @@ ALIKE = 1.5
 RULE = "Costs to the target are those up to the first validation at or above it."
 EMPTY = "Files without a step, left out, such as those of a start that died before its first step"
 NO_LOG = "Files of a folder left out, since they hold no step of verl's file logger"
+REPLACED = (
+    "Records dropped, since a later record has the same step or an earlier one, as in a resumed run (in "
+    "a.jsonl+b.jsonl, a is the older file)"
+)
 UNTRAINED = "Runs left out, since they have not trained a step yet"
 COMMON = (
     "The target is the best accuracy that every run with a validation reached, except runs that were never better than "
@@ -166,6 +170,7 @@ def _of_run(run: Run, target: float | None) -> dict[str, Any]:
         "destinations": {part: float(counts[-1]) for part, counts in destinations(run).items()},
         "deciding_median_seconds": float(np.median(deciding)) if deciding.size else None,
         "deciding_median_share": float(np.median(shares)) if shares.size else None,
+        "replaced_records": run.replaced_records,
         "skipped_lines": run.skipped_lines,
         "skipped_values": run.skipped_values,
         "unread_bytes": run.unread_bytes,
@@ -262,10 +267,7 @@ def _notes(
     methods = by_method(runs)
     ends = {method.name: [run.steps[-1] for run in method.runs] for method in methods}
     notes = {
-        EMPTY: [name for run in runs for name in run.empty_parts],
-        "Lines skipped because they are not those of verl's file logger": _counts(runs, "skipped_lines"),
-        "Bytes of event files not read, from the first unfinished or damaged record on": _counts(runs, "unread_bytes"),
-        "Values skipped because they are not finite": _counts(runs, "skipped_values"),
+        **how_read(runs),
         "Data sources left out of the accuracy, since not every run was validated on them": sorted(left_out),
         "Validations skipped because they lack a data source of their run": [
             f"{run.name} {count}" for run in runs if (count := _partial_validations(run))
@@ -304,6 +306,17 @@ def _notes(
         ],
     }
     return listed(notes)
+
+
+def how_read(runs: Sequence[Run]) -> dict[str, list[str]]:
+    """What was left out of the runs' files, for :func:`listed`."""
+    return {
+        EMPTY: [name for run in runs for name in run.empty_parts],
+        REPLACED: _counts(runs, "replaced_records"),
+        "Lines skipped because they are not those of verl's file logger": _counts(runs, "skipped_lines"),
+        "Bytes of event files not read, from the first unfinished or damaged record on": _counts(runs, "unread_bytes"),
+        "Values skipped because they are not finite": _counts(runs, "skipped_values"),
+    }
 
 
 def listed(notes: Mapping[str, Sequence[str]]) -> list[str]:

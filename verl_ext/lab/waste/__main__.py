@@ -23,7 +23,7 @@ from verl_ext.estimation.embeddings import find_model
 from verl_ext.files import check_folder
 from verl_ext.lab.page import Page
 from verl_ext.lab.report.runs import find_runs, read_run
-from verl_ext.lab.report.summary import EMPTY, NO_LOG, listed
+from verl_ext.lab.report.summary import NO_LOG, how_read, listed
 from verl_ext.lab.table import open_console
 from verl_ext.lab.waste.analysis import analyse
 from verl_ext.lab.waste.export import is_export, read_export
@@ -114,8 +114,8 @@ def main(
         drawn = list(plots(log, analysis))
 
     summary = analysis.summary
-    files_left_out = {EMPTY: run.empty_parts if run else (), NO_LOG: [path.name for path in left_out]}
-    remarks = [*notes(summary), *listed(files_left_out)]
+    read = how_read([run]) if run else {}
+    remarks = [*notes(summary), *listed({**read, NO_LOG: [path.name for path in left_out]})]
     page = Page(TITLE, lead(summary), tables(summary), remarks, drawn, summary)
     path = page.write(out, "waste")
     write_histories(log, out / "prompts.parquet")

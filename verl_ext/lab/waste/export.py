@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +55,8 @@ def read_export(paths: Sequence[Path]) -> Run:
             raise ValueError(f"{path}: holds the runs {', '.join(sorted(runs))}; export the charts of one run.")
         for step, record in _records(path, frame).items():
             _join(path, step, records.setdefault(step, {}), record)
-    name, empty = (log.name, log.empty_parts) if log else (home(paths[0]).name, ())
-    return Run(name, dict(sorted(records.items())), empty_parts=empty)
+    records = dict(sorted(records.items()))
+    return replace(log, records=records) if log else Run(home(paths[0]).name, records)
 
 
 def _join(path: Path, step: int, known: dict[str, float], record: Mapping[str, float]) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from verl_ext.lab.page import Page
 from verl_ext.lab.plot import Curve, Plot, lines
 from verl_ext.lab.report.runs import Run
-from verl_ext.lab.report.summary import EMPTY, SAMPLED, SIGNAL, TRAINED, listed, with_gradient
+from verl_ext.lab.report.summary import SAMPLED, SIGNAL, TRAINED, how_read, listed, with_gradient
 from verl_ext.lab.table import Table, count, number, percent
 
 TITLE = "What the metrics say of the rollouts"
@@ -51,7 +51,7 @@ def page_of(run: Run, n: int | None = None) -> Page:
     if exact and n is not None:
         raise ValueError(f"--n {n} has no meaning for a run of this project, which logs {SIGNAL}: leave it out.")
     page = _exact(run) if n is None else _bounded(run, n)
-    return replace(page, notes=[*page.notes, *listed({EMPTY: run.empty_parts})])
+    return replace(page, notes=[*page.notes, *listed(how_read([run]))])
 
 
 def most_with_gradient(share: np.ndarray, n: int) -> np.ndarray:
