@@ -238,6 +238,14 @@ def test_malformed_lines_are_shown_and_not_fatal(tmp_path):
     assert "[bold]&lt;b&gt;.jsonl:3" in page and "<b>" not in page
 
 
+@pytest.mark.parametrize(("last", "shown"), [(5, "1, 2, 3, 4, 5"), (6, "1, 2, 3, 4, 5 and 1 more")])
+def test_steps_in_several_files_are_told(tmp_path, last, shown):
+    rows = [line(score=score, step=step) for step in range(1, last + 1) for score in (0.0, 1.0)]
+    write_lines(tmp_path / "2.jsonl", rows)
+    _, text = numbers_of(tmp_path, rows, tmp_path / "2.jsonl")
+    assert f"Steps in several files, counted together: {shown}. Analyse" in text
+
+
 def test_a_method_that_refuses_the_log_is_named(tmp_path):
     """Two rollouts per prompt are too few for VIP's L and for a commit."""
     rows = [line(str(prompt), prompt % 2, step) for step in (1, 2) for prompt in range(4) for _ in range(2)]
