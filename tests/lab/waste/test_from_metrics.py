@@ -19,7 +19,7 @@ from recipe.pilot_commit.policy import PilotCommit
 from recipe.pods.policy import Pods
 from verl_ext.lab.report.runs import read_run
 from verl_ext.lab.waste.__main__ import main
-from verl_ext.lab.waste.export import read_export
+from verl_ext.lab.waste.export import is_export, read_export
 from verl_ext.lab.waste.from_metrics import most_with_gradient, page_of
 from verl_ext.policy import has_spread
 
@@ -257,6 +257,25 @@ def test_tables_are_joined_by_step_and_so_are_the_rows_of_one(tmp_path):
     run = read_export([tmp_path / "late.csv", tmp_path / "early.csv"])
     assert run.steps == (1, 2, 3, 4)
     assert run.records == {1: {"a/x": 5, "a/y": 6}, 2: {"a/x": 7, "a/y": 8}, 3: {"a/x": 1, "a/y": 4}, 4: {"a/x": 2}}
+
+
+def test_the_folder_of_a_run_is_read_as_its_files(tmp_path):
+    """It holds the log, a start that died, a record of rollout_driver.record, and the folder of the rollouts."""
+    folder = tmp_path / "run"
+    write_log(folder / "a.jsonl", {step: {"critic/score/mean": 1.0} for step in (1, 2)})
+    write_log(folder / "a-restart-1.jsonl", {2: {"critic/score/mean": 79 / 80}})
+    (folder / "a-restart-2.jsonl").write_text("")
+    (folder / "record.jsonl").write_text('{"event": "run"}\n')
+    write_lines(folder / "rollouts" / "1.jsonl", [line()])
+    result = invoke(main, folder, "--n", 8, "--out", tmp_path / "out")
+    assert most_of(result, tmp_path) == pytest.approx((0 + 0.1) / 2)
+    assert "file logger: record.jsonl." in flat(result) and "first step: a-restart-2.jsonl." in flat(result)
+    write_lines(folder / "1.jsonl", [line()])
+    assert not is_export(folder)
+    (folder / "1.jsonl").unlink()
+    write_log(folder / "b.jsonl", {1: {"critic/score/mean": 1.0}})
+    result = invoke(main, folder, "--n", 8, "--out", tmp_path / "out")
+    assert result.exit_code == 2 and "b.jsonl: are 2 runs; give one" in flat(result)
 
 
 def test_rows_of_one_table_that_contradict_each_other_are_refused(tmp_path):

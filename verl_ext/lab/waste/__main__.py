@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -80,10 +81,12 @@ def main(
         if value is not None:
             kind = "exported metrics" if exported else "a log of rollouts"
             raise typer.BadParameter(f"{option} {value} has no meaning for {kind}: leave it out.")
+    left_out: list[Path] = []
     if exported:
         with option_errors():
             check_folder(out)
-            page = page_of(read_export(rollouts), n)
+            page = page_of(read_export(rollouts, left_out.append), n)
+        page = replace(page, notes=[*page.notes, *listed({NO_LOG: [path.name for path in left_out]})])
         return _show(page, page.write(out, "waste"))
     for package in ("recipe", "verl_ext.one_wave"):  # they warn of each short step; the notes count these steps
         logging.getLogger(package).setLevel(logging.ERROR)
@@ -101,7 +104,6 @@ def main(
             if embeddings:
                 find_model()
             files = find_files(rollouts)
-            left_out: list[Path] = []
             found = find_runs([metrics], left_out.append) if metrics else []
             if len(found) > 1:
                 raise ValueError(f"--metrics {metrics}: holds {len(found)} runs, and the rollouts are of one.")
