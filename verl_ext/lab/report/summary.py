@@ -120,6 +120,8 @@ def summarize(runs: Sequence[Run], target: float | None = None) -> dict[str, Any
     left_out -= sources_of(name for run in runs for name in run.metrics())
     rule = RULE if target is not None else f"{COMMON} {RULE}"
     target = common_target(runs) if target is None else target
+    if target is None:  # no run was validated
+        rule = ""
     rows = {run.name: _of_run(run, target) for run in runs}
     untrained = {UNTRAINED: [name for name in everything if name not in rows]}
     first = rows[runs[0].name]
@@ -159,7 +161,7 @@ def _of_run(run: Run, target: float | None) -> dict[str, Any]:
         "rollouts": run.last(ROLLOUTS),
         "tokens": run.last(TOKENS),
         "seconds": float(seconds.sum()) if seconds.size and not begins_late(run) else None,
-        "first_accuracy": accuracies[0] if accuracies else None,
+        "first_accuracy": accuracies[0] if validations and validations[0].step == 0 else None,
         "final_accuracy": accuracies[-1] if accuracies else None,
         "best_accuracy": max(accuracies, default=None),
         "rollouts_to_target": reached.rollouts if reached else None,
