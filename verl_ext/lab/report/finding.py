@@ -62,6 +62,8 @@ def _without_cost(run: Mapping[str, Any], target: float) -> str:
     if not run["validations"]:
         return "has no validation"
     if run["to_target"] is None:
-        return f"never reaches {target:.1%}"
+        best = run["best_accuracy"]
+        alike = f"{best:.1%}" == f"{target:.1%}"
+        return f"never reaches {target:.1%}{f' (its best is {100 * best:.6g}%)' if alike else ''}"
     first = run["to_target"]["step"] == run["validations"][0]["step"]
     return f"has its first validation at or above {target:.1%}" if first else "counts no rollouts"
