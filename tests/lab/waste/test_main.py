@@ -255,12 +255,19 @@ def test_a_method_that_refuses_the_log_is_named(tmp_path):
 
 
 def test_all_files_are_written_before_the_output(tmp_path, monkeypatch):
-    """verl-ext waste ... | head -1 closes the output."""
+    """verl-ext waste ... | head -1 closes the output. An analysis of metrics removes the files of the first."""
     monkeypatch.setattr("verl_ext.lab.page.Page.show", lambda *_: 1 / 0)
     rows = [line(score=1.0), line(score=0.0)]
     result = invoke(main, write_lines(tmp_path / "1.jsonl", rows), "--out", tmp_path / "out", "--repeats", 1)
     assert isinstance(result.exception, ZeroDivisionError)
-    assert {"waste.html", "waste.json", "prompts.parquet"} <= {path.name for path in (tmp_path / "out").iterdir()}
+    files = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"waste.html", "waste.json", "prompts.parquet", "spent.png"} <= files
+    metrics = write_metrics(tmp_path / "a.jsonl", {1: {"critic/score/mean": 0.5}})
+    (tmp_path / "prompts.parquet").write_text("a file of the user's own")
+    for out in (tmp_path / "out", tmp_path):
+        invoke(main, metrics, "--n", 8, "--out", out)
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"waste.html", "waste.json", "gradient.png"}
+    assert (tmp_path / "prompts.parquet").exists()
 
 
 @pytest.mark.parametrize(("score", "options"), [(0.0, ()), (1.0, ("--repeats", 1))])
