@@ -103,6 +103,20 @@ def test_page_numbers_and_plots_are_written(tmp_path):
     assert all((tmp_path / "new" / f"{name}.png").read_bytes().startswith(PNG) for name in "ab")
 
 
+def test_plots_of_an_earlier_page_are_removed(tmp_path):
+    """No other file is: a JSON file may be of another program, or damaged."""
+    Page("Runs", "", [], plots=[plot("a"), plot("b")]).write(tmp_path, "runs")
+    (tmp_path / "own.png").write_bytes(PNG)
+    Page("Runs", "", [], plots=[plot("b"), plot("c")]).write(tmp_path, "runs")
+    assert sorted(path.name for path in tmp_path.glob("*.png")) == ["b.png", "c.png", "own.png"]
+    out = tmp_path / "out"
+    for text in ('{"plots": ["../own.png", 3]}', '{"plots": ["../own.png", "runs.html"]}', "{", "[]"):
+        out.mkdir(exist_ok=True)
+        (out / "runs.json").write_text(text)
+        page = Page("Runs", "", []).write(out, "runs")
+        assert page.exists() and (tmp_path / "own.png").exists()
+
+
 def test_a_folder_that_cannot_be_written_is_refused_before_work(tmp_path):
     assert check_folder(tmp_path / "new" / "below") == tmp_path / "new" / "below"
     assert not (tmp_path / "new").exists()

@@ -43,9 +43,12 @@ class Page:
     def write(self, out: Path, name: str) -> Path:
         """Write ``<name>.html``, ``<name>.json`` and a PNG per plot into the folder ``out``; returns the page's path.
 
-        The JSON file is :attr:`numbers` with the names of the PNG files under ``plots``.
+        The JSON file is :attr:`numbers` with the names of the PNG files under ``plots``. Plots of an earlier page of
+        this name in the folder are removed: beside the new page, they would pass for its plots.
         """
         out.mkdir(parents=True, exist_ok=True)
+        for earlier in _plots_of(out / f"{name}.json"):
+            (out / earlier).unlink(missing_ok=True)
         images = {f"{plot.name}.png": plot.png() for plot in self.plots}
         for file, image in images.items():
             (out / file).write_bytes(image)
@@ -70,3 +73,12 @@ class Page:
         """Print the lead, the tables and the notes; names are shown as they are, brackets included."""
         for part in (self.lead, *self.tables, *self.notes):
             console.print(Text(part) if isinstance(part, str) else part)
+
+
+def _plots_of(path: Path) -> list[str]:
+    """Names of the PNG files that :meth:`Page.write` has listed in the JSON file; none if it wrote no such file."""
+    try:
+        plots = json.loads(path.read_text(encoding="utf-8"))["plots"]
+        return [name for name in plots if name == Path(name).name and name.endswith(".png")]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []

@@ -161,6 +161,9 @@ def test_runs_that_cannot_be_compared(tmp_path):
     )
     missed = sentence(tmp_path, 0.9, grpo=([0.5, 0.6], 100), hora=([0.5, 0.95], 100))
     assert missed == "Nothing compares with grpo: grpo never reaches 90.0%."
+    for best, shown in ((0.55992, "55.992"), (0.55991875, "55.9918")):
+        near = sentence(tmp_path, 0.56, grpo=([0.5, 0.56], 100), hora=([0.5, best], 100))
+        assert near == f"Nothing compares with grpo: hora never reaches 56.0% (its best is {shown}%)."
     unseen = sentence(tmp_path, grpo=([None, None], 100), hora=([0.5, 0.7], 100))
     assert unseen == "Nothing compares with grpo: grpo has no validation."
     uncounted = sentence(tmp_path, grpo=([0.5, 0.7], float("nan")), hora=([0.5, 0.7], 100))

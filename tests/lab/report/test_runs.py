@@ -86,7 +86,7 @@ def test_the_later_file_of_a_resumed_run_wins(tmp_path):
         {2: {"val-core/x/acc/mean@1": 0.25}} | training_steps([0.35, 0.4], 12, first=3),
     )
     run = read_run([first, again])
-    assert (run.name, run.steps) == ("a", (0, 1, 2, 3, 4))
+    assert (run.name, run.steps, run.replaced_records) == ("a", (0, 1, 2, 3, 4), 2)  # of steps 3 and 4
     steps, rollouts = run.series("rollouts/sampled_total")
     assert steps.tolist() == [1, 2, 3, 4] and rollouts.tolist() == [10, 20, 36, 48]
     assert run.records[2]["val-core/x/acc/mean@1"] == 0.25 and run.records[2]["timing_s/step"] == 2.0
@@ -95,7 +95,10 @@ def test_the_later_file_of_a_resumed_run_wins(tmp_path):
 def test_what_a_resumed_run_has_not_reached_again_is_gone(tmp_path):
     first = write_run(tmp_path / "a.jsonl", [0.1] * 9, 10)
     again = write_run(tmp_path / "b.jsonl", [0.2, 0.2], 10, first=3)
-    assert read_run([first, again]).steps == (0, 1, 2, 3, 4)
+    run = read_run([first, again])
+    assert (run.steps, run.replaced_records) == ((0, 1, 2, 3, 4), 6)
+    run = read_run([again, first])  # in the wrong order
+    assert (run.steps, run.replaced_records) == (tuple(range(9)), 2)
 
 
 @pytest.mark.parametrize("of_training", ["timing_s/step", "rollouts/sampled"])

@@ -104,6 +104,13 @@ def test_the_parts_that_rollouts_went_to_are_in_one_order():
     ]
 
 
+def test_a_run_first_validated_after_a_step_has_no_accuracy_at_its_start(tmp_path):
+    late = write_run(tmp_path / "late.jsonl", [None, 0.3, 0.5], 10)
+    summary = summary_of([late, write_run(tmp_path / "a.jsonl", [0.1, 0.5], 10)])
+    assert [run["first_accuracy"] for run in summary["runs"]] == [None, 0.1]
+    assert [row[-2:] for row in tables(summary)[0].rows] == [("–", "50.0%"), ("10.0%", "50.0%")]
+
+
 def test_runs_of_a_single_validation(tmp_path):
     paths = [write_run(tmp_path / f"{name}.jsonl", [value], 10) for name, value in (("a", 0.3), ("b", 0.4))]
     summary = summary_of(paths)
@@ -242,7 +249,8 @@ def test_without_validation_the_rest_is_there(tmp_path):
     assert (summary["runs"][0]["rollouts"], summary["runs"][0]["final_accuracy"]) == (20, None)
     assert summary["rule"].startswith("The target is the best accuracy that every run with a validation reached, exc")
     assert summary["notes"] == ["No validation accuracy (trainer.test_freq and data.val_files give one): blind."]
-    assert summary_of([blind])["target_accuracy"] is None
+    alone = summary_of([blind])
+    assert (alone["target_accuracy"], alone["rule"]) == (None, "")
 
 
 def rewarded(path, rewards, source="x"):
@@ -294,6 +302,16 @@ def test_broken_lines_and_values_are_in_the_notes(tmp_path):
         "Lines skipped because they are not those of verl's file logger: a 2.",
         "Values skipped because they are not finite: a 1.",
     ]
+
+
+def test_dropped_records_are_in_the_notes(tmp_path):
+    """Two runs in one file: the validation before the first step stays, and steps 1 and 2 are those of the second."""
+    path = write_log(tmp_path / "a.jsonl", training_steps([0.1, 0.2, 0.3], 10))
+    path.write_text(2 * path.read_text())
+    summary = summary_of([path])
+    assert summary["runs"][0]["replaced_records"] == 2
+    (note,) = (note for note in summary["notes"] if note.startswith("Records dropped"))
+    assert note.endswith("as in a resumed run (in a.jsonl+b.jsonl, a is the older file): a 2.")
 
 
 def test_the_validations_of_a_long_run_are_collected_few_times(monkeypatch):

@@ -104,6 +104,17 @@ def test_tokens_are_counted_only_if_every_step_of_the_metrics_has_them(two_recip
     assert analyse(groups, run=Run("a", records), repeats=1).summary["budget"]["tokens"] is None
 
 
+def test_metrics_that_count_fewer_trained_rollouts_than_the_log_has_are_refused(two_recipes):
+    """Such metrics are of another run. A step may train on rollouts that an earlier step sampled."""
+    groups = log_of([(1, 0, 1, 4), (3, 1, 4, 4), (3, 2, 2, 4)])
+    records = {1: {"rollouts/sampled": 9.0, "rollouts/trained": 4.0}, 3: {"rollouts/sampled": 7.0}}
+    records[3]["rollouts/trained"] = 8.0
+    assert analyse(groups, run=Run("a", records), repeats=1).summary["budget"]["rollouts"] == 16
+    records[3]["rollouts/trained"] = 7.0
+    with pytest.raises(ValueError, match="counts 7 trained rollouts in step 3, and the log has 8 of this step"):
+        analyse(groups, run=Run("a", records), repeats=1)
+
+
 def test_the_logs_curve_is_against_the_rollouts_that_were_sampled(two_recipes):
     groups = log_of([(1, 0, 1, 4), (1, 1, 4, 4), (3, 2, 2, 4)])
     run = Run("a", {1: {"rollouts/sampled": 20.0}, 2: {"rollouts/sampled": 7.0}, 3: {"rollouts/sampled": 10.0}})

@@ -19,7 +19,7 @@ from recipe.pilot_commit.policy import PilotCommit
 from recipe.pods.policy import Pods
 from verl_ext.lab.report.runs import read_run
 from verl_ext.lab.waste.__main__ import main
-from verl_ext.lab.waste.export import read_export
+from verl_ext.lab.waste.export import is_export, read_export
 from verl_ext.lab.waste.from_metrics import most_with_gradient, page_of
 from verl_ext.policy import has_spread
 
@@ -105,7 +105,7 @@ def test_steps_whose_advantages_are_all_zero_had_no_gradient(tmp_path):
     score = {"critic/score/mean": 0.5}
     path = write_log(tmp_path / "run.jsonl", {1: score | zero, 2: score | zero | {"critic/advantages/max": 0.7}})
     result = invoke(main, path, "--n", 8, "--out", tmp_path / "out")
-    assert "At least 50.0% of the rollouts of 2 steps" in flat(result) and "In 1 steps every advantage was 0" in flat(
+    assert "At least 50.0% of the rollouts of 2 steps" in flat(result) and "so no group had a gradient: 1." in flat(
         result
     )
     assert "taken to be 0 and 1" in flat(result)
@@ -170,7 +170,8 @@ def test_charts_of_different_steps_are_counted_over_their_common_steps(tmp_path)
     assert result.exit_code == 0, result.output
     numbers = json.loads((tmp_path / "out" / "waste.json").read_text())
     assert (numbers["steps"], numbers["rollouts"]["trained, with a gradient"]) == (2, 1280)
-    assert "8 steps were left out, since they lack one of rollouts/effective_ratio" in flat(result)
+    assert "Steps left out, since they lack one of rollouts/effective_ratio" in flat(result)
+    assert "rollouts/failed: 8." in flat(result)
 
 
 @pytest.mark.parametrize(
@@ -211,6 +212,18 @@ def test_a_single_late_step_cannot_add_more_to_the_buffer_than_the_buffer_holds(
     assert result.exit_code == 0 and numbers["rollouts"]["not in the export"] == 3700
 
 
+def test_more_rollouts_used_than_sampled_are_refused(tmp_path):
+    """The second step alone trains on rollouts that the first step sampled; only rollouts/buffered tells so."""
+    late = {8: {"sampled": 1000, "trained": 1280, "failed": 0, "discarded_no_spread": 20, "buffered": 100}}
+    result = invoke(main, export_of(tmp_path / "a.jsonl", late), "--out", tmp_path / "out")
+    numbers = json.loads((tmp_path / "out" / "waste.json").read_text())
+    assert numbers["rollouts"]["in the buffer at the end, less those at the start"] == -300
+    for path in (export_of(tmp_path / "b.jsonl", late, ["buffered"]), export_of(tmp_path / "c.jsonl", {1: late[8]})):
+        result = invoke(main, path, "--out", tmp_path / "out")
+        assert result.exit_code == 2, result.output
+        assert "counts 300 rollouts more as trained, discarded and failed than as sampled" in flat(result)
+
+
 def most_of(result, tmp_path):
     assert result.exit_code == 0, result.output
     return json.loads((tmp_path / "out" / "waste.json").read_text())["most_with_gradient"]
@@ -246,6 +259,32 @@ def test_tables_are_joined_by_step_and_so_are_the_rows_of_one(tmp_path):
     assert run.records == {1: {"a/x": 5, "a/y": 6}, 2: {"a/x": 7, "a/y": 8}, 3: {"a/x": 1, "a/y": 4}, 4: {"a/x": 2}}
 
 
+def test_the_folder_of_a_run_is_read_as_its_files(tmp_path):
+    """It holds the log, a start that died, a record of rollout_driver.record, and the folder of the rollouts."""
+    folder = tmp_path / "run"
+    write_log(folder / "a.jsonl", {step: {"critic/score/mean": 1.0} for step in (1, 2)})
+    write_log(folder / "a-restart-1.jsonl", {2: {"critic/score/mean": 79 / 80}})
+    (folder / "a-restart-2.jsonl").write_text("")
+    (folder / "record.jsonl").write_text('{"event": "run"}\n')
+    write_lines(folder / "rollouts" / "1.jsonl", [line()])
+    result = invoke(main, folder, "--n", 8, "--out", tmp_path / "out")
+    assert most_of(result, tmp_path) == pytest.approx((0 + 0.1) / 2)
+    assert "file logger: record.jsonl." in flat(result) and "first step: a-restart-2.jsonl." in flat(result)
+    write_lines(folder / "1.jsonl", [line()])
+    assert not is_export(folder)
+    (folder / "1.jsonl").unlink()
+    write_log(folder / "b.jsonl", {1: {"critic/score/mean": 1.0}})
+    result = invoke(main, folder, "--n", 8, "--out", tmp_path / "out")
+    assert result.exit_code == 2 and "b.jsonl: are 2 runs; give one" in flat(result)
+
+
+def test_rows_of_one_table_that_contradict_each_other_are_refused(tmp_path):
+    """pd.concat of the histories of two runs."""
+    (tmp_path / "two.csv").write_text("_step,rollouts/trained,x\n1,5,0\n2,6,1\n1,7,2\n")
+    with pytest.raises(ValueError, match=r"two.csv: rollouts/trained is 7 in step 1, and 5 in a row or file before it"):
+        read_export([tmp_path / "two.csv"])
+
+
 @pytest.mark.parametrize("steps", ["_step", "Step", "step", "training/global_step"])
 def test_a_charts_steps_have_the_name_of_its_x_axis(tmp_path, steps):
     (tmp_path / "chart.csv").write_text(f'"{steps}","run - a/x","run - a/x__MIN"\n3,1,1\n4,2,2\n')
@@ -268,7 +307,7 @@ def test_tables_that_contradict_each_other_are_refused(tmp_path):
     assert most_of(result, tmp_path) == pytest.approx(0.1)
     verls([79, 78]).to_csv(tmp_path / "b.csv")
     result = invoke(main, tmp_path / "a.csv", tmp_path / "b.csv", "--n", 8, "--out", tmp_path / "other")
-    assert "critic/score/mean is 0.95 in step 2, and 0.975 in a file before it" in flat(result)
+    assert "critic/score/mean is 0.95 in step 2, and 0.975 in a row or file before it" in flat(result)
     assert result.exit_code == 2 and not (tmp_path / "other").exists()
 
 

@@ -148,6 +148,19 @@ def test_files_of_the_metrics_without_a_step_are_reported(tmp_path):
     assert "step: a-restart-1.jsonl." in flat(invoke(main, metrics, "--n", 8, "--out", tmp_path / "out"))
 
 
+def test_what_was_left_out_of_the_metrics_is_reported(tmp_path):
+    """Step 1 is there twice, the second time with a value that is not finite; a last line is cut off."""
+    rows = [line(score=1.0), line(score=0.0)]
+    metrics = write_metrics(tmp_path / "a.jsonl", sampled([1]))
+    again = {"step": 1, "data": {"rollouts/sampled": 3000.0, "critic/score/mean": 0.5, "loss": float("inf")}}
+    metrics.write_text(f'{metrics.read_text()}{json.dumps(again)}\n{{"step": 2, "da')
+    left_out = ("as in a resumed run (in a.jsonl+b.jsonl, a is the older file): a 1.", "file logger: a 1.",
+                "not finite: a 1.")  # fmt: skip
+    _, shown = numbers_of(tmp_path, rows, "--metrics", metrics)
+    exported = flat(invoke(main, metrics, "--n", 8, "--out", tmp_path / "out"))
+    assert all(each in text for each in left_out for text in (shown, exported))
+
+
 @pytest.mark.parametrize(
     ("steps", "why"),
     [
@@ -225,6 +238,14 @@ def test_malformed_lines_are_shown_and_not_fatal(tmp_path):
     assert "[bold]&lt;b&gt;.jsonl:3" in page and "<b>" not in page
 
 
+@pytest.mark.parametrize(("last", "shown"), [(5, "1, 2, 3, 4, 5"), (6, "1, 2, 3, 4, 5 and 1 more")])
+def test_steps_in_several_files_are_told(tmp_path, last, shown):
+    rows = [line(score=score, step=step) for step in range(1, last + 1) for score in (0.0, 1.0)]
+    write_lines(tmp_path / "2.jsonl", rows)
+    _, text = numbers_of(tmp_path, rows, tmp_path / "2.jsonl")
+    assert f"Steps in several files, counted together: {shown}. Analyse" in text
+
+
 def test_a_method_that_refuses_the_log_is_named(tmp_path):
     """Two rollouts per prompt are too few for VIP's L and for a commit."""
     rows = [line(str(prompt), prompt % 2, step) for step in (1, 2) for prompt in range(4) for _ in range(2)]
@@ -234,12 +255,19 @@ def test_a_method_that_refuses_the_log_is_named(tmp_path):
 
 
 def test_all_files_are_written_before_the_output(tmp_path, monkeypatch):
-    """verl-ext waste ... | head -1 closes the output."""
+    """verl-ext waste ... | head -1 closes the output. An analysis of metrics removes the files of the first."""
     monkeypatch.setattr("verl_ext.lab.page.Page.show", lambda *_: 1 / 0)
     rows = [line(score=1.0), line(score=0.0)]
     result = invoke(main, write_lines(tmp_path / "1.jsonl", rows), "--out", tmp_path / "out", "--repeats", 1)
     assert isinstance(result.exception, ZeroDivisionError)
-    assert {"waste.html", "waste.json", "prompts.parquet"} <= {path.name for path in (tmp_path / "out").iterdir()}
+    files = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"waste.html", "waste.json", "prompts.parquet", "spent.png"} <= files
+    metrics = write_metrics(tmp_path / "a.jsonl", {1: {"critic/score/mean": 0.5}})
+    (tmp_path / "prompts.parquet").write_text("a file of the user's own")
+    for out in (tmp_path / "out", tmp_path):
+        invoke(main, metrics, "--n", 8, "--out", out)
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"waste.html", "waste.json", "gradient.png"}
+    assert (tmp_path / "prompts.parquet").exists()
 
 
 @pytest.mark.parametrize(("score", "options"), [(0.0, ()), (1.0, ("--repeats", 1))])

@@ -165,6 +165,7 @@ def test_lines_that_cannot_be_used_are_counted(read, tmp_path):
             line(input=None),
             line(output=["a"]),
             "[" * 100_000,
+            line(prompt_id="0", data_source="x"),
             line(score=0),
         ]
     )
@@ -179,6 +180,7 @@ def test_lines_that_cannot_be_used_are_counted(read, tmp_path):
         "no gts": 1,
         "input is not a text": 1,
         "output is not a text": 1,
+        "a sample of a validation": 1,
     }
     assert log.examples["not JSON"] == f"{path}:2" and log.examples["no gts"] == f"{path}:6"
     assert log.examples["score is not a number"] == f"{path}:9"
@@ -211,6 +213,17 @@ def test_files_that_are_not_there(tmp_path):
                            ([path, tmp_path], "named twice")):  # fmt: skip
         with pytest.raises(ValueError, match=why):
             find_files(arguments)
+
+
+def test_a_file_of_a_folder_that_cannot_be_read_is_refused(tmp_path, monkeypatch):
+    path = write_lines(tmp_path / "1.jsonl", [line()])
+    (tmp_path / "2.jsonl").symlink_to(tmp_path / "none.jsonl")
+    with pytest.raises(ValueError, match=r"2\.jsonl: there is no such file\."):
+        find_files([tmp_path])
+    (tmp_path / "2.jsonl").unlink()
+    monkeypatch.setattr("os.access", lambda file, mode: file != path)  # root may read every file
+    with pytest.raises(ValueError, match=r"1\.jsonl: cannot be read\."):
+        find_files([tmp_path])
 
 
 def test_a_step_in_several_files_is_told(tmp_path):

@@ -60,9 +60,8 @@ def main(
         summary = summarize(found, target)
         summary["notes"] += listed({NO_LOG: [path.name for path in skipped]})
     drawn = list(plots(by_method(on_common_sources(trained(found))), summary["target_accuracy"]))
-    page = Page(
-        "Runs compared", f"{finding(summary)} {summary['rule']}", tables(summary), summary["notes"], drawn, summary
-    )
+    lead = f"{finding(summary)} {summary['rule']}".strip()
+    page = Page("Runs compared", lead, tables(summary), summary["notes"], drawn, summary)
     path = page.write(out, "report")
     console = open_console()
     page.show(console)

@@ -35,6 +35,7 @@ class Run:
         unread_bytes: bytes of event files from the first damaged or unfinished record on.
         empty_parts: names of files and folders of the run without a step, such as of a start that died before its
             first step.
+        replaced_records: number of records dropped because a later record has the same step or an earlier one.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Run:
     skipped_values: int = 0
     unread_bytes: int = 0
     empty_parts: tuple[str, ...] = ()
+    replaced_records: int = 0
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -240,7 +242,7 @@ def read_run(parts: Sequence[Path], name: str | None = None) -> Run:
     """
     empty: list[Path] = []
     merged: dict[int, dict[str, float]] = {}
-    skipped_lines = skipped_values = unread_bytes = 0
+    skipped_lines = skipped_values = unread_bytes = replaced = 0
     for part in parts:
         records: Sequence[tuple[int, dict[str, Any]]]
         if files := event_files(part):
@@ -256,16 +258,20 @@ def read_run(parts: Sequence[Path], name: str | None = None) -> Run:
         for step, data in records:
             while merged and next(reversed(merged)) > step:
                 merged.popitem()
+                replaced += 1
             numbers = {key: value for key, value in map(_number, data.items()) if value is not None}
             finite = {key: value for key, value in numbers.items() if math.isfinite(value)}
             skipped_values += len(numbers) - len(finite)
             if any(name in merged.get(step, ()) and name in finite for name in OF_TRAINING):
                 del merged[step]
+                replaced += 1
             merged.setdefault(step, {}).update(finite)
     if not merged:
         raise ValueError(f"{' and '.join(map(str, empty))}: holds no step of verl's {logger} logger.")
     names_of_empty = tuple(part.name for part in empty)
-    return Run(name or home(parts[0]).name, merged, skipped_lines, skipped_values, unread_bytes, names_of_empty)
+    return Run(
+        name or home(parts[0]).name, merged, skipped_lines, skipped_values, unread_bytes, names_of_empty, replaced
+    )
 
 
 def first_data(path: Path) -> dict[str, Any]:

@@ -44,6 +44,10 @@ ALIKE = 1.5
 RULE = "Costs to the target are those up to the first validation at or above it."
 EMPTY = "Files without a step, left out, such as those of a start that died before its first step"
 NO_LOG = "Files of a folder left out, since they hold no step of verl's file logger"
+REPLACED = (
+    "Records dropped, since a later record has the same step or an earlier one, as in a resumed run (in "
+    "a.jsonl+b.jsonl, a is the older file)"
+)
 UNTRAINED = "Runs left out, since they have not trained a step yet"
 COMMON = (
     "The target is the best accuracy that every run with a validation reached, except runs that were never better than "
@@ -116,6 +120,8 @@ def summarize(runs: Sequence[Run], target: float | None = None) -> dict[str, Any
     left_out -= sources_of(name for run in runs for name in run.metrics())
     rule = RULE if target is not None else f"{COMMON} {RULE}"
     target = common_target(runs) if target is None else target
+    if target is None:  # no run was validated
+        rule = ""
     rows = {run.name: _of_run(run, target) for run in runs}
     untrained = {UNTRAINED: [name for name in everything if name not in rows]}
     first = rows[runs[0].name]
@@ -155,7 +161,7 @@ def _of_run(run: Run, target: float | None) -> dict[str, Any]:
         "rollouts": run.last(ROLLOUTS),
         "tokens": run.last(TOKENS),
         "seconds": float(seconds.sum()) if seconds.size and not begins_late(run) else None,
-        "first_accuracy": accuracies[0] if accuracies else None,
+        "first_accuracy": accuracies[0] if validations and validations[0].step == 0 else None,
         "final_accuracy": accuracies[-1] if accuracies else None,
         "best_accuracy": max(accuracies, default=None),
         "rollouts_to_target": reached.rollouts if reached else None,
@@ -166,6 +172,7 @@ def _of_run(run: Run, target: float | None) -> dict[str, Any]:
         "destinations": {part: float(counts[-1]) for part, counts in destinations(run).items()},
         "deciding_median_seconds": float(np.median(deciding)) if deciding.size else None,
         "deciding_median_share": float(np.median(shares)) if shares.size else None,
+        "replaced_records": run.replaced_records,
         "skipped_lines": run.skipped_lines,
         "skipped_values": run.skipped_values,
         "unread_bytes": run.unread_bytes,
@@ -262,10 +269,7 @@ def _notes(
     methods = by_method(runs)
     ends = {method.name: [run.steps[-1] for run in method.runs] for method in methods}
     notes = {
-        EMPTY: [name for run in runs for name in run.empty_parts],
-        "Lines skipped because they are not those of verl's file logger": _counts(runs, "skipped_lines"),
-        "Bytes of event files not read, from the first unfinished or damaged record on": _counts(runs, "unread_bytes"),
-        "Values skipped because they are not finite": _counts(runs, "skipped_values"),
+        **how_read(runs),
         "Data sources left out of the accuracy, since not every run was validated on them": sorted(left_out),
         "Validations skipped because they lack a data source of their run": [
             f"{run.name} {count}" for run in runs if (count := _partial_validations(run))
@@ -304,6 +308,17 @@ def _notes(
         ],
     }
     return listed(notes)
+
+
+def how_read(runs: Sequence[Run]) -> dict[str, list[str]]:
+    """What was left out of the runs' files, for :func:`listed`."""
+    return {
+        EMPTY: [name for run in runs for name in run.empty_parts],
+        REPLACED: _counts(runs, "replaced_records"),
+        "Lines skipped because they are not those of verl's file logger": _counts(runs, "skipped_lines"),
+        "Bytes of event files not read, from the first unfinished or damaged record on": _counts(runs, "unread_bytes"),
+        "Values skipped because they are not finite": _counts(runs, "skipped_values"),
+    }
 
 
 def listed(notes: Mapping[str, Sequence[str]]) -> list[str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -23,7 +24,7 @@ from verl_ext.estimation.embeddings import find_model
 from verl_ext.files import check_folder
 from verl_ext.lab.page import Page
 from verl_ext.lab.report.runs import find_runs, read_run
-from verl_ext.lab.report.summary import EMPTY, NO_LOG, listed
+from verl_ext.lab.report.summary import NO_LOG, how_read, listed
 from verl_ext.lab.table import open_console
 from verl_ext.lab.waste.analysis import analyse
 from verl_ext.lab.waste.export import is_export, read_export
@@ -80,10 +81,14 @@ def main(
         if value is not None:
             kind = "exported metrics" if exported else "a log of rollouts"
             raise typer.BadParameter(f"{option} {value} has no meaning for {kind}: leave it out.")
+    left_out: list[Path] = []
     if exported:
         with option_errors():
             check_folder(out)
-            page = page_of(read_export(rollouts), n)
+            page = page_of(read_export(rollouts, left_out.append), n)
+        page = replace(page, notes=[*page.notes, *listed({NO_LOG: [path.name for path in left_out]})])
+        if (out / "waste.json").exists():  # of an earlier analysis, which may have been of a log of rollouts
+            (out / "prompts.parquet").unlink(missing_ok=True)
         return _show(page, page.write(out, "waste"))
     for package in ("recipe", "verl_ext.one_wave"):  # they warn of each short step; the notes count these steps
         logging.getLogger(package).setLevel(logging.ERROR)
@@ -101,7 +106,6 @@ def main(
             if embeddings:
                 find_model()
             files = find_files(rollouts)
-            left_out: list[Path] = []
             found = find_runs([metrics], left_out.append) if metrics else []
             if len(found) > 1:
                 raise ValueError(f"--metrics {metrics}: holds {len(found)} runs, and the rollouts are of one.")
@@ -114,8 +118,8 @@ def main(
         drawn = list(plots(log, analysis))
 
     summary = analysis.summary
-    files_left_out = {EMPTY: run.empty_parts if run else (), NO_LOG: [path.name for path in left_out]}
-    remarks = [*notes(summary), *listed(files_left_out)]
+    read = how_read([run]) if run else {}
+    remarks = [*notes(summary), *listed({**read, NO_LOG: [path.name for path in left_out]})]
     page = Page(TITLE, lead(summary), tables(summary), remarks, drawn, summary)
     path = page.write(out, "waste")
     write_histories(log, out / "prompts.parquet")

@@ -11,7 +11,7 @@ import numpy as np
 from verl_ext.estimation.by_name import BY_TEXT
 from verl_ext.lab.method import Method
 from verl_ext.lab.report.runs import Run
-from verl_ext.lab.report.summary import SAMPLED
+from verl_ext.lab.report.summary import SAMPLED, TRAINED
 from verl_ext.lab.table import mean_times_fewer
 from verl_ext.lab.waste import prediction
 from verl_ext.lab.waste.counterfactual import ASSUMPTION, Spending, recipe_method, spend, spending_of_log
@@ -65,7 +65,8 @@ def analyse(
         progress: called with the name of a task and its size; returns a function to call with the progress made.
 
     Raises:
-        ValueError: embeddings are asked for, and there is no model for them; or the metrics lack a step of the log.
+        ValueError: embeddings are asked for, and there is no model for them; or the metrics lack a step of the
+            log, or count fewer trained rollouts in a step than the log has.
     """
     logged = int(log.rollouts.sum())
     budget = _budget(log, run)
@@ -203,7 +204,7 @@ def _budget(log: RolloutLog, run: Run | None) -> dict[str, Any]:
     """Rollouts and tokens of the log's steps, from the metrics; else the number of logged rollouts.
 
     Raises:
-        ValueError: the metrics do not count the rollouts of every step of the log.
+        ValueError: the metrics do not count the rollouts of every step of the log, or count fewer as trained.
     """
     if run is None:
         return {"rollouts": int(log.rollouts.sum()), "tokens": None, "from_metrics": False, "discarded": {}}
@@ -215,6 +216,12 @@ def _budget(log: RolloutLog, run: Run | None) -> dict[str, Any]:
             "give all files of the run (a.jsonl+b.jsonl), or leave --metrics out."
         )
     records = [run.records[step] for step in steps]
+    for step, record, logged in zip(steps, records, np.bincount(log.batch, weights=log.rollouts), strict=True):
+        if record.get(TRAINED, logged) < logged:
+            raise ValueError(
+                f"--metrics: counts {record[TRAINED]:,.0f} trained rollouts in step {step}, and the log has "
+                f"{logged:,.0f} of this step; give metrics and rollouts of one run, each step once."
+            )
 
     def spent(name: str) -> int:
         return round(sum(record.get(name, 0.0) for record in records))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,25 +27,36 @@ SAME = 1e-6
 def is_export(path: Path) -> bool:
     """Whether a file holds metrics, not rollouts: by its ending, or by the first line of a ``.jsonl`` file.
 
-    ``a.jsonl+b.jsonl`` (a run that was resumed into a file of another name) holds metrics if both files do.
+    A folder holds metrics if one of its ``.jsonl`` files does and none begins with a rollout; ``a.jsonl+b.jsonl`` (a
+    run that was resumed into a file of another name) holds metrics if both files do.
     """
     if path.suffix in ENDINGS or event_files(path):
         return True
+    if path.is_dir():
+        rows = [_first_row(file) for file in path.glob("*.jsonl")]
+        return any(map(_of_metrics, rows)) and not any(isinstance(row, dict) and "input" in row for row in rows)
     if not path.is_file():
         parts = str(path).split("+")
         return len(parts) > 1 and all(is_export(Path(part)) for part in parts)
-    row = _first_row(path)
+    return _of_metrics(_first_row(path))
+
+
+def _of_metrics(row: Any) -> bool:
     return isinstance(row, dict) and ({"step", "data"} == set(row) or "_step" in row)
 
 
-def read_export(paths: Sequence[Path]) -> Run:
+def read_export(paths: Sequence[Path], skipped: Callable[[Path], None] = lambda _: None) -> Run:
     """The metrics of one run; columns of several tables, such as one chart each, are joined by their step.
+
+    Args:
+        paths: files and folders of the run, as :func:`is_export` knows them.
+        skipped: as in :func:`~verl_ext.lab.report.runs.find_runs`.
 
     Raises:
         ValueError: a file cannot be read, is no table of metrics by step, or the files hold several runs.
     """
     tables = [path for path in paths if not _is_log(path)]
-    log = _of_log([path for path in paths if _is_log(path)])
+    log = _of_log([path for path in paths if _is_log(path)], skipped)
     records = {step: dict(record) for step, record in log.records.items()} if log else {}
     runs: set[str] = set()
     for path in tables:
@@ -53,17 +65,21 @@ def read_export(paths: Sequence[Path]) -> Run:
         if len(runs) > 1:
             raise ValueError(f"{path}: holds the runs {', '.join(sorted(runs))}; export the charts of one run.")
         for step, record in _records(path, frame).items():
-            known = records.setdefault(step, {})
-            for name, value in record.items():
-                # A metric of verl has a /; other columns, such as the number of the row, differ between tables.
-                if "/" in name and not math.isclose(known.get(name, value), value, rel_tol=SAME):
-                    raise ValueError(
-                        f"{path}: {name} is {value:g} in step {step}, and {known[name]:g} in a file before it; "
-                        "give the exports of one run."
-                    )
-            known.update(record)
-    name, empty = (log.name, log.empty_parts) if log else (home(paths[0]).name, ())
-    return Run(name, dict(sorted(records.items())), empty_parts=empty)
+            _join(path, step, records.setdefault(step, {}), record)
+    records = dict(sorted(records.items()))
+    return replace(log, records=records) if log else Run(home(paths[0]).name, records)
+
+
+def _join(path: Path, step: int, known: dict[str, float], record: Mapping[str, float]) -> None:
+    """Add a record of a step to what is known of the step; raises ValueError if a metric has two values."""
+    for name, value in record.items():
+        # A metric of verl has a /; other columns, such as the number of the row, differ between rows and tables.
+        if "/" in name and not math.isclose(known.get(name, value), value, rel_tol=SAME):
+            raise ValueError(
+                f"{path}: {name} is {value:g} in step {step}, and {known[name]:g} in a row or file before it; "
+                "give the exports of one run."
+            )
+    known.update(record)
 
 
 def _is_log(path: Path) -> bool:
@@ -71,9 +87,9 @@ def _is_log(path: Path) -> bool:
     return bool(event_files(path)) or not (path.suffix in ENDINGS or "_step" in (_first_row(path) or ()))
 
 
-def _of_log(paths: Sequence[Path]) -> Run | None:
+def _of_log(paths: Sequence[Path], skipped: Callable[[Path], None]) -> Run | None:
     """The one run of these logs of verl's own loggers, its restarts joined in order; None without a log."""
-    found = find_runs(map(str, paths))
+    found = find_runs(map(str, paths), skipped)
     if len(found) > 1:
         named = ", ".join(str(parts[0]) for parts in found)
         raise ValueError(
@@ -123,7 +139,7 @@ def _records(path: Path, frame: pd.DataFrame) -> dict[int, dict[str, float]]:
     for step, row in zip(steps, numbers.to_dict("records"), strict=True):
         if math.isfinite(step):  # W&B splits a step into several rows, each with a part of the metrics
             kept = {str(name): float(value) for name, value in row.items() if math.isfinite(value)}
-            found.setdefault(int(step), {}).update(kept)
+            _join(path, int(step), found.setdefault(int(step), {}), kept)
     if not any(found.values()):
         raise ValueError(f"{path}: holds no number at any step.")
     return found

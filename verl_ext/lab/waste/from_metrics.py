@@ -17,7 +17,7 @@ import numpy as np
 from verl_ext.lab.page import Page
 from verl_ext.lab.plot import Curve, Plot, lines
 from verl_ext.lab.report.runs import Run
-from verl_ext.lab.report.summary import EMPTY, SAMPLED, SIGNAL, TRAINED, listed, with_gradient
+from verl_ext.lab.report.summary import SAMPLED, SIGNAL, TRAINED, how_read, listed, with_gradient
 from verl_ext.lab.table import Table, count, number, percent
 
 TITLE = "What the metrics say of the rollouts"
@@ -51,7 +51,7 @@ def page_of(run: Run, n: int | None = None) -> Page:
     if exact and n is not None:
         raise ValueError(f"--n {n} has no meaning for a run of this project, which logs {SIGNAL}: leave it out.")
     page = _exact(run) if n is None else _bounded(run, n)
-    return replace(page, notes=[*page.notes, *listed({EMPTY: run.empty_parts})])
+    return replace(page, notes=[*page.notes, *listed(how_read([run]))])
 
 
 def most_with_gradient(share: np.ndarray, n: int) -> np.ndarray:
@@ -97,7 +97,13 @@ def _exact(run: Run) -> Page:
         **{f"discarded: {name.removeprefix(DISCARDED).replace('_', ' ')}": total(name) for name in reasons},
         "failed": total(FAILED),
     }
-    parts[IN_BUFFER if _is_buffered(steps, reasons) else UNKNOWN] = sampled - sum(parts.values())
+    rest, buffered = sampled - sum(parts.values()), _is_buffered(steps, reasons)
+    if rest < 0 and not buffered:
+        raise ValueError(
+            f"{run.name}: counts {-rest:,.0f} rollouts more as trained, discarded and failed than as sampled; export "
+            "every step of one run, with all metrics under rollouts/."
+        )
+    parts[IN_BUFFER if buffered else UNKNOWN] = rest
     rows = [(name, count(value), percent(value / sampled)) for name, value in parts.items() if value]
     shares = np.array([record[SIGNAL] for record in records])
     lead = (
@@ -107,7 +113,7 @@ def _exact(run: Run) -> Page:
     notes = [f"Counted from {SIGNAL} and the counts under rollouts/, which runs of this project log.", EXACT_FIGURES]
     left_out = sum(bool(set(NEEDED) & set(record)) for record in run.records.values()) - len(steps)
     if left_out:
-        notes.insert(1, f"{left_out:,} steps were left out, since they lack one of {', '.join(NEEDED)}.")
+        notes.insert(1, f"Steps left out, since they lack one of {', '.join(NEEDED)}: {left_out:,}.")
     if parts.get(UNKNOWN):
         notes.insert(
             1,
@@ -171,7 +177,7 @@ def _bounded(run: Run, n: int) -> Page:
         EXACT_FIGURES,
     ]
     if flat:
-        notes.insert(1, f"In {len(flat):,} steps every advantage was 0, so no group had a gradient.")
+        notes.insert(1, f"Steps in which every advantage was 0, so no group had a gradient: {len(flat):,}.")
     numbers = {
         "run": run.name, "steps": len(steps), "exact": False, "n": n, "scores": [low, high],
         "most_with_gradient": mean, "steps_without_gradient": len(flat),

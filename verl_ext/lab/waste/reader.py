@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from array import array
 from collections import Counter
@@ -60,7 +61,7 @@ def find_files(arguments: Iterable[Path]) -> list[Path]:
     """All files: those given, and every ``*.jsonl`` of the folders given, in the order of step numbers.
 
     Raises:
-        ValueError: there is no such file, the folder holds none, or a file is named twice.
+        ValueError: there is no such file, it cannot be read, the folder holds none, or a file is named twice.
     """
     files: list[Path] = []
     for path in arguments:
@@ -76,6 +77,11 @@ def find_files(arguments: Iterable[Path]) -> list[Path]:
     for path, count in Counter(file.resolve() for file in files).items():
         if count > 1:
             raise ValueError(f"{path}: named twice.")
+    for path in files:
+        if not path.is_file():  # a symbolic link in a folder, whose target is gone
+            raise ValueError(f"{path}: there is no such file.")
+        if not os.access(path, os.R_OK):
+            raise ValueError(f"{path}: cannot be read.")
     return files
 
 
@@ -180,6 +186,8 @@ class _Columns:
         for key in KEYS:
             if key not in row:
                 raise _Unusable(f"no {key}")
+        if "prompt_id" in row:  # our driver writes it for prompts of a validation alone
+            raise _Unusable("a sample of a validation")
         step, score, text, response = row["step"], row["score"], row["input"], row["output"]
         if type(step) is not int or not 0 <= step < 2**62:
             raise _Unusable("step is not a whole number")

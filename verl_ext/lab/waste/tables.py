@@ -67,8 +67,8 @@ def notes(summary: dict[str, Any]) -> list[str]:
     ]
     if log["merged_outputs"]:
         found.append(f"{log['merged_outputs']:,} lines were further outputs of a rollout; each rollout counts once.")
-    if log["steps_in_several_files"]:
-        some = ", ".join(map(str, log["steps_in_several_files"][:5]))
+    if steps := log["steps_in_several_files"]:
+        some = f"{', '.join(map(str, steps[:5]))}{f' and {len(steps) - 5:,} more' if len(steps) > 5 else ''}"
         found.append(f"Steps in several files, counted together: {some}. Analyse different runs one by one.")
     return found
 
