@@ -63,17 +63,8 @@ phase() {  # phase <description> <command>...: shows the command's last line and
   fi
 }
 
-uv_install() { "$VENV/bin/python" -m uv pip install --python "$VENV/bin/python" --no-deps "$@"; }
-
 # Compile once here: a run starts seven processes, and with PYTHONDONTWRITEBYTECODE set each compiles all its imports.
-# Left out are tests, models and packages of which a run imports few files or none: two fifths of the code. Some of the
-# other files are for newer versions of Python, and no run could import them: hence `|| true`.
-compile_packages() {
-  local large='transformers/models|vllm/model_executor/models|ray/(rllib|data|serve|train|tune)'
-  large+='|anthropic|fontTools|ghapi|modal|mypy|mypyc|pip|setuptools'
-  "$VENV/bin/python" -W ignore -m compileall -q -j 0 -x "site-packages/(($large)/|.*/(tests?|testing/_internal)/)" \
-    "$VENV"/lib/python3.*/site-packages || true
-}
+uv_install() { "$VENV/bin/python" -m uv pip install --python "$VENV/bin/python" --no-deps --compile-bytecode "$@"; }
 
 # An environment holds absolute paths, so it must have been made where it is.
 is_installed() { [[ -f $VENV/.install && $(<"$VENV/.install") == "$1 $VENV" ]]; }   # is_installed <fingerprint>

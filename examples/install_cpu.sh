@@ -31,5 +31,4 @@ make_environment "the CPU stack"
 phase "torch $TORCH, CPU build (about 200 MB)" install_torch
 phase "verl, Ray, vLLM and $(grep -c == requirements/cpu.txt) packages in all" uv_install -r requirements/cpu.txt
 phase "this project" uv_install --no-build-isolation -e .
-phase "byte code" compile_packages
 installed "$FINGERPRINT"

@@ -53,6 +53,5 @@ make_environment "the GPU stack"
 phase "verl, torch, $ENGINE and $(grep -c == "$lock") packages in all (about 5 GB)" uv_install -r "$lock"
 phase "verl's own wheels: ${wheels[*]//-r /}" uv_install "${wheels[@]}"
 phase "this project" uv_install --no-build-isolation -e .
-phase "byte code" compile_packages
 phase "check" "$VENV/bin/python" docker/smoke_test.py --hardware h200 --engine "$ENGINE" --megatron "$MEGATRON"
 installed "$FINGERPRINT"
