@@ -447,7 +447,7 @@ BROKEN = [
         InOrder,
         "check_orders",
         run.ENDS,
-        "with sync, where no rollout fails and the last step is not known: AssertionError",
+        "with sync, where no rollout fails: AssertionError",
     ),
     (WantsAll, "check_orders", run.ENDS, "has no batch to train on and asks for no more rollouts"),
     (WantsMore, "check_orders", run.ENDS, "sampled more than 20,000 rollouts"),

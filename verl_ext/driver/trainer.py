@@ -231,8 +231,8 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, GroupUpdates, WeightTurn
         return {}
 
     def _validate(self) -> dict[str, float]:
-        """verl's metrics, and the numbers of failed rollouts, which verl counts in ``acc`` only, as 0, and of late
-        rollouts, which have reward 0."""
+        """verl's metrics, and two counts: failed rollouts, which verl counts in ``acc`` only, as 0, and late rollouts,
+        which have reward 0."""
         n, buffer = self.config.actor_rollout_ref.rollout.val_kwargs.n, self.replay_buffer
         before, late = buffer.validated, buffer.late
         metrics = super()._validate()

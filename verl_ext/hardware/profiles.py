@@ -1,4 +1,4 @@
-"""The profiles ``config/hardware/{h100,h200,a100,a800,b200}.yaml``; ``docs/write_hardware.py`` writes their tables."""
+"""The profiles ``config/hardware/{h100,h200,a100,b200}.yaml``; ``docs/write_hardware.py`` writes their tables."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ def recipe_panels() -> list[Panel]:
     """Plots of all recipes' own metrics, in the order of the recipes' names. A recipe that is not valid is left out."""
     panels: list[Panel] = []
     for name in recipes():
-        with contextlib.suppress(ValueError):  # a recipe of the user's that is not finished
+        with contextlib.suppress(TypeError, ValueError):  # a recipe of the user's that is not finished
             policy = Method.parse(name, 1).policy_class
             check_panels(policy)
             panels += policy.panels

@@ -47,9 +47,9 @@ class Page:
         this name in the folder are removed: beside the new page, they would pass for its plots.
         """
         out.mkdir(parents=True, exist_ok=True)
+        images = {f"{plot.name}.png": plot.png() for plot in self.plots}
         for earlier in _plots_of(out / f"{name}.json"):
             (out / earlier).unlink(missing_ok=True)
-        images = {f"{plot.name}.png": plot.png() for plot in self.plots}
         for file, image in images.items():
             (out / file).write_bytes(image)
         numbers = {**self.numbers, "plots": list(images)}

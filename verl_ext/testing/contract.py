@@ -42,8 +42,10 @@ LARGEST_BATCH = 16  # prompts, so that 64 prompts are several batches
 HOPELESS = Conditions(steps=12, rates=(0.0, 0.1))
 LONG = Conditions(steps=40, rates=(0.0, 1.0), failure_rate=0.05)
 FAILURES = {
-    "no rollout fails and the last step is not known": Conditions(known_end=False),
-    "30% of the rollouts and 5% of the waves fail": Conditions(failure_rate=0.3, lost_waves=0.05),
+    "no rollout fails": Conditions(),
+    "30% of the rollouts and 5% of the waves fail and the last step is not known": Conditions(
+        known_end=False, failure_rate=0.3, lost_waves=0.05
+    ),
     "the rewards of most groups are equal and 30% of the waves fail": Conditions(rates=(0.8, 1.0), lost_waves=0.3),
 }
 ORDERS = (0, 1, 2)  # seeds

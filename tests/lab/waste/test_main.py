@@ -264,7 +264,7 @@ def test_all_files_are_written_before_the_output(tmp_path, monkeypatch):
     assert {"waste.html", "waste.json", "prompts.parquet", "spent.png"} <= files
     metrics = write_metrics(tmp_path / "a.jsonl", {1: {"critic/score/mean": 0.5}})
     (tmp_path / "prompts.parquet").write_text("a file of the user's own")
-    for out in (tmp_path / "out", tmp_path):
+    for out in (tmp_path / "out", tmp_path, tmp_path):
         invoke(main, metrics, "--n", 8, "--out", out)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"waste.html", "waste.json", "gradient.png"}
     assert (tmp_path / "prompts.parquet").exists()

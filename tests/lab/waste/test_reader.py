@@ -166,7 +166,7 @@ def test_lines_that_cannot_be_used_are_counted(read, tmp_path):
             line(output=["a"]),
             "[" * 100_000,
             line(prompt_id="0", data_source="x"),
-            line(score=0),
+            line(score=0, prompt_id="of a reward function"),
         ]
     )
     path = tmp_path / "1.jsonl"

@@ -45,7 +45,7 @@ RULE = "Costs to the target are those up to the first validation at or above it.
 EMPTY = "Files without a step, left out, such as those of a start that died before its first step"
 NO_LOG = "Files of a folder left out, since they hold no step of verl's file logger"
 REPLACED = (
-    "Records dropped, since a later record has the same step or an earlier one, as in a resumed run (in "
+    "Records dropped, since a record behind them has the same or an earlier step, as in a resumed run (in "
     "a.jsonl+b.jsonl, a is the older file)"
 )
 UNTRAINED = "Runs left out, since they have not trained a step yet"

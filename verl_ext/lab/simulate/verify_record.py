@@ -27,7 +27,7 @@ from verl_ext.record import VERSION, batch_state, first_difference, request_stat
 from verl_ext.trajectory import Trajectory
 
 EFFECTS = {"rows", "submitted", "released"}
-KEYS = {  # that an event's line holds at least
+KEYS = {  # of an event's line, at least
     "run": {"version", "policy", "total_steps", "rows_per_epoch"},
     "load": {"state"},
     "step": {"step", "total_steps", *EFFECTS},

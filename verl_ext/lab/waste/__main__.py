@@ -9,6 +9,8 @@ verl-ext waste wandb_export.csv --n 8
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -87,8 +89,9 @@ def main(
             check_folder(out)
             page = page_of(read_export(rollouts, left_out.append), n)
         page = replace(page, notes=[*page.notes, *listed({NO_LOG: [path.name for path in left_out]})])
-        if (out / "waste.json").exists():  # of an earlier analysis, which may have been of a log of rollouts
-            (out / "prompts.parquet").unlink(missing_ok=True)
+        with contextlib.suppress(OSError, ValueError):  # an earlier analysis of a log of rollouts has left its prompts
+            if "log" in json.loads((out / "waste.json").read_text(encoding="utf-8")):
+                (out / "prompts.parquet").unlink(missing_ok=True)
         return _show(page, page.write(out, "waste"))
     for package in ("recipe", "verl_ext.one_wave"):  # they warn of each short step; the notes count these steps
         logging.getLogger(package).setLevel(logging.ERROR)

@@ -77,7 +77,7 @@ def _join(path: Path, step: int, known: dict[str, float], record: Mapping[str, f
         if "/" in name and not math.isclose(known.get(name, value), value, rel_tol=SAME):
             raise ValueError(
                 f"{path}: {name} is {value:g} in step {step}, and {known[name]:g} in a row or file before it; "
-                "give the exports of one run."
+                "give the exports of one run, and of a resumed run one row for each step."
             )
     known.update(record)
 

@@ -186,7 +186,7 @@ class _Columns:
         for key in KEYS:
             if key not in row:
                 raise _Unusable(f"no {key}")
-        if "prompt_id" in row:  # our driver writes it for prompts of a validation alone
+        if row.keys() >= {"prompt_id", "data_source"}:  # our driver writes both in a validation alone
             raise _Unusable("a sample of a validation")
         step, score, text, response = row["step"], row["score"], row["input"], row["output"]
         if type(step) is not int or not 0 <= step < 2**62:
