@@ -330,7 +330,7 @@ class IndexesTheDraw(Policy):
 
 
 class ReadsUnasked(Policy):
-    """Reads trajectories that it has not asked for with ``reads_trajectories``."""
+    """The policy reads trajectories, and does not set ``reads_trajectories``."""
 
     def on_group(self, group):
         self.longest = max([len(rollout.trajectory) for rollout in group.usable], default=0)

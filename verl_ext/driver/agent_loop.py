@@ -187,7 +187,7 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
         output = transcript.timed_out(self.rollout_config.response_length, version=int(kwargs["global_steps"]) - 1)
         output.extra_fields |= {GENERATED: transcript.generated, TRUNCATED: True, **_replay(PLAYBACK.get())}
         if validate:
-            output.extra_fields["reward_extra_info"] = {}  # without acc: verl counts it as 0 where others have one
+            output.extra_fields["reward_extra_info"] = {}  # verl counts a missing acc as 0 beside an acc
             prompt, seconds = id_of(kwargs), self._timeout
             logger.warning("validation: prompt %s gets reward 0 after agent_timeout=%s s", prompt, seconds)
         await self._verls_postprocess(self, output, validate, **kwargs)

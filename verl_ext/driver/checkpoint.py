@@ -38,7 +38,7 @@ class BadCheckpoint(RunError):
     """A checkpoint cannot be read or written. The message names the path and a remedy."""
 
 
-def own(run: Path) -> str:
+def claim(run: Path) -> str:
     """Claim the run's folder ``run`` for this start, by a note there; returns the name of this start.
 
     The folder belongs to the start that claimed it last, since an earlier start may have been killed.
@@ -48,12 +48,7 @@ def own(run: Path) -> str:
     """
     job, process = os.environ.get("SLURM_JOB_ID"), f"process {os.getpid()}"
     owner = f"{f'job {job}' if job else process} on {socket.gethostname()}, start {uuid4().hex[:8]}"
-    path = run / OWNER
-    try:
-        run.mkdir(parents=True, exist_ok=True)
-        write_text(path, owner)
-    except OSError as error:
-        raise BadCheckpoint(f"{path} cannot be written ({error.strerror}); {MAKE_ROOM}") from error
+    _write(run / OWNER, owner)
     return owner
 
 
@@ -114,12 +109,16 @@ def save_state(folder: str | Path, state: dict) -> Path:
         ) from error
     document = json.dumps({"version": VERSION, "sha256": _checksum(body), "state": body})
     path = folder / FILE_NAME
+    _write(path, document)
+    return path
+
+
+def _write(path: Path, text: str) -> None:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_text(path, document)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, text)
     except OSError as error:
         raise BadCheckpoint(f"{path} cannot be written ({error.strerror}); {MAKE_ROOM}") from error
-    return path
 
 
 def unwritten(folder: Path, error: Exception) -> RunError:

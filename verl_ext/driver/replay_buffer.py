@@ -79,7 +79,7 @@ class GroupReplayBuffer(ReplayBuffer):
         self._step, self._last_progress = 0, 0.0  # of the current call of sample
         self._seen = 0, 0  # stored rows and ended prompts at the last look
         self.validated = 0  # rollouts of the validations so far, without the failed ones
-        self.late = 0  # of these rollouts, those that took longer than rollout_driver.agent_timeout
+        self.late = 0  # rollouts among them that took longer than rollout_driver.agent_timeout
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict]:
         self._step, self._seen, self._last_progress = global_steps, (0, 0), time.monotonic()

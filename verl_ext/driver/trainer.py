@@ -27,8 +27,8 @@ from verl_ext.driver.checkpoint import (
     BadCheckpoint,
     begin_anew,
     check_owner,
+    claim,
     load_state,
-    own,
     prune,
     save_state,
     unwritten,
@@ -277,7 +277,7 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, GroupUpdates, WeightTurn
     def _save_checkpoint(self) -> None:
         run = Path(self.config.trainer.default_local_dir)
         if self._owner is None:
-            self._owner = own(run)
+            self._owner = claim(run)
         else:
             check_owner(run, self._owner)
         # The policy's state goes first: verl's part ends by naming this checkpoint the latest, so a kill in between
@@ -306,7 +306,7 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, GroupUpdates, WeightTurn
     def _load_checkpoint(self) -> None:
         mode, weights_alone = self.trainer_mode, self.config.trainer.val_only
         if self.config.trainer.save_freq > 0 and not weights_alone:  # other runs own the folder from their first save
-            self._owner = own(Path(self.config.trainer.default_local_dir))
+            self._owner = claim(Path(self.config.trainer.default_local_dir))
         if weights_alone:
             self.trainer_mode = "sync"  # verl then restores no queue, which may need other storage units
         try:
