@@ -63,8 +63,7 @@ phase() {  # phase <description> <command>...: shows the command's last line and
   fi
 }
 
-# Compile once here: a run starts seven processes, and with PYTHONDONTWRITEBYTECODE set each compiles all its imports.
-uv_install() { "$VENV/bin/python" -m uv pip install --python "$VENV/bin/python" --no-deps --compile-bytecode "$@"; }
+uv_install() { "$VENV/bin/python" -m uv pip install --python "$VENV/bin/python" --no-deps "$@"; }
 
 # An environment holds absolute paths, so it must have been made where it is.
 is_installed() { [[ -f $VENV/.install && $(<"$VENV/.install") == "$1 $VENV" ]]; }   # is_installed <fingerprint>

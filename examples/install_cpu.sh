@@ -13,8 +13,8 @@ source examples/install_common.sh
 install_torch() {
   # If pip's configured sources have no CPU build, plain "torch" installs a CUDA build of several GB. So the CPU build
   # is named by its full version and fetched from PyTorch's own index.
-  "$VENV/bin/python" -m pip install --no-deps "torch==$TORCH+cpu" ||
-    "$VENV/bin/python" -m pip install --no-deps "torch==$TORCH+cpu" --index-url https://download.pytorch.org/whl/cpu ||
+  "$VENV/bin/python" -m pip install --no-deps --no-compile "torch==$TORCH+cpu" ||
+    "$VENV/bin/python" -m pip install --no-deps --no-compile "torch==$TORCH+cpu" --index-url https://download.pytorch.org/whl/cpu ||
     { echo "Neither pip's sources nor PyTorch's index could be reached for a CPU build of torch for this Python." && false; }
 }
 

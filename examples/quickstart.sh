@@ -58,13 +58,14 @@ SEEDS=${SEEDS:-1}
 AT_ONCE=${AT_ONCE:-}  # empty: train.py decides
 [[ $AT_ONCE =~ ^([1-9][0-9]*)?$ ]] || refuse "AT_ONCE=$AT_ONCE is not valid: use a number of runs"
 
+# Packages are compiled on first use: once for all processes, and without warnings about their sources.
+export PYTHONDONTWRITEBYTECODE= PYTHONWARNINGS=${PYTHONWARNINGS:-ignore::SyntaxWarning}
 bash examples/install_cpu.sh
 source .venv/bin/activate
 mkdir -p "$OUT"
 OUT=$(CDPATH= cd "$OUT" && pwd)  # in overrides it has quotes of its own, for characters with a meaning in hydra
 [[ $MODEL != agent ]] || TASK+=(actor_rollout_ref.rollout.multi_turn.tool_config_path="\"$OUT/data/tools.yaml\"")
 
-export PYTHONWARNINGS=${PYTHONWARNINGS:-ignore::SyntaxWarning} # of packages that are compiled on first use
 followed() {  # followed <name> <command>...: shows the command's last line and its seconds; all output is in $OUT/<name>.log
   local name=$1
   shift
@@ -115,6 +116,7 @@ method_of() {  # method_of <method>: its recipe and overrides; all runs of a mod
 }
 
 RUNS=() METRICS=()
+# On a CPU, engine and actor compute the same log-probabilities, up to 5e-6. With bypass_mode they are computed once.
 add_run() {  # add_run <method> <seed>: its name and command to RUNS, for train.py, and the file of its metrics to METRICS
   local run=$1
   (($2 == 1)) || run=$1_$2
@@ -124,7 +126,7 @@ add_run() {  # add_run <method> <seed>: its name and command to RUNS, for train.
     data.train_files="\"$OUT/data/train.parquet\"" data.val_files="\"$OUT/data/validation.parquet\""
     actor_rollout_ref.model.path="\"$OUT/model\""
     actor_rollout_ref.rollout.val_kwargs.do_sample=true actor_rollout_ref.rollout.val_kwargs.temperature=1.0
-    "${TASK[@]}" "${METHOD[@]:1}"
+    algorithm.rollout_correction.bypass_mode=true "${TASK[@]}" "${METHOD[@]:1}"
     data.seed="$2" rollout_driver.rollout_budget="$BUDGET" trainer.total_training_steps=10000
     trainer.logger=[file] trainer.resume_mode=disable trainer.save_freq=-1
     trainer.default_local_dir="\"$OUT/checkpoints/$run\"" :::)

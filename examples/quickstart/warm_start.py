@@ -94,12 +94,9 @@ def to_batches(
 def to_batch(examples: Sequence[tuple[int, list[int]]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Padded tokens, and the targets: -100 on prompt and padding."""
     width = max(len(tokens) for _, tokens in examples)
-    tokens = torch.full((len(examples), width), pad)
-    targets = torch.full((len(examples), width), -100)
-    for row, (prompt, ids) in enumerate(examples):
-        tokens[row, : len(ids)] = torch.tensor(ids)
-        targets[row, prompt : len(ids)] = tokens[row, prompt : len(ids)]
-    return tokens, targets
+    tokens = [ids + [pad] * (width - len(ids)) for _, ids in examples]
+    targets = [[-100] * prompt + ids[prompt:] + [-100] * (width - len(ids)) for prompt, ids in examples]
+    return torch.tensor(tokens), torch.tensor(targets)
 
 
 def step_on(
@@ -296,7 +293,6 @@ def main(
     if examples is not None:
         weights = parse_examples(examples, len(levels))
     pairs = collect(levels, divide(steps * batch, weights), seed, known)
-    extra = collect(levels, divide(150 * batch, [1.0] * len(levels)), seed, known)
     rows = [(row.prompt[0]["content"], row.reward_model["ground_truth"]) for row in frames[0][:512].itertuples()]
     tokenizer = make_tokenizer([question for question, _ in pairs])
     model = make_model(tokenizer, hidden, layers)
@@ -304,7 +300,11 @@ def main(
     with progress_bar(console) as progress:
         train(model, to_batches(encode(tokenizer, pairs), batch, pad), lr, progress)
         prompts = to_batch(encode(tokenizer, rows), pad)
-        rates = top_up(model, to_batches(encode(tokenizer, extra), batch, pad), prompts, silent, progress)
+        extra: list[tuple[torch.Tensor, torch.Tensor]] = []
+        if silent < 1:
+            pairs = collect(levels, divide(150 * batch, [1.0] * len(levels)), seed, known)
+            extra = to_batches(encode(tokenizer, pairs), batch, pad)
+        rates = top_up(model, extra, prompts, silent, progress)
     save(model, tokenizer, record, out)
     console.print(outcome(model, rates, out))
 

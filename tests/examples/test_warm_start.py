@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -42,11 +43,14 @@ def test_examples_come_from_the_levels_in_the_given_proportion(words, tmp_path, 
         return pairs
 
     monkeypatch.setattr(warm_start, "collect", collect_and_note)
-    result = CliRunner().invoke(app, [*words, "--examples", "3,0,1", "--silent", "1"])
+    result = CliRunner().invoke(app, [*words, "--examples", "3,0,1", "--silent", "0.99"])
     assert result.exit_code == 0, result.output
     assert lengths[0] == {3: 6, 5: 2}  # 2 steps of 4
     assert len(lengths[1]) == 3  # the top-up has examples of all levels
     assert json.loads((tmp_path / "model" / "warm_start.json").read_text())["examples"] == "3,0,1"
+    shutil.rmtree(tmp_path / "model")
+    assert CliRunner().invoke(app, [*words, "--examples", "3,0,1", "--silent", "1"]).exit_code == 0
+    assert len(lengths) == 3  # without a top-up, there are no examples for it
 
 
 @pytest.mark.parametrize("text", ["1,2", "1,2,3,4", "0,0,0", "1,x,2", "1,-1,2", ""])
