@@ -101,7 +101,8 @@ def _exact(run: Run) -> Page:
     if rest < 0 and not buffered:
         raise ValueError(
             f"{run.name}: counts {-rest:,.0f} rollouts more as trained, discarded and failed than as sampled; export "
-            "every step of one run, with all metrics under rollouts/."
+            "every step of one run (W&B: scan_history(), because history() samples 500 steps), with all metrics under "
+            "rollouts/."
         )
     parts[IN_BUFFER if buffered else UNKNOWN] = rest
     rows = [(name, count(value), percent(value / sampled)) for name, value in parts.items() if value]
