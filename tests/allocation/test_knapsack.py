@@ -173,6 +173,14 @@ def test_rollouts_needed_is_the_least_that_does(rate, needed):
     assert slowest**needed <= 0.1 + 1e-12 < slowest ** (needed - 1)
 
 
+def test_with_the_rollouts_needed_a_gradient_has_probability_0_86_or_more():
+    """Proposition 1 leaves out min(p, 1 - p)^N, so the probability may be below 0.9. It is least at p = 0.438."""
+    rates = np.arange(1, 1000) / 1000
+    likely = knapsack.nonzero_gradient(knapsack.rollouts_needed(rates).astype(int), rates)
+    assert [likely.min(), likely[437], likely[499]] == pytest.approx([0.8634, 0.8634, 0.875], abs=1e-4)
+    assert likely[np.abs(rates - 0.5) > 0.2].min() > 0.8998
+
+
 @given(st.floats(1e-6, 1 - 1e-6), st.integers(1, 200))
 def test_proposition_3(p, n):
     """Values never fall, gains shrink, and the harder of two mirrored prompts is worth more."""

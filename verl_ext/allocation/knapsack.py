@@ -11,7 +11,7 @@ from verl_ext import checks
 from verl_ext.allocation import greedy
 
 GRADIENTS = ("grpo", "rloo")  # both give a group no gradient if all its rewards are equal
-CONFIDENCE = 0.9  # probability of a non-zero gradient at which a prompt has enough rollouts (22 in Table 2)
+CONFIDENCE = 0.9  # alpha of Proposition 1; with 0.9, a rate of 0.9 needs 22 rollouts, the cost in Table 2
 
 
 def allocate(
@@ -30,8 +30,9 @@ def allocate(
     Value(N, p) = ProbNonZeroGradient(N, p) * InfoGain(p), with ProbNonZeroGradient(N, p) = 1 - p^N - (1 - p)^N and
     InfoGain(p) = p (1 - p)^2 (Proposition 2).
 
-    ``fallback`` (Appendix C) divides the rollouts without value. A prompt has enough rollouts when its gradient is
-    non-zero with probability 0.9 (:func:`rollouts_needed`). The budget goes, in this order, to: ``lower`` for all
+    ``fallback`` (Appendix C) divides the rollouts without value. A prompt has enough rollouts when max(p, 1 - p)^N is
+    at most 0.1 (:func:`rollouts_needed`). Its gradient is then non-zero with probability 0.86 or more: Proposition 1
+    leaves out min(p, 1 - p)^N, which matters near p = 1/2 only. The budget goes, in this order, to: ``lower`` for all
     prompts; prompts with rates between 0 and 1, by value, until they have enough in total; prompts with rate 0, in
     equal shares; prompts between 0 and 1 again; prompts with rate 1, in equal shares.
 
