@@ -215,8 +215,8 @@ def test_fallback_fills_in_the_stated_order(rates, data):
         assert (counts[unsolved] == 128).all()
     if (counts[solved] > 2).any():
         assert (counts[~solved] == 128).all()
-    if unsolved.any():
-        assert np.ptp(counts[unsolved]) <= 1
+    for rows in (unsolved, solved):
+        assert not rows.any() or np.ptp(counts[rows]) <= 1
 
 
 def test_the_fallback_adds_equal_shares_to_the_bounds_of_unsolved_prompts():
@@ -275,9 +275,11 @@ def test_the_fallback_counts_in_units_of_cost(budget, upper, expected):
     assert knapsack.allocate([0.5, 0, 1], budget, upper=upper, costs=[2.0, 3.0, 5.0]).tolist() == expected
 
 
-def test_equal_shares_are_divided_by_the_costs():
+@pytest.mark.parametrize("rate", [0, 1])
+def test_equal_shares_are_divided_by_the_costs(rate):
     """4 units beyond the bounds; gains per unit 1, 1/2, 1/3, ... and 1/2, 1/4, ...; at a tie the first prompt wins."""
-    assert knapsack.allocate([0, 0], 10, costs=[1.0, 2.0]).tolist() == [4, 3]
+    assert knapsack.allocate([rate] * 3, 12).tolist() == [4, 4, 4]
+    assert knapsack.allocate([rate] * 2, 10, costs=[1.0, 2.0]).tolist() == [4, 3]
 
 
 @pytest.mark.parametrize("info_gain", [True, False])
