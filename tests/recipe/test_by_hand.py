@@ -69,10 +69,10 @@ def test_continuous_rewards_teach_the_sample_variance_of_groups_with_two_rewards
     options = {"features": str(tmp_path / "features.npy"), "link": "softplus"}
     policy = Vip(train_batch_size=2, n=4, rewards="continuous", estimator_options=options)
     one, other = started(policy)
-    fed(policy, one, 0, 1, 1, 4)
+    fed(policy, one, 0, 4, None, None)
     fed(policy, other, 1, None, None, None)
     assert len(policy.take_batch()) == 2
-    assert policy.estimator.predict([one.target])[0] == pytest.approx(np.var([0, 1, 1, 4], ddof=1), rel=1e-3)
+    assert policy.estimator.predict([one.target])[0] == pytest.approx(8, rel=1e-3)
 
 
 def test_failed_rollouts_are_no_outcomes():
@@ -153,11 +153,28 @@ def test_pilot_commit_without_binding_generates_no_pilots_for_the_last_step_from
     assert isinstance(only.target, Group)
 
 
+def test_pilot_commit_commits_as_soon_as_the_batch_has_its_survivors():
+    """An asynchronous engine still generates the other pilots, which were bound to the step before."""
+    policy = PilotCommit(train_batch_size=2, n_pilot=4, n_commit=2, s=2)
+    for request, reward in zip(started(policy, total_steps=2), (1, 1, 0, 0), strict=True):
+        actions = fed(policy, request, reward, reward, 0, 0)
+    *commits, one, two, _, _ = requests(actions)
+    for request in commits:
+        policy.on_group(request.target)
+    policy.take_batch()
+    assert policy.start_step(2, lambda count, but=(): []) == []
+    assert fed(policy, one, 1, 1, 0, 0) == []
+    assert [request.rollouts for request in fed(policy, two, 1, 1, 0, 0)] == [2, 2]
+
+
 def test_horas_upper_yields_if_a_prompt_of_the_shard_fails():
-    policy = Hora(train_batch_size=2, G=4, G0=2, shards=1, upper=2)
-    one, other = started(policy)
-    fed(policy, one, None, None)
-    assert [request.rollouts for request in requests(fed(policy, other, 0, 0))] == [4]
+    """Three prompts are left for the budget of 16, so the limit of 4 becomes 16 / 3, rounded up."""
+    policy = Hora(train_batch_size=4, G=6, G0=2, shards=1, upper=4)
+    failed, *others, last = started(policy)
+    fed(policy, failed, None, None)
+    for request in others:
+        fed(policy, request, 1, 1)
+    assert [request.rollouts for request in requests(fed(policy, last, 0, 0))] == [5, 5, 6]
 
 
 def test_a_round_of_greso_is_at_most_s_times_the_batch():
