@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from support.engine import controller, prompts, run_step
 
-from recipe.recall.policy import FEWEST, RATE, RECENT, START, Memory, Recall
+from recipe.recall.policy import Memory, Recall
 from verl_ext.errors import CannotFillBatch
 from verl_ext.policy import Group, Rollout
 
@@ -24,7 +25,7 @@ def group(prompt, successes, rollouts):
 
 def test_the_prior_is_uniform_until_there_are_pilots_to_fit():
     policy = Recall(train_batch_size=4)
-    policy.pilots = [0.0, 1.0] * (FEWEST // 2 - 1) + [0.5]
+    policy.pilots = [0.0, 1.0] * 7 + [0.5]
     assert policy.prior == (1.0, 1.0)
     policy.pilots += [0.5]
     assert policy.prior != (1.0, 1.0)
@@ -35,7 +36,7 @@ def test_the_prior_is_uniform_until_there_are_pilots_to_fit():
 def test_the_prior_has_the_moments_of_the_pilots(a, b, n_pilot, seed):
     """Pilots are drawn from a beta-binomial distribution; SciPy's with the fitted prior has their mean and variance."""
     policy = Recall(train_batch_size=4, n=n_pilot + 1, n_pilot=n_pilot)
-    counts = stats.betabinom(n_pilot, a, b).rvs(RECENT, random_state=seed)
+    counts = stats.betabinom(n_pilot, a, b).rvs(256, random_state=seed)
     policy.pilots = (counts / n_pilot).tolist()
     fitted = stats.betabinom(n_pilot, *policy.prior)
     assert fitted.mean() == pytest.approx(counts.mean())
@@ -47,12 +48,14 @@ def test_the_prior_has_the_moments_of_the_pilots(a, b, n_pilot, seed):
         assert 1 / (sum(policy.prior) + 1) == pytest.approx(0.02 if correlation < 0.5 else 0.95)
 
 
-@pytest.mark.parametrize("pilots", [[0.0] * 40, [1.0] * 40, [0.5] * 40])
-def test_pilots_that_are_all_equal_give_a_finite_prior(pilots):
+@pytest.mark.parametrize(
+    ("pilots", "mean", "correlation"),
+    [([0.0], 0.02, 0.02), ([1.0], 0.98, 0.02), ([0.5], 0.5, 0.02), ([0.0, 1.0], 0.5, 0.95)],
+)
+def test_the_fitted_prior_has_bounds(pilots, mean, correlation):
     policy = Recall(train_batch_size=4)
-    policy.pilots = pilots
-    a, b = policy.prior
-    assert 0 < a < 50 and 0 < b < 50
+    policy.pilots = pilots * 20
+    assert policy.prior == pytest.approx(np.array([mean, 1 - mean]) * (1 / correlation - 1))
 
 
 def test_pilots_with_a_failed_rollout_are_no_part_of_the_fit():
@@ -70,9 +73,9 @@ def test_pilots_with_a_failed_rollout_are_no_part_of_the_fit():
 
 def test_the_prior_is_fitted_to_the_last_pilots():
     policy = Recall(train_batch_size=4)
-    policy._step, policy.pilots = 1, [0.0] * RECENT
+    policy._step, policy.pilots = 1, [0.0] * 256
     policy._judge(group(prompts(1)[0], 1, 2))
-    assert policy.pilots == [0.0] * (RECENT - 1) + [0.5]
+    assert policy.pilots == [0.0] * 255 + [0.5]
 
 
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8), st.integers(1, 9)), max_size=12), st.integers(1, 6))
@@ -146,11 +149,11 @@ def test_the_number_of_new_prompts_is_the_one_expected_to_spend_the_budget():
 
 def test_the_share_of_survivors_is_a_moving_average():
     run = controller(Recall(train_batch_size=8, n=6), [0.5] * 400)
-    expected = START
+    expected = 0.25
     for step in range(1, 11):
         run_step(run, step)
         metrics = run.metrics()
-        expected += RATE * (metrics["recall/survived"] / metrics["recall/new"] - expected)
+        expected += 0.3 * (metrics["recall/survived"] / metrics["recall/new"] - expected)
         assert run.policy.survival == metrics["recall/survival"] == pytest.approx(expected)
 
 
@@ -194,7 +197,7 @@ def test_the_state_continues_the_run(saved):
 
 def test_pilots_of_another_number_of_rollouts_are_no_part_of_the_fit():
     saved = Recall(train_batch_size=4, n=8, n_pilot=2)
-    saved.pilots = [0.0, 0.5, 1.0, 1.0] * FEWEST
+    saved.pilots = [0.0, 0.5, 1.0, 1.0] * 16
     state = json.loads(json.dumps(saved.state_dict()))
     other, old = Recall(train_batch_size=4, n=8, n_pilot=4), Recall(train_batch_size=4, n=8, n_pilot=4)
     other.load_state_dict(state)
