@@ -1,4 +1,4 @@
-"""Trains all recipes on the CPU task, at equal rollouts, over several seeds.
+"""Trains seven recipes on the CPU task, at equal rollouts, over several seeds.
 
     python benchmarks/learning.py --task outputs/spelling
 
@@ -37,7 +37,7 @@ RECIPES = {
     "vip": [f"actor_rollout_ref.rollout.n={ROLLOUTS}"],
     "knapsack": [
         f"actor_rollout_ref.rollout.n={ROLLOUTS}",
-        "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean",  # as grpo, so that only the allocation differs
+        "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean",  # as grpo; clipping and prompt weights are its own
     ],
     "prefix_sampling": [f"actor_rollout_ref.rollout.n={ROLLOUTS}", *PREFIX_CONTROL],
 }
@@ -111,12 +111,12 @@ def main(
     task: Annotated[Path, typer.Option(help="Folder with model/ and data/, made as docs/results.md says.")],
     out: Annotated[Path, typer.Option(help="Folder for metrics and logs.")] = Path("outputs/benchmarks/learning"),
     name: Annotated[
-        list[str] | None, typer.Option(help="A recipe or variant, repeatable. Default: all recipes.")
+        list[str] | None, typer.Option(help=f"A recipe or variant, repeatable. Default: {', '.join(RECIPES)}.")
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds 1, 2, ... of data order and sampling.")] = 3,
     rollouts: Annotated[int, typer.Option(min=1, help="Rollouts of each run, pilots included.")] = 4608,
 ) -> None:
-    """Train every recipe on every seed, one after the other."""
+    """Train every chosen recipe on every seed, one after the other."""
     names = name or list(RECIPES)
     if unknown := set(names) - set(RECIPES | VARIANTS):
         raise typer.BadParameter(f"--name {', '.join(sorted(unknown))}: use some of {', '.join(RECIPES | VARIANTS)}")

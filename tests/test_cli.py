@@ -6,6 +6,7 @@ import gc
 import importlib
 import inspect
 import os
+import re
 import subprocess
 import sys
 from importlib import resources
@@ -16,6 +17,8 @@ import typer
 import yaml
 
 from verl_ext import __version__, cli
+from verl_ext.allocation.by_name import RULES
+from verl_ext.estimation.by_name import BY_ID, BY_TEXT
 from verl_ext.launch import THRESHOLDS, experiment_hardware
 from verl_ext.new import write
 from verl_ext.recipes import Key, help_page, keys, recipes, table
@@ -230,8 +233,29 @@ def test_a_recipes_page_says_what_it_does_and_names_every_key(recipe, width):
     assert width < 100 or len(lines) <= 62
 
 
+@pytest.mark.parametrize("recipe", recipes())
+def test_the_page_has_every_changed_default_of_verl_that_a_run_names(recipe):
+    from support.configs import compose
+
+    from verl_ext.announce import changes
+
+    page = f"{help_page(recipe, 100)} ".replace("\n", " ")
+    changed = changes(compose(recipe, "hardware=verl"), [])
+    loss = "actor_rollout_ref.actor.loss_agg_mode"
+    assert "data.seed" in changed and not [key for key in changed if f" {key}=" not in page]
+    assert loss not in changed or f" {loss}={changed[loss][1]} " in page
+
+
 def test_a_sum_of_keys_is_shown_as_a_sum():
     assert "rollout.n=rollout_policy.n_init+rollout_policy.n_cont" in help_page("speed_rl", 100)
+
+
+@pytest.mark.parametrize("recipe", ["hora", "knapsack", "vip"])
+def test_the_page_names_every_estimator_and_every_allocator(recipe):
+    page = help_page(recipe, 100).partition("The driver of all recipes")[0]
+    for key, names in (("estimator", {*BY_ID, *BY_TEXT}), ("allocator", set(RULES))):
+        row = page.partition(f"\n  {key}=")[2].partition(f"\n  {key}_options=")[0]
+        assert names <= set(re.findall(r"\w+", row)), key
 
 
 def test_a_page_is_as_wide_as_the_terminal_up_to_100_characters(monkeypatch):

@@ -155,7 +155,8 @@ def help_page(recipe: str, width: int | None = None) -> str:
         needed.insert(0, ("experiment", f"A setting of the paper: {', '.join(experiments)}."))
     lines += ["", "Every run", *table(needed, width)]
     lines += ["", "This recipe's values for keys of verl:"]
-    lines += _wrap("  ".join(_changed(yaml.safe_load(text))), width, "  ")
+    changed = dict(_changed(yaml.safe_load(base))) | dict(_changed(yaml.safe_load(text)))
+    lines += _wrap("  ".join(f"{key}={value}" for key, value in changed.items()), width, "  ")
     flags = "Flags: --cfg job prints all keys; --check makes a run's checks alone; --hydra-help lists Hydra's."
     lines += ["", *_wrap(flags, width)]
     return "\n".join(lines) + "\n"
@@ -189,15 +190,15 @@ def _row(key: Key) -> tuple[str, str]:
     )
 
 
-def _changed(node: dict[str, Any], path: str = "") -> Iterator[str]:
-    """``key=value`` of each key of verl in a recipe's file."""
+def _changed(node: dict[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
+    """Each key of verl in the file of all recipes or of one, with its value."""
     for name, value in node.items():
         if isinstance(value, dict):
             if path or name not in ("hydra", "rollout_driver", "rollout_policy"):
                 yield from _changed(value, f"{path}{name}.")
         elif name != "defaults":
             text = re.sub(r"^\$\{add:(.+),(.+)\}$", r"\1+\2", REFERENCE.sub(r"\1", as_yaml(value)))
-            yield f"{path}{name}={text}"
+            yield f"{path}{name}", text
 
 
 def as_yaml(value: Any) -> str:

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from verl_ext.data.catalog import CATALOG, PROMPTS, Question, dapo, olympiadbench, text, yes_or_no
+
+ROOT = Path(__file__).parents[2]
+PAPERS = {
+    "pilot_commit": "Pilot-Commit",
+    "hora": "HORA",
+    "vip": "VIP",
+    "knapsack": "Knapsack-RL",
+    "prefix_sampling": "Prefix Sampling",
+}
 
 
 @pytest.mark.parametrize(
@@ -58,3 +69,15 @@ def test_the_own_template_of_a_data_set_takes_the_place_of_the_users_prompt():
     own = replace(CATALOG["math12k"], template="Repair: {question}", extra=lambda row: {"ability": row["kind"]})
     row = own.to_row("math12k", Question("a {x}", "b"), "boxed", {"kind": "code"})
     assert row["prompt"][0]["content"] == "Repair: a {x}" and row["ability"] == "code"
+
+
+@pytest.mark.parametrize("name", [name for name, data in CATALOG.items() if data.split == "validation"])
+def test_a_validation_set_names_the_papers_whose_experiments_read_it(name):
+    reads = re.compile(rf"data_file:{CATALOG[name].file}[_}}]")
+    found = {
+        paper
+        for recipe, paper in PAPERS.items()
+        for file in ROOT.glob(f"recipe/{recipe}/config/experiment/*.yaml")
+        if reads.search(file.read_text())
+    }
+    assert {paper.partition(" §")[0] for paper in CATALOG[name].used_by.split(", ")} == found

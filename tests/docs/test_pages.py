@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import inspect
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -11,14 +13,19 @@ from importlib import import_module
 from itertools import chain
 from pathlib import Path
 
+import learning
 import pytest
 import typer
+import yaml
+from comparison import QUESTIONS
 from omegaconf import DictConfig, OmegaConf
 from support.configs import RECIPES, compose
 from support.engine import controller, run_step
 
 from recipe.grpo.policy import Uniform
 from verl_ext import cli
+from verl_ext.lab.learn import __main__ as learn
+from verl_ext.lab.learn.worlds import WORLDS
 from verl_ext.lab.method import Method
 
 ROOT = Path(__file__).parents[2]
@@ -139,6 +146,60 @@ def test_ratios_of_the_comparison_are_those_of_its_results_page():
 def shortened(cell: str) -> str:
     """A ratio without its interval."""
     return re.sub(r" \[[^]]*\]", "", cell)
+
+
+def kept(run: str) -> list[dict]:
+    """The runs of a world and question of the comparison."""
+    return [json.loads(line) for line in (ROOT / f"docs/comparison/{run}.jsonl").read_text().splitlines()]
+
+
+def test_the_methods_that_the_comparison_names_for_a_question_are_those_that_were_run():
+    """A list that names no methods refers to a number of them: "all" alone could be all recipes."""
+    page = (ROOT / "docs/comparison.md").read_text().partition("the methods that were run |")[2].partition("\n\n")[0]
+    compared = 0
+    for worlds, cell in re.findall(r"^\| (.+) \| (`\w+`.*) \|$", page, re.M):
+        for part in cell.split("; "):
+            question, *methods = re.findall(r"`(\w+)`", part)
+            assert methods or re.search(r": (all \w+|these|both)\b", part), part
+            for world in re.findall(r"`(\w+)`", worlds) or ("*",):
+                files = list(ROOT.glob(f"docs/comparison/{world}-{question}.jsonl"))
+                assert files, part
+                for file in files if methods else ():
+                    assert {run["method"] for run in kept(file.stem)} == set(methods), file.name
+                    compared += 1
+    assert compared == 8
+
+
+def test_the_settings_of_free_are_as_many_as_the_page_says():
+    page, free = " ".join((ROOT / "docs/comparison.md").read_text().split()), QUESTIONS["free"]
+    tuned: dict[str, set] = {}
+    for run in kept("long_tailed-free"):
+        if run["seed"] >= 100:
+            tuned.setdefault(run["method"], set()).add((run["lr"], run["n"], run["prompts"]))
+    (made,) = {len(settings) for settings in tuned.values()}
+    assert f"it was narrowed to {len(free.sizes) * len(free.lrs)} settings" in page
+    assert f"In `free`, with {made} settings of each method" in page and f"which made {made} settings" in page
+
+
+def test_the_benchmarks_page_names_its_recipes_and_their_settings_that_are_no_defaults():
+    page = (ROOT / "docs/results.md").read_text().partition("## Seven recipes on one task")[2]
+    assert set(re.findall(r"^\| `(\w+)` \|", page, re.M)) == set(learning.RECIPES) and len(learning.RECIPES) == 7
+    named = set()
+    for recipe, overrides in learning.RECIPES.items():
+        default = compose(recipe, "hardware=h200")
+        for key, value in (override.split("=") for override in overrides):
+            if not key.endswith("rollout.n") and not key.startswith("trainer."):  # groups of 8; validation
+                if OmegaConf.select(default, key) != yaml.safe_load(value):
+                    named.add(f"{key.rpartition('.')[2]}={value}")
+    assert len(named) == 6 and named <= set(spans("docs/results.md"))
+
+
+def test_the_command_that_shows_greso_meets_prompts_again():
+    """A prompt is skipped only after its first visit."""
+    (words,) = (words for program, *words in commands("recipe/greso/README.md") if words[0] == "learn")
+    prompts = WORLDS[words[words.index("--world") + 1]].prompts
+    rollouts, n = inspect.signature(learn.main).parameters["rollouts"].default, configs()[RECIPES.index("greso")]
+    assert prompts < rollouts / n.actor_rollout_ref.rollout.n / 2
 
 
 def test_the_page_names_every_recipe_that_divides_its_rollouts():

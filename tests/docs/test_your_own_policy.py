@@ -110,6 +110,15 @@ def test_every_command_works_as_written(folder, monkeypatch, capsys):
     monkeypatch.setattr(learn, "_source", lambda *_: SmallSource())
     assert verl_ext(*shlex.split(learns)[1:], "--rollouts", "100", "--seeds", "1") == 0
     assert (folder / "outputs/learn/disagreement_0.jsonl").is_file()
+    (own / "policy.py").write_text(f"{SOURCE}# A change.\n")
+    again = [*shlex.split(learns)[1:], "--rollouts", "100", "--seeds", "1"]
+    monkeypatch.setenv("COLUMNS", "200")
+    capsys.readouterr()
+    assert verl_ext(*again) == 2 and "is of a run with another code" in capsys.readouterr().err
+    (pattern,) = re.findall(r"`(outputs/learn/[^`]+)`", TEXT)
+    for file in folder.glob(pattern):
+        file.unlink()
+    assert verl_ext(*again) == 0
 
     write_rows(folder / "train.parquet", 80)
     write_rows(folder / "test.parquet", 4)

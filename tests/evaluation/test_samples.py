@@ -64,6 +64,8 @@ def test_a_number_that_is_no_step_does_not_hide_a_file(tmp_path):
     for name in (1, 2):
         write_lines(tmp_path / f"{name}.jsonl", [{**GOOD, "input": str(name)}])
     assert read([tmp_path])[0] == 0 and len(read([tmp_path])[1]) == 2
+    write_lines(tmp_path / "2.jsonl", [{**GOOD, "input": "1"}])
+    assert [len(problem.samples) for problem in read([tmp_path])[1]] == [2]  # both of step 0, as the help says
     write_lines(tmp_path / "3.jsonl", [line for step in (3, 9) for line in samples_of(row("one"), [RIGHT], step)])
     with pytest.raises(ValueError, match="3.jsonl is named after step 3, but has samples of step 9; rename it"):
         read([tmp_path])

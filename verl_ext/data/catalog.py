@@ -264,7 +264,7 @@ CATALOG: dict[str, DataSet] = {
         file="aime24",
         license="not stated",
         published="30",
-        used_by="all",
+        used_by="Pilot-Commit, HORA, VIP, Knapsack-RL",
         original_id="id",
     ),
     "aime25": DataSet(
@@ -273,7 +273,7 @@ CATALOG: dict[str, DataSet] = {
         file="aime25",
         license="Apache-2.0",
         published="30",
-        used_by="all",
+        used_by="Pilot-Commit, HORA, VIP, Knapsack-RL, Prefix Sampling",
         original_id="id",
     ),
     "amc23": DataSet(

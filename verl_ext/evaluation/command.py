@@ -84,7 +84,8 @@ def score(
 ) -> None:
     """Score the samples of `run`, of the trainer.validation_data_dir of any training, or of another origin.
 
-    A line is a JSON object with input, output, gts (the ground truth) and score, and perhaps data_source.
+    A line is a JSON object with input, output, gts (the ground truth) and score, and perhaps data_source and step.
+    Lines without step are all of step 0, whatever the name of their file.
     """
     _report(paths, step, k, answers, correct_from, out)
 

@@ -2,7 +2,8 @@
 
 A line holds ``input`` (the prompt as text), ``output``, ``gts`` (the ground truth), ``score``, ``step``, ``uid``, the
 values returned by the reward function, such as ``acc`` and ``pred``, and from our driver ``prompt_id`` and
-``data_source``. Lines of another origin need the first four.
+``data_source``. Lines of another origin need the first four; without ``step`` they are of step 0, whatever
+the name of their file.
 """
 
 from __future__ import annotations

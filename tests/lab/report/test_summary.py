@@ -248,7 +248,9 @@ def test_without_validation_the_rest_is_there(tmp_path):
     assert summary["target_accuracy"] == 0.2
     assert (summary["runs"][0]["rollouts"], summary["runs"][0]["final_accuracy"]) == (20, None)
     assert summary["rule"].startswith("The target is the best accuracy that every run with a validation reached, exc")
-    assert summary["notes"] == ["No validation accuracy (trainer.test_freq and data.val_files give one): blind."]
+    assert summary["notes"] == [
+        "No validation accuracy (simulations have none; trainings need trainer.test_freq and data.val_files): blind."
+    ]
     alone = summary_of([blind])
     assert (alone["target_accuracy"], alone["rule"]) == (None, "")
 

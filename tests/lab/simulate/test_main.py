@@ -12,6 +12,7 @@ from support.commands import flat, invoke
 
 from verl_ext.lab.report.__main__ import main as report
 from verl_ext.lab.simulate.__main__ import main as simulation
+from verl_ext.lab.simulate.population import PRESETS
 
 SMALL = ["--batch-size", "8", "--prompts", "100", "--steps", "10", "--seeds", "2"]
 
@@ -34,12 +35,18 @@ def test_methods_are_compared_and_the_report_draws_their_logs(tmp_path):
     summary = json.loads((page / "report.json").read_text())
     assert [method["name"] for method in summary["methods"]] == names
     assert {"destinations.png", "delay_mean.png"} <= set(summary["plots"])
+    assert "No validation accuracy (simulations have none; " in flat(reported)
 
     again = invoke(simulation, *methods[:1], *SMALL[:-2], "--seeds", "1", "--population", "1:1:1", "--out", out)
     assert again.exit_code == 0, again.output  # one seed, so the second of the command before is gone
     kept = [f"{name}_{seed}.jsonl" for name in names for seed in (0, 1)]
     kept.remove("grpo-n=8_1.jsonl")
     assert sorted(path.name for path in out.iterdir()) == kept
+
+
+def test_the_help_names_every_preset():
+    named = flat(invoke(simulation, "--help"))
+    assert all(f" {preset}," in named for preset in PRESETS)
 
 
 def test_prompts_of_a_file(tmp_path):

@@ -274,7 +274,7 @@ def _notes(
         "Validations skipped because they lack a data source of their run": [
             f"{run.name} {count}" for run in runs if (count := _partial_validations(run))
         ],
-        "No validation accuracy (trainer.test_freq and data.val_files give one)": [
+        "No validation accuracy (simulations have none; trainings need trainer.test_freq and data.val_files)": [
             run.name for run in runs if not rows[run.name]["validations"] and not rewarded[run.name]
         ],
         "The accuracy is the mean reward, since the reward function returns no acc": by_reward[True],

@@ -24,6 +24,7 @@ from verl_ext.lab.report.runs import first_data
 from verl_ext.lab.simulate import Method, World, simulate
 from verl_ext.lab.simulate.engine import PrefixEffect
 from verl_ext.lab.simulate.engine_speed import EngineSpeed, LengthModel
+from verl_ext.lab.simulate.population import PRESETS
 from verl_ext.lab.simulate.run import start
 from verl_ext.lab.table import open_console
 
@@ -41,8 +42,9 @@ def main(
     population: Annotated[
         str,
         typer.Option(
-            help="Difficulty of the prompts: a preset, a Beta mixture weight:alpha:beta,..., or a .parquet or .jsonl "
-            "file with success_rate, or successes and trials, of each prompt."
+            help=f"Difficulty of the prompts: {', '.join(PRESETS)}, a Beta mixture weight:alpha:beta,..., or a "
+            ".parquet or .jsonl file with success_rate, or successes and trials, of each prompt, or the "
+            "prompts.parquet of verl-ext waste."
         ),
     ] = "polaris_8b",
     prompts: Annotated[
