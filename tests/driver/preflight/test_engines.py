@@ -18,6 +18,7 @@ from verl_ext.recipes import hardware_profiles
 FSDP = "actor_rollout_ref.actor.fsdp_config"
 TP = "actor_rollout_ref.rollout.tensor_model_parallel_size"
 MEGATRON, SIZES = ["model_engine=megatron", "actor_engine=megatron"], "actor_rollout_ref.actor.megatron"
+ADAPTER = ("lora.rank=32", "lora_adapter_path=org/adapter")
 SEPARATE = [
     "trainer.v1.trainer_mode=separate_async",
     "actor_rollout_ref.hybrid_engine=false",
@@ -182,6 +183,28 @@ def test_verls_own_defaults_with_megatron(tmp_path):
             "actor_rollout_ref.model.lora.merge=False is not valid: with trainer.v1.trainer_mode=separate_async",
         ),
         (
+            ["hardware=h200", "actor_rollout_ref.model.lora.rank=32"],
+            "lora.rank=32 is not valid: with actor_rollout_ref.actor.strategy=fsdp2 verl trains an adapter by "
+            "actor_rollout_ref.model.lora_rank=0: set that, and this to 0",
+        ),
+        (
+            ["hardware=h200", "actor_rollout_ref.model.lora_rank=16", "actor_rollout_ref.model.lora.rank=8"],
+            "lora.rank=8 is not valid: with actor_rollout_ref.actor.strategy=fsdp2 verl trains an adapter by ",
+        ),
+        (
+            ["hardware=h200", "actor_rollout_ref.model.lora_adapter_path=org/adapter"],
+            "lora_adapter_path=org/adapter is not valid: verl loads it only with actor_rollout_ref.model.lora_rank ab",
+        ),
+        (
+            ["hardware=h200", *MEGATRON, "actor_rollout_ref.model.lora_rank=32"],
+            "lora_rank=32 is not valid: with actor_rollout_ref.actor.strategy=megatron verl trains an adapter by "
+            "actor_rollout_ref.model.lora.rank=0: set that, and this to 0",
+        ),
+        (
+            [*("hardware=h200", *MEGATRON), *(f"actor_rollout_ref.model.{key}" for key in ADAPTER)],
+            "lora_adapter_path=org/adapter is not valid: Megatron does not read this key, use actor_rollout_ref.model.",
+        ),
+        (
             ["hardware=h200", *MEGATRON, "actor_rollout_ref.actor.checkpoint.async_save=true"],
             "async_save=True is not valid: with actor_rollout_ref.actor.strategy=megatron verl would not note",
         ),
@@ -212,9 +235,10 @@ def test_a_merged_adapter_goes_to_engines_of_their_own(tmp_path):
     validate(compose("hora", *good_overrides(tmp_path), "hardware=h200", *SEPARATE, *adapter))
 
 
-@pytest.mark.parametrize("rank", ["lora_rank", "lora.rank"])
-def test_with_an_adapter_the_actor_is_the_reference_and_its_limit_counts(rank, tmp_path):
+@pytest.mark.parametrize(("engine", "rank"), [("dp", "lora_rank"), ("megatron", "lora.rank")])
+def test_with_an_adapter_the_actor_is_the_reference_and_its_limit_counts(engine, rank, tmp_path):
     kl = ["hardware=h200", "actor_rollout_ref.actor.use_kl_loss=true", f"actor_rollout_ref.model.{rank}=8"]
+    kl.append(f"model_engine={engine}")
     limit = "log_prob_max_token_len_per_gpu=10"
     validate(compose("hora", *good_overrides(tmp_path), *kl, f"actor_rollout_ref.ref.{limit}"))
     bypass = ["algorithm.rollout_correction.bypass_mode=true", f"actor_rollout_ref.rollout.{limit}"]
@@ -222,15 +246,17 @@ def test_with_an_adapter_the_actor_is_the_reference_and_its_limit_counts(rank, t
         validate(compose("hora", *good_overrides(tmp_path), *kl, *bypass))
 
 
-def test_an_adapters_rank_is_checked_without_vllm(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("engine", "rank"), [("dp", "lora_rank"), ("megatron", "lora.rank")])
+def test_an_adapters_rank_is_checked_without_vllm(engine, rank, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "verl.workers.rollout.vllm_rollout.utils", None)  # cannot be imported
-    base, model = [*good_overrides(tmp_path), "hardware=h200"], "actor_rollout_ref.model"
-    for rank in (f"{model}.lora_rank", f"{model}.lora.rank"):
-        validate(compose("hora", *base, f"{rank}=512"))
-        validate(compose("hora", *base, f"{rank}=513", f"{model}.lora.merge=true"))
-        validate(compose("hora", *base, f"{rank}=513", "actor_rollout_ref.rollout.name=sglang"))
-        with pytest.raises(BadConfig, match=f"^{rank}=513 is not valid: vLLM takes ranks up to 512, or use {model}"):
-            validate(compose("hora", *base, f"{rank}=513"))
+    base, model = [*good_overrides(tmp_path), "hardware=h200", f"model_engine={engine}"], "actor_rollout_ref.model"
+    validate(compose("hora", *base, f"{model}.{rank}=512"))
+    validate(compose("hora", *base, f"{model}.{rank}=513", f"{model}.lora.merge=true"))
+    validate(compose("hora", *base, f"{model}.{rank}=513", "actor_rollout_ref.rollout.name=sglang"))
+    with pytest.raises(
+        BadConfig, match=f"^{model}.{rank}=513 is not valid: vLLM takes ranks up to 512, or use {model}"
+    ):
+        validate(compose("hora", *base, f"{model}.{rank}=513"))
 
 
 def test_engines_of_their_own_need_not_fit_the_actors_devices(tmp_path):

@@ -142,16 +142,34 @@ def _positions(faults: Faults) -> int | None:
         return None
 
 
+def rank_key(faults: Faults) -> str:
+    """The key of an adapter's rank: Megatron and verl's other engines read separate keys."""
+    return f"{MODEL}.lora{'.' if faults[f'{ACTOR}.strategy'] == 'megatron' else '_'}rank"
+
+
 def has_adapter(faults: Faults) -> bool:
     """Whether verl trains an adapter (LoRA) in place of the model's own weights."""
-    return any(faults[f"{MODEL}.{name}"] for name in ("lora_rank", "lora.rank", "lora_adapter_path"))
+    return bool(faults[rank_key(faults)])
+
+
+def check_adapter_keys(faults: Faults) -> None:
+    """An adapter is named by the engine's own keys. With others verl trains all weights, or has no reference model."""
+    strategy, path, read = faults[f"{ACTOR}.strategy"], f"{MODEL}.lora_adapter_path", rank_key(faults)
+    fsdp, rank = strategy.startswith("fsdp"), faults[read] or 0
+    if strategy != "megatron" and not fsdp:
+        return
+    other = f"{MODEL}.lora{'.' if fsdp else '_'}rank"
+    valid = f"with {ACTOR}.strategy={strategy} verl trains an adapter by {read}={rank}: set that, and this to 0"
+    faults.refuse_if((faults[other] or 0) not in (0, rank), other, valid)
+    valid = f"verl loads it only with {read} above 0, set that to the adapter's rank"
+    valid = valid if fsdp else f"Megatron does not read this key, use {MODEL}.lora.adapter_path"
+    faults.refuse_if(faults[path] is not None and not (fsdp and rank), path, valid)
 
 
 def check_rank(faults: Faults) -> None:
     """vLLM loads adapters up to a largest rank. verl itself checks the rank only if vLLM is built for GPUs."""
     if faults[f"{ROLLOUT}.name"] == "vllm" and not faults[f"{MODEL}.lora.merge"]:
-        key = f"{MODEL}.lora{'.' if faults[f'{MODEL}.lora.rank'] else '_'}rank"  # verl prefers lora.rank
-        valid = f"vLLM takes ranks up to {LARGEST_RANK}, or use {MODEL}.lora.merge=true"
+        key, valid = rank_key(faults), f"vLLM takes ranks up to {LARGEST_RANK}, or use {MODEL}.lora.merge=true"
         faults.refuse_if((faults[key] or 0) > LARGEST_RANK, key, valid)
 
 
@@ -180,6 +198,7 @@ MODEL_CHECKS = (
     check_model,
     check_chat_template,
     check_room,
+    check_adapter_keys,
     check_rank,
     check_targets,
 )
