@@ -85,8 +85,29 @@ def test_the_checkpoint_to_resume_from_is_named_and_a_model_of_another_size(laye
 def test_memory_of_a_gpu_is_said_where_it_is_known(gpus, line):
     chosen = ["experiment=qwen3_8b", "hardware=a800", f"trainer.n_gpus_per_node={gpus}", "trainer.nnodes=1"]
     assert line in of("pilot_commit", *chosen)
-    for other in ("model.path=no/such", "model.lora_rank=8"):
+    for other in ("model.path=no/such", "model.lora_rank=8", "rollout.name=sglang"):
         assert "Memory: " not in "".join(of("pilot_commit", *chosen, f"actor_rollout_ref.{other}"))
+
+
+@pytest.mark.parametrize(
+    ("size", "nodes", "setting", "said"),
+    [
+        ("32B", 4, "actor.fsdp_config.fsdp_size=-1", "79 of the 85 GB of each of 32 GPUs, as computed."),
+        # The state of 16 x 32.76e9 bytes on 8 GPUs is 65.5 GB, and vLLM has 0.65 + 9 % of 84.9.
+        ("32B", 4, "actor.fsdp_config.fsdp_size=8", "128 of the 85 GB of each of 32 GPUs, as computed. This is too m"),
+        ("8B-Base", 1, "actor.fsdp_config.fsdp_size=8", "79 of the 85 GB of each of 8 GPUs, as computed."),
+        # vLLM's 62.9 GB, the state of 16.4 GB and the log-probs of 43.6 GB at once.
+        ("8B-Base", 1, "rollout.free_cache_engine=false", "123 of the 85 GB of each of 8 GPUs, as computed. This is t"),
+    ],
+)
+def test_memory_with_smaller_shards_or_an_engine_that_frees_nothing(size, nodes, setting, said):
+    chosen = ["hardware=h100", f"model_size={size.split('-')[0].lower()}", f"trainer.nnodes={nodes}"]
+    chosen += ["trainer.n_gpus_per_node=8", f"actor_rollout_ref.model.path=Qwen/Qwen3-{size}"]
+    (line,) = [line for line in of("grpo", *chosen, f"actor_rollout_ref.{setting}") if line.startswith("Memory")]
+    assert line.startswith(f"Memory: up to {said}")
+    key, _, value = f"actor_rollout_ref.{setting}".partition("=")
+    remedy = f"need 5%: use a larger {key} than {value}, or see" if "fsdp_size" in key else f"need 5%: use {key}=true,"
+    assert ("too much" in line) == (remedy in line)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

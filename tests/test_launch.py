@@ -56,6 +56,11 @@ NEW = " (put + in front to add a new key)"
             ["hardware=h200", "model_size=7b"],
             "model_size=7b is not valid: use one of 14b, 1_5b, 32b, 4b, 8b",
         ),
+        (
+            ["hardware=h200", "model_engine=veomni"],
+            "model_engine=veomni is not valid: the profiles of GPUs have no settings for it, use dp, megatron, or "
+            "hardware=verl",
+        ),
         (["model_size=8b"], f"model_size is not valid here: only the profiles hardware={GPUS} have it"),
         (["data.seed"], "data.seed is not valid: write key=value; quote special characters: \"key='a, b'\""),
         (

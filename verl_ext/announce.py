@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_ext.driver.checkpoint import WEIGHTS, folder_to_resume
 from verl_ext.driver.compat import verl_defaults
-from verl_ext.hardware.memory import GPU_MEMORY, SHARED_KEYS, USABLE, Settings, use
+from verl_ext.hardware.memory import ENGINE_EXCESS, GPU_MEMORY, SHARED_KEYS, USABLE, Settings, use
 from verl_ext.hardware.shapes import SHAPES, Shape, read
 from verl_ext.policy import RolloutPolicy
 from verl_ext.recipes import CONFIG, as_yaml, comments, recipes
@@ -80,24 +80,33 @@ def checkpoint_line(config: DictConfig) -> str:
 def memory_lines(config: DictConfig) -> list[str]:
     """The most memory in use on a GPU, by the arithmetic of ``verl-ext hardware``.
 
-    The arithmetic is for FSDP2 on a hardware profile, with fp32 weights, no adapter, and engines on the same GPUs. The
+    The arithmetic is for FSDP2 on a hardware profile, with fp32 weights, no adapter, and vLLM on the same GPUs. The
     list is empty for other runs, and for models whose shape is not known here.
     """
     hardware, model = config.get("hardware_name"), config.actor_rollout_ref.model
+    rollout = config.actor_rollout_ref.rollout
     applies = config.get("actor_engine") == "dp" and config.get("master_weights") == "fp32" and not model.lora_rank
-    if hardware not in GPU_MEMORY or not applies or config.trainer.v1.trainer_mode == "separate_async":
+    applies = applies and rollout.name == "vllm" and config.trainer.v1.trainer_mode != "separate_async"
+    if hardware not in GPU_MEMORY or not applies:
         return []
     if (shape := _shape(model.path)) is None:
         return []
     sizes = {name: OmegaConf.select(config, key) for name, key in SHARED_KEYS.items()}
-    fsdp = config.actor_rollout_ref.actor.fsdp_config
+    fsdp, there = config.actor_rollout_ref.actor.fsdp_config, GPU_MEMORY[hardware]
     chosen = Settings(sequence_parallel=fsdp.ulysses_sequence_parallel_size, offload=fsdp.optimizer_offload, **sizes)
     gpus = config.trainer.nnodes * config.trainer.n_gpus_per_node
+    shards = fsdp.fsdp_size if 0 < fsdp.fsdp_size < gpus else gpus
     longest = config.data.max_prompt_length + config.data.max_response_length
-    needed, there = use(shape, GPU_MEMORY[hardware], gpus, longest, chosen).fullest, GPU_MEMORY[hardware]
+    held = use(shape, there, shards, longest, chosen)
+    needed, remedy = held.fullest, "use more GPUs"
+    if shards < gpus:
+        remedy = f"use a larger actor_rollout_ref.actor.fsdp_config.fsdp_size than {shards}"
+    if not rollout.free_cache_engine:  # vLLM keeps its memory during the update and the log-probs
+        needed = held.engine + ENGINE_EXCESS * there + held.training_state + max(held.update, held.log_probs)
+        remedy = "use actor_rollout_ref.rollout.free_cache_engine=true"
     line = f"Memory: up to {needed / 1e9:.0f} of the {there / 1e9:.0f} GB of each of {gpus} GPUs, as computed."
     more = (
-        f" This is too much, as CUDA and NCCL need {1 - USABLE:.0%}: use more GPUs, or see verl-ext hardware "
+        f" This is too much, as CUDA and NCCL need {1 - USABLE:.0%}: {remedy}, or see verl-ext hardware "
         f"{model.path} --gpu {hardware} --gpus {gpus} --longest {longest}."
     )
     return [line if needed <= USABLE * there else line + more]

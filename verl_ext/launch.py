@@ -272,6 +272,9 @@ def _sentence(error: Exception, recipe: str, arguments: Sequence[str]) -> str:
     text = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
     if isinstance(error, MissingConfigException) and error.options:
         group, _, choice = str(error.missing_cfg_file).strip("/").rpartition("/")
+        if group == "actor_engine" and f"model_engine={choice}" in arguments:  # see implied
+            valid = f"the profiles of GPUs have no settings for it, use {', '.join(error.options)}, or hardware=verl"
+            return f"model_engine={choice} is not valid: {valid}"
         return f"{group}={choice} is not valid: use one of {', '.join(o for o in error.options if o[0] != '_')}"
     if isinstance(error, OverrideParseException):
         return f"{error.override} is not valid: write key=value; quote special characters: \"key='a, b'\""

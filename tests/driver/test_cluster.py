@@ -101,6 +101,24 @@ def test_a_run_is_refused_on_fewer_cores_than_it_holds(mode, cores, monkeypatch)
         check_cores(config)
 
 
+@pytest.mark.parametrize(
+    ("pool", "switch"),
+    [("reward.reward_model", "enable_resource_pool"), ("distillation", "enabled")],
+)
+def test_the_pool_of_a_reward_model_or_of_teachers_holds_cores(pool, switch, monkeypatch):
+    """verl makes each pool of its own with 3 cores for each GPU, and waits for the pool."""
+    units = "transfer_queue.backend.SimpleStorage.num_data_storage_units=2"
+    config = compose("grpo", units, f"{pool}.nnodes=1", f"{pool}.n_gpus_per_node=2")
+    node = {"Alive": True, "NodeName": "a", "Resources": {"CPU": 7.0, "GPU": 3.0}}
+    monkeypatch.setattr(cluster.ray, "nodes", lambda: [node])
+    check_cores(config)
+    config = compose("grpo", units, f"{pool}.nnodes=1", f"{pool}.n_gpus_per_node=2", f"{pool}.{switch}=true")
+    with pytest.raises(BadConfig, match=r"^the run needs 13 cores in Ray, at least 8 of them on one node with 2 GPUs"):
+        check_cores(config)
+    node["Resources"]["CPU"] = 13.0
+    check_cores(config)
+
+
 def test_with_a_required_resource_the_other_nodes_need_no_cores_for_storage_units(monkeypatch):
     config = compose("grpo", "transfer_queue.backend.SimpleStorage.num_data_storage_units=2")
     resources = {"head": {}, "node1": {"CPU": 7.0, "GPU": 1.0}}

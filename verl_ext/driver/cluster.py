@@ -109,7 +109,10 @@ def check_cores(config: DictConfig) -> None:
     storage = backend.SimpleStorage if backend.storage_backend == "SimpleStorage" else {}
     # With a required resource, only some of the nodes have storage units, perhaps nodes without GPUs.
     units = 0 if storage.get("required_node_resource") else storage.get("num_data_storage_units", 0)
-    if sentence := lack_of_cores(to_nodes(ray.nodes()), (trainer.nnodes, trainer.n_gpus_per_node), engines, units):
+    judge, teachers = config.reward.reward_model, config.distillation
+    others = (judge if judge.enable_resource_pool else None, teachers if teachers.enabled else None)
+    pools = [(pool.nnodes, pool.n_gpus_per_node) for pool in (trainer, *filter(None, others))]
+    if sentence := lack_of_cores(to_nodes(ray.nodes()), pools, engines, units):
         raise BadConfig(sentence)
 
 

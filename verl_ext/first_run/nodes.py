@@ -93,7 +93,7 @@ def about_nodes(place: Place, nodes: Sequence[Node], seconds: float) -> Row:
         with contextlib.suppress(NotTried):
             training, pool = place.devices(mode)
             engines = pool[0] * pool[1] if pool else 0
-            sentences.append(lack_of_cores(nodes, training, engines, units))
+            sentences.append(lack_of_cores(nodes, [training], engines, units))
     if all(sentences):
         return Row(RAY, FAILED, sentences[0], seconds)
     return Row(RAY, PASSED, f"GPUs in Ray: {counts}", seconds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-OF_TRAINING = 3  # cores for each GPU of the training: max_colocate_count of verl's ResourcePoolManager
+OF_POOL = 3  # cores for each GPU of the training, a reward model or teachers: max_colocate_count of ResourcePoolManager
 OF_ENGINES = 2  # cores for each GPU of separate engines: max_colocate_count in verl's RolloutReplica
 OF_DRIVER = 2  # cores of the task runner and of TransferQueue's controller
 STORAGE = "transfer_queue.backend.SimpleStorage"
@@ -25,35 +25,45 @@ def to_nodes(answer: Sequence[Mapping[str, Any]]) -> list[Node]:
     return [Node(name, there.get("GPU", 0), there.get("CPU", 0)) for name, there in alive]
 
 
-def lack_of_cores(nodes: Sequence[Node], training: tuple[int, int], engines: int, units: int) -> str | None:
+def lack_of_cores(nodes: Sequence[Node], pools: Sequence[tuple[int, int]], engines: int, units: int) -> str | None:
     """Why a run cannot start on the cores that Ray has, as a sentence; None if it may start, or if GPUs are missing.
 
     The cores are a lower bound on several nodes, where Ray chooses the nodes of the engines and of the driver.
 
     Args:
         nodes: all nodes in Ray.
-        training: nodes, and GPUs of each node.
+        pools: nodes, and GPUs of each node, of the training, of a reward model and of a distillation's teachers.
         engines: GPUs of separate engines.
         units: storage units of TransferQueue, which spreads them over all nodes, with a core for each.
     """
-    count, gpus = training
-    of_node, unit = OF_TRAINING * gpus, units // max(1, len(nodes))
-    needed = of_node * count + OF_ENGINES * engines + units + OF_DRIVER
-    if sum(node.gpus // gpus for node in nodes) < count:  # verl says so
+    unit = units // max(1, len(nodes))
+    needed = OF_POOL * sum(count * gpus for count, gpus in pools) + OF_ENGINES * engines + units + OF_DRIVER
+    if not _may_hold([node.gpus for node in nodes], pools):  # verl says so
         return None
-    places = sum(min(node.gpus // gpus, max(0, node.cores - unit) // of_node) for node in nodes)
     there = ", ".join(f"{node.name} with {node.cores:g}" for node in sorted(nodes))
+    with_cores = [min(node.gpus, max(0, node.cores - unit) // OF_POOL) for node in nodes]
     if any(node.cores < unit for node in nodes):
         return (
             f"TransferQueue's storage units need cores on every node in Ray ({unit} each), and Ray has {there}: give "
             f"the nodes more, use fewer units ({STORAGE}.num_data_storage_units), or name a custom resource that only "
             f"nodes with cores have (+{STORAGE}.required_node_resource)"
         )
-    if places >= count and sum(node.cores for node in nodes) >= needed:
+    if _may_hold(with_cores, pools) and sum(node.cores for node in nodes) >= needed:
         return None
+    count, gpus = max(pools, key=lambda pool: pool[1])
+    least = OF_POOL * gpus + unit
     on_nodes = f"each of {count} nodes" if count > 1 else "one node"
     return (
-        f"the run needs {needed} cores in Ray, at least {of_node + unit} of them on {on_nodes} with {gpus} GPUs, and "
+        f"the run needs {needed} cores in Ray, at least {least} of them on {on_nodes} with {gpus} GPUs, and "
         f"Ray has {there}: ask for more (--cpus-per-task of Slurm, --num-cpus of ray start, or "
         f"ray_kwargs.ray_init.num_cpus), or use fewer storage units ({STORAGE}.num_data_storage_units)"
+    )
+
+
+def _may_hold(free: Sequence[float], pools: Sequence[tuple[int, int]]) -> bool:
+    """Whether nodes with so many GPUs free may hold all pools. False is certain; true is certain if sizes divide."""
+    return all(
+        sum(node // gpus for node in free) >= sum(count * (other // gpus) for count, other in pools)
+        for _, gpus in pools
+        if gpus > 0  # verl refuses a pool of teachers without GPUs
     )

@@ -18,6 +18,8 @@ from verl_ext.recipes import hardware_profiles
 FSDP = "actor_rollout_ref.actor.fsdp_config"
 TP = "actor_rollout_ref.rollout.tensor_model_parallel_size"
 MEGATRON, SIZES = ["model_engine=megatron", "actor_engine=megatron"], "actor_rollout_ref.actor.megatron"
+ADAPTER = ("lora.rank=32", "lora_adapter_path=org/adapter")
+HEADS = [f"++actor_rollout_ref.model.override_config.num_{key}" for key in ("attention_heads=12", "key_value_heads=2")]
 SEPARATE = [
     "trainer.v1.trainer_mode=separate_async",
     "actor_rollout_ref.hybrid_engine=false",
@@ -182,8 +184,51 @@ def test_verls_own_defaults_with_megatron(tmp_path):
             "actor_rollout_ref.model.lora.merge=False is not valid: with trainer.v1.trainer_mode=separate_async",
         ),
         (
+            ["hardware=h200", "actor_rollout_ref.model.lora.rank=32"],
+            "lora.rank=32 is not valid: with actor_rollout_ref.actor.strategy=fsdp2 verl trains an adapter by "
+            "actor_rollout_ref.model.lora_rank=0: set that, and this to 0",
+        ),
+        (
+            ["hardware=h200", "actor_rollout_ref.model.lora_rank=16", "actor_rollout_ref.model.lora.rank=8"],
+            "lora.rank=8 is not valid: with actor_rollout_ref.actor.strategy=fsdp2 verl trains an adapter by ",
+        ),
+        (
+            ["hardware=h200", "actor_rollout_ref.model.lora_adapter_path=org/adapter"],
+            "lora_adapter_path=org/adapter is not valid: verl loads it only with actor_rollout_ref.model.lora_rank ab",
+        ),
+        (
+            ["hardware=h200", *MEGATRON, "actor_rollout_ref.model.lora_rank=32"],
+            "lora_rank=32 is not valid: with actor_rollout_ref.actor.strategy=megatron verl trains an adapter by "
+            "actor_rollout_ref.model.lora.rank=0: set that, and this to 0",
+        ),
+        (
+            [*("hardware=h200", *MEGATRON), *(f"actor_rollout_ref.model.{key}" for key in ADAPTER)],
+            "lora_adapter_path=org/adapter is not valid: Megatron does not read this key, use actor_rollout_ref.model.",
+        ),
+        (
             ["hardware=h200", *MEGATRON, "actor_rollout_ref.actor.checkpoint.async_save=true"],
             "async_save=True is not valid: with actor_rollout_ref.actor.strategy=megatron verl would not note",
+        ),
+        (
+            ["hardware=h200", *MEGATRON, f"{SIZES}.use_mbridge=false"],
+            "megatron.use_mbridge=False is not valid: verl's engine for Megatron needs the bridge, use true",
+        ),
+        (
+            [*("hardware=h200", f"{TP}=16", "trainer.nnodes=4"), "actor_rollout_ref.rollout.data_parallel_size=2"],
+            "tensor_model_parallel_size=16 is not valid: with data_parallel_size=2 it must divide an engine's 8 GPUs",
+        ),
+        (
+            ["hardware=h200", *HEADS, f"{TP}=8"],
+            "tensor_model_parallel_size=8 is not valid: it must divide the model's 12 attention heads",
+        ),
+        (
+            ["hardware=h200", *HEADS, f"{FSDP}.ulysses_sequence_parallel_size=8"],
+            "ulysses_sequence_parallel_size=8 is not valid: it must divide the model's 12 attention heads, and divide",
+        ),
+        (
+            ["hardware=h200", HEADS[0], f"{HEADS[1][:-1]}3", f"{FSDP}.ulysses_sequence_parallel_size=2"],
+            "ulysses_sequence_parallel_size=2 is not valid: it must divide the model's 12 attention heads, and divide "
+            "its 3 key-value heads or be a multiple of them",
         ),
         (
             # verl takes the deprecated size where it is above 1, and the profile has 8.
@@ -207,14 +252,32 @@ def test_sizes_that_share_out_the_devices(size, tmp_path):
     validate(compose("hora", *good_overrides(tmp_path), "hardware=h200", *sizes, *engine))
 
 
+def test_sizes_that_share_out_the_heads(tmp_path):
+    """Of 12 attention heads and 2 key-value heads."""
+    sizes = [f"{FSDP}.ulysses_sequence_parallel_size=4", f"{TP}=4", "trainer.n_gpus_per_node=8"]
+    validate(compose("hora", *good_overrides(tmp_path), "hardware=h200", *HEADS, *sizes))
+    other = [f"{TP}=8", "actor_rollout_ref.rollout.name=sglang", f"{FSDP}.ulysses_sequence_parallel_size=2"]
+    validate(compose("hora", *good_overrides(tmp_path), "hardware=h200", *HEADS, *other))
+
+
+def test_sglang_serves_no_adapter_whose_targets_are_an_expression(tmp_path):
+    model, rollout = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
+    base = [*good_overrides(tmp_path), "hardware=h200", f"{model}.lora_rank=8", f"{model}.target_modules='.*q_proj'"]
+    validate(compose("hora", *base))
+    validate(compose("hora", *base, f"{rollout}.name=sglang", f"{model}.lora.merge=true"))
+    with pytest.raises(BadConfig, match=r"target_modules=\.\*q_proj is not valid: SGLang takes no expression: use "):
+        validate(compose("hora", *base, f"{rollout}.name=sglang"))
+
+
 def test_a_merged_adapter_goes_to_engines_of_their_own(tmp_path):
     adapter = ["actor_rollout_ref.model.lora_rank=8", "actor_rollout_ref.model.lora.merge=true"]
     validate(compose("hora", *good_overrides(tmp_path), "hardware=h200", *SEPARATE, *adapter))
 
 
-@pytest.mark.parametrize("rank", ["lora_rank", "lora.rank"])
-def test_with_an_adapter_the_actor_is_the_reference_and_its_limit_counts(rank, tmp_path):
+@pytest.mark.parametrize(("engine", "rank"), [("dp", "lora_rank"), ("megatron", "lora.rank")])
+def test_with_an_adapter_the_actor_is_the_reference_and_its_limit_counts(engine, rank, tmp_path):
     kl = ["hardware=h200", "actor_rollout_ref.actor.use_kl_loss=true", f"actor_rollout_ref.model.{rank}=8"]
+    kl.append(f"model_engine={engine}")
     limit = "log_prob_max_token_len_per_gpu=10"
     validate(compose("hora", *good_overrides(tmp_path), *kl, f"actor_rollout_ref.ref.{limit}"))
     bypass = ["algorithm.rollout_correction.bypass_mode=true", f"actor_rollout_ref.rollout.{limit}"]
@@ -222,15 +285,17 @@ def test_with_an_adapter_the_actor_is_the_reference_and_its_limit_counts(rank, t
         validate(compose("hora", *good_overrides(tmp_path), *kl, *bypass))
 
 
-def test_an_adapters_rank_is_checked_without_vllm(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("engine", "rank"), [("dp", "lora_rank"), ("megatron", "lora.rank")])
+def test_an_adapters_rank_is_checked_without_vllm(engine, rank, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "verl.workers.rollout.vllm_rollout.utils", None)  # cannot be imported
-    base, model = [*good_overrides(tmp_path), "hardware=h200"], "actor_rollout_ref.model"
-    for rank in (f"{model}.lora_rank", f"{model}.lora.rank"):
-        validate(compose("hora", *base, f"{rank}=512"))
-        validate(compose("hora", *base, f"{rank}=513", f"{model}.lora.merge=true"))
-        validate(compose("hora", *base, f"{rank}=513", "actor_rollout_ref.rollout.name=sglang"))
-        with pytest.raises(BadConfig, match=f"^{rank}=513 is not valid: vLLM takes ranks up to 512, or use {model}"):
-            validate(compose("hora", *base, f"{rank}=513"))
+    base, model = [*good_overrides(tmp_path), "hardware=h200", f"model_engine={engine}"], "actor_rollout_ref.model"
+    validate(compose("hora", *base, f"{model}.{rank}=512"))
+    validate(compose("hora", *base, f"{model}.{rank}=513", f"{model}.lora.merge=true"))
+    validate(compose("hora", *base, f"{model}.{rank}=513", "actor_rollout_ref.rollout.name=sglang"))
+    with pytest.raises(
+        BadConfig, match=f"^{model}.{rank}=513 is not valid: vLLM takes ranks up to 512, or use {model}"
+    ):
+        validate(compose("hora", *base, f"{model}.{rank}=513"))
 
 
 def test_engines_of_their_own_need_not_fit_the_actors_devices(tmp_path):
@@ -270,6 +335,36 @@ def test_an_engine_on_the_cpu_has_a_process_for_each_part_of_the_model(size, exe
     rollout = config.actor_rollout_ref.rollout
     assert rollout.engine_kwargs.vllm.distributed_executor_backend == executor
     assert rollout.n_gpus_per_node == config.ray_kwargs.ray_init.num_gpus == size
+
+
+@pytest.mark.parametrize(("engine", "argument"), [("vllm", "hf_overrides"), ("sglang", "json_model_override_args")])
+def test_an_override_does_not_replace_verls_quantization(engine, argument, tmp_path):
+    """The experiment raises the model's positions by this argument, which verl itself uses for fp8."""
+    rollout = "actor_rollout_ref.rollout"
+    base = [*good_overrides(tmp_path), "hardware=h200", f"{rollout}.name={engine}", f"{rollout}.quantization=fp8"]
+    validate(compose("pilot_commit", *base, "experiment=qwen3_8b"))
+    raised, override = [*base, "experiment=qwen2_5_math_1_5b"], f"{rollout}.engine_kwargs.{engine}.{argument}"
+    with pytest.raises(
+        BadConfig, match=rf"{override}=.*max_position_embeddings.* is not valid: it would replace verl's"
+    ):
+        validate(compose("pilot_commit", *raised))
+    validate(compose("pilot_commit", *raised, f"~{override}"))
+    for allowed in (f"{rollout}.quantization=null", f"++{override}='{{\"quantization_config\": 1}}'"):
+        validate(compose("pilot_commit", *raised, allowed))
+
+
+@pytest.mark.parametrize(("engine", "other"), [("vllm", "int4"), ("sglang", "torchao")])
+def test_a_quantization_that_verls_server_does_not_know_is_refused(engine, other, tmp_path):
+    for section in ("actor_rollout_ref.rollout", "reward.reward_model.rollout"):
+        given = ["hardware=h200", f"{section}.name={engine}", f"{section}.quantization={other}"]
+        judge = [f"reward.reward_model.{key}=1" for key in ("nnodes", "n_gpus_per_node")]
+        judge += [f"reward.reward_model.{key}=true" for key in ("enable", "enable_resource_pool")]
+        judge += [f"reward.reward_model.model_path={tmp_path}/model", f"{section}.tensor_model_parallel_size=1"]
+        config = compose("hora", *good_overrides(tmp_path), *given, *(judge if "reward" in section else ()))
+        with pytest.raises(
+            BadConfig, match=rf"^{section}.quantization={other} is not valid: {engine} takes fp8.*null$"
+        ):
+            validate(config)
 
 
 def test_slots_of_a_separate_pool_on_the_cpu(tmp_path):

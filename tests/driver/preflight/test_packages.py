@@ -28,6 +28,8 @@ def modules(*overrides: str) -> set[str]:
         (["hardware=cpu", SEPARATE, f"{BACKEND}=gloo"], {"vllm"}),
         (["hardware=h200"], {"vllm", "flash_attn"}),
         (["hardware=h200", "actor_rollout_ref.rollout.name=sglang"], {"sglang", "flash_attn"}),
+        (["hardware=verl", "actor_rollout_ref.rollout.name=vllm"], {"vllm", "flash_attn"}),  # verl's own attention
+        (["hardware=h200", "actor_rollout_ref.model.override_config.attn_implementation=sdpa"], {"vllm"}),
         (["hardware=h200", f"{BACKEND}=nccl"], {"vllm", "flash_attn"}),  # the GPUs are shared: no transfer
         (["hardware=h200", SEPARATE, f"{BACKEND}=nccl"], {"vllm", "flash_attn", "cupy"}),
         (["hardware=h200", SEPARATE, f"{BACKEND}=mooncake"], {"vllm", "flash_attn", "mooncake"}),

@@ -11,8 +11,8 @@ from omegaconf import OmegaConf
 
 from verl_ext.checks import COUNT
 from verl_ext.driver.preflight.faults import Faults
-from verl_ext.driver.preflight.keys import ACTOR, ATTENTION, MODEL, ROLLOUT
-from verl_ext.driver.preflight.model import has_adapter
+from verl_ext.driver.preflight.keys import ACTOR, ATTENTION, MODEL, ROLLOUT, VERLS_ATTENTION
+from verl_ext.driver.preflight.model import has_adapter, model_config
 
 REFERENCE = "actor_rollout_ref.ref"
 REWARD_MODEL = "reward.reward_model"
@@ -30,6 +30,11 @@ FORMER_NAMES = {  # of keys that are not in reward.<section> under the same name
     "reward_model.model.path": "reward.reward_model.model_path",
 }
 CARRIERS = ("nccl", "nixl", "mooncake", "kimi_ckpt_engine", "delta_sharded")  # of weights between devices, in verl
+
+QUANTIZATIONS = {  # by engine: those that verl's server takes, and the argument in which verl puts its settings of them
+    "vllm": (("fp8", "torchao", "ascend"), "hf_overrides"),
+    "sglang": (("fp8",), "json_model_override_args"),
+}
 
 
 def check_engine(faults: Faults) -> None:
@@ -147,12 +152,29 @@ def check_fsdp(faults: Faults) -> None:
     key, sharing = _sequence_parallel(faults, ACTOR)
     if sharing == 1:
         return
-    attention = faults[ATTENTION] or "flash_attention_2"  # verl's default
+    attention = faults[ATTENTION] or VERLS_ATTENTION
     valid = f"with {ATTENTION}={attention} each device would attend to its own part of a sequence alone, use 1"
     faults.refuse_if(not attention.startswith("flash_attention"), key, valid)
     faults.refuse_if(devices % sharing != 0, key, share)
     packed = f"{MODEL}.use_remove_padding"
     faults.refuse_if(not faults[packed], packed, f"{key}={sharing} needs sequences without padding, use true")
+
+
+def check_heads(faults: Faults) -> None:
+    """GPUs of an engine, and GPUs that share a sequence, share out the model's attention heads."""
+    if (config := model_config(faults)) is None:
+        return
+    text = config.get_text_config()  # of a model for images, too
+    heads, pairs = (getattr(text, f"num_{name}_heads", None) for name in ("attention", "key_value"))
+    if not heads or not pairs:
+        return
+    key, valid = f"{ROLLOUT}.{SIZES[0]}", f"it must divide the model's {heads} attention heads"
+    faults.refuse_if(faults[f"{ROLLOUT}.name"] == "vllm" and heads % faults[key] != 0, key, valid)
+    if not faults[f"{ACTOR}.strategy"].startswith("fsdp"):
+        return
+    key, sharing = _sequence_parallel(faults, ACTOR)
+    valid = f"{valid}, and divide its {pairs} key-value heads or be a multiple of them"
+    faults.refuse_if(bool(heads % sharing or (pairs % sharing and sharing % pairs)), key, valid)
 
 
 def _sequence_parallel(faults: Faults, model: str) -> tuple[str, int]:
@@ -197,6 +219,21 @@ def check_profile(faults: Faults) -> None:
         faults.refuse_if(faults[key] not in ("vllm", "sglang"), key, valid)
     wrong = cpu and faults["trainer.device"] != "cpu"
     faults.refuse_if(wrong, "trainer.device", "hardware=cpu trains on cpu; pick hardware=")
+
+
+def check_quantization(faults: Faults) -> None:
+    """verl's servers know the quantization, and no override of the user's takes the place of verl's settings of it."""
+    for section in (ROLLOUT, f"{REWARD_MODEL}.rollout")[: 2 if faults[f"{REWARD_MODEL}.enable"] else 1]:
+        key, engine = f"{section}.quantization", faults[f"{section}.name"]
+        if engine not in QUANTIZATIONS:
+            continue
+        known, argument = QUANTIZATIONS[engine]
+        faults.refuse_if(faults[key] not in (None, *known), key, f"{engine} takes {', '.join(known)}, or null")
+        override = f"{section}.engine_kwargs.{engine}.{argument}"
+        own = faults[key] == "fp8" or (engine == "vllm" and faults[f"{section}.qat.enable"])
+        lost = bool(own) and faults[override] is not None and "quantization_config" not in str(faults[override])
+        valid = f"it would replace verl's own settings of the quantization: leave it out (~{override}), and put"
+        faults.refuse_if(lost, override, f"{valid} its values into config.json in a copy of the model")
 
 
 def check_validation_only(faults: Faults) -> None:
@@ -258,6 +295,9 @@ def _check_fills(faults: Faults, engine: str, *places: str) -> None:
         faults.refuse_if(devices % size != 0, key, f"{must} the {devices} devices of {nodes} and {of_each}")
         valid = f"an engine fills a part of a node or whole nodes: {must} {of_each}={node}, or be a multiple of it"
         faults.refuse_if(node % size != 0 and size % node != 0, key, valid)
+        replicated = others[SIZES[1]] > 1 and faults[f"{engine}.name"] == "vllm"
+        valid = f"with {SIZES[1]}={others[SIZES[1]]} it must divide an engine's {min(node, size)} GPUs of a node"
+        faults.refuse_if(replicated and min(node, size) % faults[key] != 0, key, valid)
 
 
 def check_megatron(faults: Faults) -> None:
@@ -312,8 +352,10 @@ COMBINATIONS = (
     check_saving,
     check_reward_model,
     check_fsdp,
+    check_heads,
     check_micro_batch,
     check_profile,
+    check_quantization,
     check_validation_only,
     check_timeouts,
     check_placement,

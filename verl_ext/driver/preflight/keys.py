@@ -30,7 +30,7 @@ from verl_ext.weights import AGGREGATIONS
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 MODEL = "actor_rollout_ref.model"
-ATTENTION = f"{MODEL}.override_config.attn_implementation"
+ATTENTION, VERLS_ATTENTION = f"{MODEL}.override_config.attn_implementation", "flash_attention_2"  # without the key
 # verl's other estimators over groups cannot take the rows that pad a batch: padding changes the advantages of real rows
 # (gpg), becomes nan (opo), or ends the run (grpo_passk).
 GROUP_ADVANTAGES = ("grpo", "grpo_vectorized", "rloo", "rloo_vectorized", "reinforce_plus_plus_baseline")
@@ -142,6 +142,7 @@ OPTIONAL: dict[str, Kind] = {
     f"{ROLLOUT}.val_kwargs.top_p": SHARE,
     f"{ACTOR}.megatron.tensor_model_parallel_size": COUNT,
     f"{ACTOR}.megatron.context_parallel_size": COUNT,
+    f"{ACTOR}.megatron.use_mbridge": ON._replace(valid="verl's engine for Megatron needs the bridge, use true"),
     f"{ACTOR}.megatron.pipeline_model_parallel_size": COUNT,
     f"{ACTOR}.fsdp_config.fsdp_size": integer_from(-1)._replace(valid="use a number of devices, or -1 for all"),
     f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size": COUNT,

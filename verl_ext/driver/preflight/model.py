@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from verl_ext.checks import TEXT
 from verl_ext.data.schema import TEMPLATE
 from verl_ext.driver.preflight.faults import Faults
 from verl_ext.driver.preflight.files import find_obstacle, first_line
 from verl_ext.driver.preflight.keys import ACTOR, MODEL, ROLLOUT
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
 TOKENIZER = ("*token*", "vocab*", "*.model", "*.tiktoken")
@@ -128,30 +132,58 @@ def check_room(faults: Faults) -> None:
 
 def _positions(faults: Faults) -> int | None:
     """The model's positions as verl's engines count them; None if its configuration cannot be read on this machine."""
+    from verl.workers.rollout.utils import get_max_position_embeddings
+
+    config = model_config(faults)
+    try:
+        return get_max_position_embeddings(config)
+    except (AttributeError, TypeError, ValueError):  # it names none
+        return None
+
+
+def model_config(faults: Faults) -> PretrainedConfig | None:
+    """The model's configuration with the user's overrides; None if it cannot be read on this machine."""
     from transformers import AutoConfig
     from verl.utils.model import update_model_config
-    from verl.workers.rollout.utils import get_max_position_embeddings
 
     path, overrides = faults[f"{MODEL}.hf_config_path"] or faults[f"{MODEL}.path"], faults[f"{MODEL}.override_config"]
     code = bool(faults[f"{MODEL}.trust_remote_code"])
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=code, local_files_only=True)
         update_model_config(config, overrides.get("model_config", overrides))
-        return get_max_position_embeddings(config)
     except Exception:  # noqa: BLE001 - a model's own code can raise anything
         return None
+    return config
+
+
+def rank_key(faults: Faults) -> str:
+    """The key of an adapter's rank: Megatron and verl's other engines read separate keys."""
+    return f"{MODEL}.lora{'.' if faults[f'{ACTOR}.strategy'] == 'megatron' else '_'}rank"
 
 
 def has_adapter(faults: Faults) -> bool:
     """Whether verl trains an adapter (LoRA) in place of the model's own weights."""
-    return any(faults[f"{MODEL}.{name}"] for name in ("lora_rank", "lora.rank", "lora_adapter_path"))
+    return bool(faults[rank_key(faults)])
+
+
+def check_adapter_keys(faults: Faults) -> None:
+    """An adapter is named by the engine's own keys. With others verl trains all weights, or has no reference model."""
+    strategy, path, read = faults[f"{ACTOR}.strategy"], f"{MODEL}.lora_adapter_path", rank_key(faults)
+    fsdp, rank = strategy.startswith("fsdp"), faults[read] or 0
+    if strategy != "megatron" and not fsdp:
+        return
+    other = f"{MODEL}.lora{'.' if fsdp else '_'}rank"
+    valid = f"with {ACTOR}.strategy={strategy} verl trains an adapter by {read}={rank}: set that, and this to 0"
+    faults.refuse_if((faults[other] or 0) not in (0, rank), other, valid)
+    valid = f"verl loads it only with {read} above 0, set that to the adapter's rank"
+    valid = valid if fsdp else f"Megatron does not read this key, use {MODEL}.lora.adapter_path"
+    faults.refuse_if(faults[path] is not None and not (fsdp and rank), path, valid)
 
 
 def check_rank(faults: Faults) -> None:
     """vLLM loads adapters up to a largest rank. verl itself checks the rank only if vLLM is built for GPUs."""
     if faults[f"{ROLLOUT}.name"] == "vllm" and not faults[f"{MODEL}.lora.merge"]:
-        key = f"{MODEL}.lora{'.' if faults[f'{MODEL}.lora.rank'] else '_'}rank"  # verl prefers lora.rank
-        valid = f"vLLM takes ranks up to {LARGEST_RANK}, or use {MODEL}.lora.merge=true"
+        key, valid = rank_key(faults), f"vLLM takes ranks up to {LARGEST_RANK}, or use {MODEL}.lora.merge=true"
         faults.refuse_if((faults[key] or 0) > LARGEST_RANK, key, valid)
 
 
@@ -160,6 +192,10 @@ def check_targets(faults: Faults) -> None:
     from safetensors import SafetensorError, safe_open
 
     key, modules = f"{MODEL}.target_modules", set()
+    served = faults[f"{ROLLOUT}.name"] == "sglang" and has_adapter(faults) and not faults[f"{MODEL}.lora.merge"]
+    expression = isinstance(faults[key], str) and faults[key] != "all-linear"
+    valid = f"SGLang takes no expression: use all-linear, list the modules, or use {MODEL}.lora.merge=true"
+    faults.refuse_if(served and expression, key, valid)
     others = faults[f"{MODEL}.lora_adapter_path"] or faults[f"{MODEL}.target_parameters"]
     if not faults[f"{MODEL}.lora_rank"] or others or not isinstance(faults[key], list):
         return
@@ -180,6 +216,7 @@ MODEL_CHECKS = (
     check_model,
     check_chat_template,
     check_room,
+    check_adapter_keys,
     check_rank,
     check_targets,
 )

@@ -18,7 +18,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from verl_ext.checks import InvalidValue
-from verl_ext.driver.preflight.keys import ACTOR, ATTENTION, MODEL, ROLLOUT
+from verl_ext.driver.preflight.keys import ACTOR, ATTENTION, MODEL, ROLLOUT, VERLS_ATTENTION
 
 ENGINES = {"vllm": "vllm", "sglang": "sglang"}
 CARRIERS = {
@@ -122,13 +122,13 @@ def needed_modules(config: DictConfig) -> Iterator[tuple[str, object, str]]:
         return
     if config.trainer.v1.trainer_mode == "separate_async":
         yield from of(f"{ROLLOUT}.checkpoint_engine.backend", CARRIERS)
-    strategy = f"{ACTOR}.strategy"
-    if config.actor_rollout_ref.actor.strategy == "megatron":
+    strategy, chosen = f"{ACTOR}.strategy", config.actor_rollout_ref.actor.strategy
+    if chosen == "megatron":
         legacy = config.actor_rollout_ref.actor.megatron.get("vanilla_mbridge", False)
         yield from of(strategy, {"megatron": "megatron.core"})
         yield from of(strategy, {"megatron": "mbridge" if legacy else "megatron.bridge"})
-    else:
-        yield from of(ATTENTION, {"flash_attention_2": "flash_attn"})
+    elif chosen.startswith("fsdp") and (OmegaConf.select(config, ATTENTION) or VERLS_ATTENTION) == VERLS_ATTENTION:
+        yield ATTENTION, VERLS_ATTENTION, "flash_attn"
 
 
 def is_installed(module: str) -> bool:
