@@ -352,7 +352,6 @@ COMBINATIONS = (
     check_saving,
     check_reward_model,
     check_fsdp,
-    check_heads,
     check_micro_batch,
     check_profile,
     check_quantization,
@@ -362,6 +361,7 @@ COMBINATIONS = (
     check_devices,
     check_megatron,
     check_resume,
+    check_heads,
 )
 
 
