@@ -180,6 +180,16 @@ def test_outcomes_are_read_from_the_last_summary():
     assert not is_as_expected("the tests were killed", json.dumps(EXPECTED))
 
 
+def test_a_file_that_cannot_be_imported_stands_for_no_test():
+    log = "=== short test summary info ===\nERROR r2e_tests/test_1.py\n=== 1 error in 1.55s ===\n"
+    passed = log.replace("ERROR", "PASSED r2e_tests/test_2.py::test_one\nERROR")
+    assert not is_as_expected(log, json.dumps({"test_one": "PASSED"}))
+    assert not is_as_expected(passed, json.dumps({"test_one": "PASSED", "test_two": "PASSED"}))
+    for status in ("ERROR", "FAILED"):
+        assert is_as_expected(passed, json.dumps({"test_one": "PASSED", "": status}))
+        assert not is_as_expected(passed, json.dumps({"test_one": status, "": status}))
+
+
 def test_issues_are_taken_from_between_their_marks():
     assert data.issue("x [ISSUE] a [/ISSUE] b [/ISSUE] y") == "a [/ISSUE] b"
     assert data.issue(" no marks ") == "no marks"

@@ -69,13 +69,14 @@ def expected_statuses(expected: str) -> dict[str, str]:
 def is_as_expected(log: str, expected: str) -> bool:
     """Whether exactly the expected tests ran, each with the expected status, which may be a failure.
 
-    A line without a name, such as an error of a file, counts as one entry with any status, as in R2E-Gym's grader.
+    Lines without a name, such as the error of a file that cannot be imported, are one entry with any status, as in
+    R2E-Gym's grader. The expected outcomes must have that entry, too: it stands for no test that has not run.
 
     Raises:
         ValueError: see :func:`expected_statuses`.
     """
     found, wanted = statuses(log), expected_statuses(expected)
-    return len(found) == len(wanted) and all(wanted.get(name) == status for name, status in found.items() if name)
+    return found.keys() == wanted.keys() and all(status == wanted[name] for name, status in found.items() if name)
 
 
 def _name(text: str) -> str:
