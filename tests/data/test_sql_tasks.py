@@ -153,6 +153,8 @@ def test_a_random_row_asks_for_what_was_observed_last(random_rows):
     for num_turns in ({}, {"num_turns": None}, {"num_turns": 8}):  # prompt, four turns, three answers
         assert score(row, right, **CHAIN, **num_turns) == 1.0
     assert score(row, dialogue([20, 14, "error: x", 65, 195], "195"), **CHAIN, num_turns=12) == 1.0
+    assert score(row, dialogue([14, 65, 195, 7], "195"), **CHAIN, num_turns=10) == 1.0
+    assert score(row, dialogue([14, 65, 195, 7], "7"), **CHAIN, num_turns=10) == 0.0
     assert score(row, dialogue([14, 65, 195], "65"), **CHAIN, num_turns=8) == 0.0
     assert score(row, dialogue([14, 65], "65"), **CHAIN, num_turns=6) == 0.0  # fewer calls than operations
     assert score(row, dialogue([14, 65, "error: x"], "error: x"), **CHAIN, num_turns=8) == 0.0
