@@ -261,7 +261,11 @@ def test_neighbouring_boxes_may_repeat_an_answer_in_another_form(boxes, truth, r
     assert math_reward.is_correct(boxes, truth) is right
 
 
-@pytest.mark.parametrize("answer", ["Option {}", "The correct answer is {}", "{} - Paris", "({})", "{}) 5", "{}. 5"])
+@pytest.mark.parametrize(
+    "answer",
+    ["Option {}", "The correct answer is {}", "{} - Paris", "({})", "{}) 5", "{}. 5"]
+    + ["I choose {}", "I think the answer is {}", "{} because a > 1", "{}, since I think a is not odd"],
+)
 @pytest.mark.parametrize("letter", ["B", "E", "J"])
 def test_the_letter_of_one_of_ten_options_with_words(answer, letter):
     assert math_reward.is_correct(f"Answer: {answer.format(letter)}", letter)
@@ -291,12 +295,23 @@ def test_the_letter_of_an_option_is_the_answer_with_or_without_its_text(answer):
         assert not math_reward.is_correct(solution.replace("C", "A", 1), "C")
 
 
+@pytest.mark.parametrize("answer", [r"\text{Option B}", r"\mathrm{Answer B}", r"\text{Option } B"])
+def test_the_letter_of_an_option_with_words_in_latex(answer):
+    assert math_reward.is_correct(rf"\boxed{{{answer}}}", "B")
+    assert not math_reward.is_correct(rf"\boxed{{{answer}}}", "A")
+    assert not math_reward.is_correct(rf"\boxed{{\text{{not }} {answer}}}", "B")
+
+
 @pytest.mark.parametrize(
-    "solution", [r"\boxed{B, C}", r"\boxed{C) 5, D) 6}", r"\boxed{C) 5}, \boxed{D) 6}", "Answer: (C) or (D)"]
+    "solution",
+    [r"\boxed{B, C}", r"\boxed{C) 5, D) 6}", r"\boxed{C) 5}, \boxed{D) 6}", "Answer: (C) or (D)"]
+    + ["Answer: neither C nor D", "Answer: I or C", "Answer: I, C", "Answer: C or rather, since I erred, D"]
+    + [r"\boxed{\text{Option C}}, \boxed{\text{Option D}}", r"\boxed{\text{C} \cup \text{D}}", r"\boxed{\overline{C}}"],
 )
 def test_several_options_are_no_answer(solution):
     assert not math_reward.is_correct(solution, "C")
     assert not math_reward.is_correct(solution, "D")
+    assert not math_reward.is_correct(solution, "I")
 
 
 def test_a_letter_counts_as_an_option_only_where_the_truth_is_one():

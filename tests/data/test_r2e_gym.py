@@ -174,10 +174,30 @@ def test_bad_arguments_are_refused_in_a_sentence(tmp_path, arguments, message):
 
 def test_outcomes_are_read_from_the_last_summary():
     assert statuses(LOG) == {"test_one": "PASSED", "A.test_two": "FAILED", "test_three[a": "PASSED"}
-    # "PASSED" anywhere in a line comes first, as where the expected outcomes were made.
-    assert statuses(LOG.replace("1 is not 2", "PASSED"))["A.test_two"] == "PASSED"
     assert statuses("the tests were killed") == {}
     assert not is_as_expected("the tests were killed", json.dumps(EXPECTED))
+
+
+@pytest.mark.parametrize("word", ["FAILED", "ERROR", "XFAIL"])
+def test_the_reason_of_a_failure_does_not_make_it_a_success(word):
+    """Also if the reason is PASSED; unless R2E-Gym has misread that line when the expected outcomes were made."""
+    line = "r2e_tests/test_1.py::A::test_two - ValueError: PASSED"
+    log = LOG.replace("FAILED r2e_tests/test_1.py::A::test_two - AssertionError: 1 is not 2", f"{word} {line}")
+    assert statuses(log)["A.test_two"] == word
+    assert is_as_expected(log, json.dumps(EXPECTED)) == (word == "FAILED")
+    assert not is_as_expected(log, json.dumps(EXPECTED | {"\x1b[1mA.test_two\x1b[0m": "PASSED"}))
+    misread = {name: status for name, status in EXPECTED.items() if status == "PASSED"}
+    assert is_as_expected(log, json.dumps(misread | {"\x1b[1mA.test_two\x1b[0m - ValueError: PASSED": "PASSED"}))
+
+
+def test_a_file_that_cannot_be_imported_stands_for_no_test():
+    log = "=== short test summary info ===\nERROR r2e_tests/test_1.py\n=== 1 error in 1.55s ===\n"
+    passed = log.replace("ERROR", "PASSED r2e_tests/test_2.py::test_one\nERROR")
+    assert not is_as_expected(log, json.dumps({"test_one": "PASSED"}))
+    assert not is_as_expected(passed, json.dumps({"test_one": "PASSED", "test_two": "PASSED"}))
+    for status in ("ERROR", "FAILED"):
+        assert is_as_expected(passed, json.dumps({"test_one": "PASSED", "": status}))
+        assert not is_as_expected(passed, json.dumps({"test_one": status, "": status}))
 
 
 def test_issues_are_taken_from_between_their_marks():

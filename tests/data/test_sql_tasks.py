@@ -144,22 +144,42 @@ def test_the_share_of_random_rows():
     assert all("?" not in question for question in questions(fixed))
 
 
+CHAIN = {"start": 20, "operations": "-6 +? *3"}  # for instance 20, 14, 65, 195
+
+
 def test_a_random_row_asks_for_what_was_observed_last(random_rows):
     row = random_rows[0]
     right = dialogue([14, 65, 195], "195")
     for num_turns in ({}, {"num_turns": None}, {"num_turns": 8}):  # prompt, four turns, three answers
-        assert score(row, right, **num_turns) == 1.0
-    assert score(row, dialogue([14, 65, 195], "65"), num_turns=8) == 0.0
-    assert score(row, dialogue([14, 65], "65"), num_turns=6) == 0.0  # fewer calls than operations
-    assert score(row, dialogue([14, 65, "error: x"], "error: x"), num_turns=8) == 0.0
-    assert score(row, "195") == 0.0
+        assert score(row, right, **CHAIN, **num_turns) == 1.0
+    assert score(row, dialogue([20, 14, "error: x", 65, 195], "195"), **CHAIN, num_turns=12) == 1.0
+    assert score(row, dialogue([14, 65, 195, 7], "195"), **CHAIN, num_turns=10) == 1.0
+    assert score(row, dialogue([14, 65, 195, 7], "7"), **CHAIN, num_turns=10) == 0.0
+    assert score(row, dialogue([14, 65, 195], "65"), **CHAIN, num_turns=8) == 0.0
+    assert score(row, dialogue([14, 65], "65"), **CHAIN, num_turns=6) == 0.0  # fewer calls than operations
+    assert score(row, dialogue([14, 65, "error: x"], "error: x"), **CHAIN, num_turns=8) == 0.0
+    assert score(row, "195", **CHAIN) == 0.0
+
+
+@pytest.mark.parametrize("observed", [[1, 1, 1], [20, 20, 20], [14, 114, 342], [14, 13, 39], [14, 65, 196]])
+def test_values_that_do_not_follow_from_the_operations_are_not_right(random_rows, observed):
+    """Of SELECT 1, of calls that change nothing, and of numbers that SQLite cannot have drawn."""
+    assert score(random_rows[0], dialogue(observed, str(observed[-1])), **CHAIN, num_turns=8) == 0.0
+
+
+def test_what_sqlite_answers_to_the_operations_is_right(random_rows):
+    for row in random_rows:
+        values = data.to_task(row._asdict()).execute()
+        assert score(row, dialogue(values, str(values[-1])), num_turns=8) == 1.0
 
 
 def test_an_observation_that_the_model_wrote_itself_is_none(random_rows):
     row = random_rows[0]
-    forged = dialogue([14, 65], "") + dialogue([7], "7")
-    assert score(row, forged, num_turns=6) == 0.0
-    assert score(row, dialogue([14, 65, 195], "") + "<tool_response>\n7\n</tool_response>\n7", num_turns=8) == 0.0
+    forged = dialogue([14, 65], "") + dialogue([195], "195")
+    assert score(row, forged, **CHAIN, num_turns=8) == 1.0
+    assert score(row, forged, **CHAIN, num_turns=6) == 0.0
+    longer = dialogue([14, 65, 195], "") + "<tool_response>\n7\n</tool_response>\n"
+    assert score(row, longer + "7", **CHAIN, num_turns=8) == score(row, longer + "195", **CHAIN, num_turns=8) == 0.0
 
 
 def test_score_survives_parquet(tmp_path, frames):
@@ -177,6 +197,6 @@ def test_another_data_source_is_refused():
         data.compute_score("sql/chain", "x", None, {})
 
 
-def test_a_random_row_without_its_length_is_refused():
-    with pytest.raises(ValueError, match="no 'length'"):
+def test_a_random_row_without_its_operations_is_refused():
+    with pytest.raises(ValueError, match="no 'operations'"):
         data.compute_score("sql/chain", "x", data.OBSERVED, {})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -140,6 +141,29 @@ def test_a_constant_answer_is_right_for_few_entries(task):
         references += is_correct(task, "{}", entry["answer"], json.dumps(entry))
         right += is_correct(task, "{}", constant, json.dumps(entry))
     assert references == 20 and right <= 2
+
+
+@pytest.mark.parametrize(
+    ("task", "wrong"),
+    [
+        ("number_sorting", lambda answer: re.sub(r"'-?[\d.]+'", "NaN", answer)),
+        ("number_sorting", lambda answer: re.sub(r"'(-?[\d.]+)'", lambda number: str(float(number[1]) + 0.9), answer)),
+        ("gsm_symbolic", lambda answer: f"-{answer}"),
+    ],
+    ids=["only NaN", "each number too large", "the wrong sign"],
+)
+def test_what_a_verifier_overlooks_is_wrong(task, wrong):
+    for entry in islice(distinct_entries(Level(task, 1), seed=1), 20):
+        text = json.dumps(entry)
+        assert is_correct(task, "{}", entry["answer"], text)
+        assert not is_correct(task, "{}", wrong(entry["answer"]), text)
+
+
+def test_right_answers_in_other_words_stay_right():
+    """A dash before the number, and the numbers without their quotes."""
+    (sums, sums_info), (sorting, sorting_info) = row("gsm_symbolic"), row("number_sorting")
+    assert score("gsm_symbolic", f"- The total is {sums}.", sums_info) == 1.0
+    assert score("number_sorting", sorting.replace("'", ""), sorting_info) == 1.0
 
 
 @pytest.mark.parametrize(("answer", "right"), [("2*(4*3)*1", True), ("2.4*10*1", False), ("(2*4)*3*1.", False)])

@@ -5,9 +5,10 @@
 
 The commands in a row follow R2E-Gym's own runtime (``agenthub/runtime/docker.py`` and ``execution_log_parser.py`` of
 github.com/R2E-Gym/R2E-Gym): the repository is in ``/testbed``, tests and their script wait in ``/root``
-while the agent works, and a submission passes if every test ends as in ``expected_output_json``. There is one
-difference: ``/testbed`` gets its link to the tests only when they run. The tests are hidden, not protected: an agent
-looking in ``/root`` finds them.
+while the agent works, and a submission passes if every test ends as in ``expected_output_json``. There are three
+differences: ``/testbed`` gets its link to the tests only when they run; a failure whose reason holds the word PASSED is
+no success; and the error of a file cannot stand for a test that did not run. The tests are hidden, not protected: an
+agent looking in ``/root`` finds them, and can change them.
 
 Not verified: columns, file names, license and commit come from the hub's page and from public programs reading the
 data set, and tests here use rows that imitate it. Nobody has read the data set itself or started an image. With another

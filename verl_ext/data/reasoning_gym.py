@@ -245,6 +245,10 @@ def is_correct(task: str, parameters: str, solution: str, entry: str, extract: s
         return not cmath.isnan(verifier.parse_string_to_complex(answer))  # the verifier computes min(1, nan): 1
     if task == "coin_flip":  # the verifier accepts the first digits alone: 0 for 0.25
         return abs(_fraction(answer) - _fraction(reference["answer"])) <= COIN_TOLERANCE
+    if task == "number_sorting":  # the verifier takes each number for all up to 1 away, and NaN for any
+        return _floats(answer) == _floats(reference["answer"])
+    if task == "gsm_symbolic":  # the verifier overlooks a minus
+        return not NUMBER.search(answer)[0].startswith("-")
     # The verifiers of these tasks overlook numbers with a letter, and puzzle24's is not told the given numbers. They
     # round: puzzle24's takes 24.9 for 24, and countdown's lets a number vanish in 0.00001.
     metadata = reference["metadata"]
@@ -264,6 +268,10 @@ def is_harmless(answer: str, with_texts: bool = False) -> bool:
 
 def _fraction(number: str) -> Fraction:
     return Fraction(number.replace(",", ""))
+
+
+def _floats(numbers: str) -> list[float]:
+    return [float(number) for number in json.loads(numbers.replace("'", '"'))]
 
 
 def _makes(target: int, answer: str, numbers: Sequence[int]) -> bool:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 DATA_SOURCE = "sql/chain"
-OBSERVED = "?"  # ground truth of a row with a number that SQLite draws: the tool's last answer is right
+OBSERVED = "?"  # ground truth of a row with a number that SQLite draws: the tool's answer is right
 RANDOM_OPERATION, RANDOM_OPERAND = "+?", "abs(random()%100)"
 OBSERVATION, END_OF_OBSERVATION = "<tool_response>", "</tool_response>"
 TOOLS = """\
@@ -171,6 +171,7 @@ def to_row(task: Task, level: Level) -> dict[str, Any]:
         length=level.length,
         largest=level.largest,
         start=task.start,
+        operations=task.question,
     )
 
 
@@ -189,17 +190,28 @@ def final_answer(solution: str) -> str | None:
     return rest.strip().removeprefix("assistant").strip() if answered else None
 
 
-def last_observation(solution: str, operations: int, num_turns: int | None = None) -> str | None:
-    """The tool's last answer; None if there are fewer answers than operations, or if the model forged an answer.
+def observed_value(solution: str, task: Task, num_turns: int | None = None) -> str | None:
+    """The tool's answer to the last operation; None if one of the operations has no answer, or if the model forged one.
+
+    The answer to an operation is a value that can follow from the value before. Other answers, such as error messages,
+    are skipped.
 
     In the text, an answer forged by the model looks like an answer of the tool. But verl counts turns: the prompt, then
     the turns of the model and of the tool. With one call per turn, the tool answered (num_turns - 2) // 2 times. If the
     text holds another number of answers, the model forged an answer.
     """
-    answers = solution.count(END_OF_OBSERVATION)
-    if answers < operations or (num_turns is not None and answers != (num_turns - 2) // 2):
+    answers = solution.split(END_OF_OBSERVATION)[:-1]
+    if num_turns is not None and len(answers) != (num_turns - 2) // 2:
         return None
-    return solution.rpartition(END_OF_OBSERVATION)[0].rpartition(OBSERVATION)[2].strip()
+    value, left = task.start, task.operations
+    for answer in answers:
+        if not left:
+            break
+        low, high = (Task(value, (left[0].replace(OBSERVED, number),)).execute()[0] for number in ("0", "99"))
+        observed = answer.rpartition(OBSERVATION)[2].strip()
+        if observed in map(str, range(low, high + 1)):
+            value, left = int(observed), left[1:]
+    return None if left else str(value)
 
 
 def compute_score(
@@ -213,11 +225,11 @@ def compute_score(
 
     An answer without any call is a guess and scores 0.0. Text that imitates the answer of a tool is no call: verl
     counts 2 turns of a response without a call, and at least 4 of an answer after a call. Where SQLite draws a number,
-    the right value is the tool's :func:`last_observation`. Other keywords are ignored.
+    the right value is the tool's :func:`observed_value`. Other keywords are ignored.
 
     Raises:
         ValueError: the data source is not ``sql/chain``, the ground truth is no text, or a row with a random value
-            lacks its length.
+            lacks its operations.
     """
     if data_source != DATA_SOURCE:
         raise ValueError(f"data_source={data_source!r} must be {DATA_SOURCE!r}.")
@@ -226,9 +238,10 @@ def compute_score(
     called = num_turns is None or num_turns >= 4
     answer, right = final_answer(solution_str) if called else None, ground_truth
     if ground_truth == OBSERVED:
-        if not extra_info or "length" not in extra_info:
-            raise ValueError("extra_info: the row has no 'length'; write it with verl-ext data sql_tasks.")
-        right = last_observation(solution_str, extra_info["length"], num_turns)
+        if not extra_info or "operations" not in extra_info:
+            raise ValueError("extra_info: the row has no 'operations'; write it with verl-ext data sql_tasks.")
+        task = Task(extra_info["start"], tuple(extra_info["operations"].split(" ")))
+        right = observed_value(solution_str, task, num_turns)
     is_number = answer is not None and answer.removeprefix("-").isdecimal()  # an error message is no number
     correct = float(is_number and answer == right)
     return {"score": correct, "acc": correct}

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 VERDICT = "tests_passed"
 SANDBOX_ENDED = "sandbox_ended"  # the model has ended its sandbox before or during the tests
 GRADING = ("timed_out", "verifier_error")  # of :func:`verl_ext.data.limited.judge`
 HEADING = "short test summary info"  # of the summary that ``pytest -rA`` prints
-STATUSES = ("PASSED", "FAILED", "ERROR")  # in a line with several, the first in this order counts
+PASSED = "PASSED"
+STATUSES = (PASSED, "FAILED", "ERROR")  # in a line with several, the first in this order counts; see statuses()
 CONTROL = re.compile(r"\x1b\[[0-9;]*m|\r")
 
 
@@ -39,18 +40,28 @@ def compute_score(
     return result | {name: float(known.get(name) or 0.0) for name in GRADING}
 
 
-def statuses(log: str) -> dict[str, str]:
+def statuses(log: str, expected: Collection[str] = ()) -> dict[str, str]:
     """Status by test name, from the last summary in pytest's output; empty if pytest printed no summary.
 
     A name is the text after the file, with dots, without pytest's reason: ``FAILED t.py::A::test_x - KeyError`` is the
     test ``A.test_x``. R2E-Gym names its expected outcomes in the same way.
+
+    Args:
+        expected: the names of the expected outcomes, as the data set writes them.
     """
     found: dict[str, str] = {}
     _, heading, summary = CONTROL.sub("", log).rpartition(HEADING)
     for line in summary.split("\n") if heading else ():
         status = next((status for status in STATUSES if status in line), None)
+        text = ".".join(line.split("::")[1:])
+        # R2E-Gym reads PASSED anywhere in a line, so that a patch with `raise ValueError("PASSED")` would pass: pytest
+        # prints the reason of a failure in its line. R2E-Gym keeps the reason in the name of an outcome misread like
+        # this: if the data set expects this very text, the line is misread here, too.
+        misread = " - " in text and text in expected
+        if status == PASSED and not line.startswith(PASSED) and not misread:
+            status = line.split(" ")[0]
         if status is not None:
-            found[_name(".".join(line.split("::")[1:]))] = status
+            found[_name(text)] = status
     return found
 
 
@@ -60,22 +71,27 @@ def expected_statuses(expected: str) -> dict[str, str]:
     Raises:
         ValueError: the text is not a JSON object, or the object is empty.
     """
-    parsed = json.loads(expected)
-    if not isinstance(parsed, Mapping) or not parsed:
-        raise ValueError(f"expected={expected[:80]!r} must be a JSON object of test names with their status.")
-    return {_name(CONTROL.sub("", str(name))): str(status) for name, status in parsed.items()}
+    return {_name(name): status for name, status in _outcomes(expected).items()}
 
 
 def is_as_expected(log: str, expected: str) -> bool:
     """Whether exactly the expected tests ran, each with the expected status, which may be a failure.
 
-    A line without a name, such as an error of a file, counts as one entry with any status, as in R2E-Gym's grader.
+    Lines without a name, such as the error of a file that cannot be imported, are one entry with any status, as in
+    R2E-Gym's grader. The expected outcomes must have that entry, too: it stands for no test that has not run.
 
     Raises:
         ValueError: see :func:`expected_statuses`.
     """
-    found, wanted = statuses(log), expected_statuses(expected)
-    return len(found) == len(wanted) and all(wanted.get(name) == status for name, status in found.items() if name)
+    found, wanted = statuses(log, _outcomes(expected)), expected_statuses(expected)
+    return found.keys() == wanted.keys() and all(status == wanted[name] for name, status in found.items() if name)
+
+
+def _outcomes(expected: str) -> dict[str, str]:
+    parsed = json.loads(expected)
+    if not isinstance(parsed, Mapping) or not parsed:
+        raise ValueError(f"expected={expected[:80]!r} must be a JSON object of test names with their status.")
+    return {CONTROL.sub("", str(name)): str(status) for name, status in parsed.items()}
 
 
 def _name(text: str) -> str:
