@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import sys
 import tempfile
 from pathlib import Path
 
 import pytest
-from support.forks import Driver
+from support.forks import RUN_MODULE, Driver
 from support.slurm import ENDED, Slurm, missing
 from support.training import assert_nothing_lost, optimizer_steps
 
@@ -26,9 +27,9 @@ SAVED = 3  # steps from one checkpoint to the next
 
 def test_a_pre_empted_training_saves_and_resumes_and_a_node_dies(task, tmp_path):
     """In `separate_async`: one node trains, and the other generates. The weights are sent by gloo."""
-    data, model = task.folder / "data", task.folder / "model"
+    data, model, python = task.folder / "data", task.folder / "model", tmp_path / "python"
     environment = {
-        "PYTHON": sys.executable,
+        "PYTHON": str(python),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "HARDWARE": "cpu",
         "MODEL_PATH": str(model),
@@ -45,10 +46,15 @@ def test_a_pre_empted_training_saves_and_resumes_and_a_node_dies(task, tmp_path)
     overrides += ["trainer.v1.trainer_mode=separate_async", "actor_rollout_ref.hybrid_engine=false"]
     overrides += ["actor_rollout_ref.rollout.checkpoint_engine.backend=gloo", f"trainer.save_freq={SAVED}"]
     overrides += ["trainer.total_training_steps=1000"]
-    # Ray's workers are forks of a process outside of Slurm, and end with the processes that Ray starts for them.
-    # train.sbatch asks Ray for its nodes first, so the training is Ray's second job.
+    # The training and Ray's workers are forks of a process outside of Slurm, and end with the processes that the job
+    # and Ray start for them. train.sbatch asks Ray for its nodes first, so the training is Ray's second job.
     forks = Driver("serve with Ray", job="02000000")
     overrides += [f"+ray_kwargs.ray_init.runtime_env.py_executable={forks.python}"]
+    python.write_text(
+        f'#!/bin/bash\n[[ $1 == -m && $2 == recipe.* ]] || exec {sys.executable} "$@"\n'
+        f'exec {forks.python} -c {shlex.quote(RUN_MODULE)} {ROOT} "${{@:2}}"\n'
+    )
+    python.chmod(0o755)
     with (
         tempfile.TemporaryDirectory(prefix="slurm_") as folder,
         Slurm(Path(folder)) as slurm,

@@ -18,20 +18,29 @@ pytestmark = pytest.mark.stack
 YOUR_OWN_POLICY = Path(__file__).parents[2] / "docs/your_own_policy.md"
 BROKEN_REWARDS = Path(__file__).parents[1] / "faults/rewards.py"
 UPDATES = 2  # train_batch_size 4 / ppo_mini_batch_size 2
+SEVERAL_WORKERS = (
+    "actor_rollout_ref.rollout.agent.num_workers=3",
+    "reward.num_workers=2",
+    "transfer_queue.backend.SimpleStorage.num_data_storage_units=2",
+)
 
 
 def test_grpo_until_a_worker_dies(tied_task, tmp_path):
-    """With tied output head and embedding, as in most small pretrained models: weight sync renews both."""
+    """With tied output head and embedding, as in most small pretrained models: weight sync renews both. With several
+    workers of each kind, of which one dies."""
     run = TrainingRun(
         tied_task,
         "grpo",
         tmp_path,
+        *SEVERAL_WORKERS,
         "actor_rollout_ref.rollout.n=4",
         "trainer.total_training_steps=1000",
         "trainer.save_freq=3",
         "trainer.test_freq=3",
     )
     run.wait_for_step(4)
+    started = run.processes()
+    assert [started[f"ray::{name}"] for name in ("WaveWorker", "RewardLoopWorker", "SimpleStorageUnit")] == [3, 2, 2]
     workers = {"ray::WaveWorker", "ray::WorkerDict", "ray::vLLMHttpServer", "VLLM::EngineCore"}
     assert run.forks() >= {*workers, "ray::DashboardAgent"}  # workers, and Ray's own programs
     run.kill_worker("ray::WaveWorker")
@@ -114,12 +123,7 @@ def test_pilot_commit_until_its_data_are_used_up(task, tmp_path):
     overrides += ["rollout_policy.p_lower=0.01", "rollout_policy.p_upper=1", "rollout_policy.max_rounds=2"]
     overrides += ["data.train_max_samples=48", "algorithm.rollout_correction.rollout_is=token"]
     overrides += ["trainer.total_training_steps=50", "trainer.save_freq=40", "trainer.test_freq=40"]
-    overrides += ["actor_rollout_ref.rollout.agent.num_workers=3", "reward.num_workers=2"]
-    overrides += ["transfer_queue.backend.SimpleStorage.num_data_storage_units=2"]
-    run = TrainingRun(task, "pilot_commit", tmp_path, *overrides)
-    run.wait_for_step(2)
-    workers = run.processes()
-    assert [workers[f"ray::{name}"] for name in ("WaveWorker", "RewardLoopWorker", "SimpleStorageUnit")] == [3, 2, 2]
+    run = TrainingRun(task, "pilot_commit", tmp_path, *overrides, *SEVERAL_WORKERS, forked=True)
     assert run.end() == DataUsedUp.exit_code, run.log[-6000:]
     steps = run.steps()
     last = max(steps)

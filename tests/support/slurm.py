@@ -29,6 +29,7 @@ SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge.socket
+FirstJobId={first_job}
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool_%n
 SlurmctldPidFile={folder}/slurmctld.pid
@@ -88,6 +89,7 @@ class Slurm:
                 ports=ports,
                 user=getpass.getuser(),
                 folder=folder,
+                first_job=random.randrange(1, 10**6),  # train.sbatch names a folder in /tmp by the job's number
                 task="affinity" if affinity else "none",
                 nodes="\n".join(lines),
             ),

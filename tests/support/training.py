@@ -80,7 +80,7 @@ class TrainingRun(Training):
         overrides: of the configuration.
         python_path: a further folder to import modules from.
         forked: the command is a fork of a process that has imported verl and vLLM, which saves the imports. The test
-            then cannot send it signals other than SIGTERM and SIGINT, and cannot see its processes.
+            then cannot send it signals other than SIGTERM, SIGINT and SIGUSR1, and cannot see its processes.
     """
 
     def __init__(
@@ -121,13 +121,14 @@ class TrainingRun(Training):
 
     def wait_for_step(self, step: int) -> None:
         """Until the metrics of ``step`` are written."""
-        self._wait(lambda steps: step in steps)
+        self.wait_until(lambda steps: step in steps)
 
     def wait_for_steps(self, count: int) -> Steps:
         """Until this process has done ``count`` steps; returns their metrics."""
-        return self._wait(lambda steps: len(steps) >= count)
+        return self.wait_until(lambda steps: len(steps) >= count)
 
-    def _wait(self, enough: Callable[[Steps], bool]) -> Steps:
+    def wait_until(self, enough: Callable[[Steps], bool]) -> Steps:
+        """Until the metrics of the steps so far are ``enough``; returns them."""
         while not enough(steps := self.steps()):
             assert self.process.poll() is None, f"the run ended after steps {list(steps)}:\n{self.log[-6000:]}"
             assert time.monotonic() < self.deadline, f"steps {list(steps)} in {TIMEOUT} s:\n{self.log[-3000:]}"

@@ -119,12 +119,14 @@ def test_an_error_is_printed(driver):
     assert result.returncode == 1 and result.stderr.endswith("ZeroDivisionError: division by zero\n")
 
 
-def test_signals_reach_the_fork(driver):
-    code = "import signal, time; signal.signal(15, lambda *_: exit(3)); print('ready', flush=True); time.sleep(60)"
-    process = subprocess.Popen([driver.python, "-c", code], stdout=subprocess.PIPE, text=True)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_signals_reach_the_fork(driver, number):
+    code = "import signal, sys, time; signal.signal(int(sys.argv[1]), lambda *_: exit(3)); "
+    code += "print('ready', flush=True); time.sleep(60)"
+    process = subprocess.Popen([driver.python, "-c", code, str(int(number))], stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "ready\n"
-    wait_for(lambda: catches(process.pid, signal.SIGTERM))  # the fork may be ready before its command is
-    process.terminate()
+    wait_for(lambda: catches(process.pid, number))  # the fork may be ready before its command is
+    process.send_signal(number)
     assert process.wait(timeout=60) == 3
     process.stdout.close()
 

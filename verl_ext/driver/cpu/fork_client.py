@@ -73,7 +73,7 @@ def main() -> None:
     except OSError:  # no server, or no fork can serve this command: start Python itself
         server.close()
         os.execv(python, [python, *arguments])
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):  # SIGUSR1 asks a run to stop
         signal.signal(number, lambda number, _: os.kill(pid, number))
     try:
         status = receive(server)
