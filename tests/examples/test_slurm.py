@@ -47,33 +47,6 @@ def ray_processes(job: str) -> list[psutil.Process]:
     return [p for p in psutil.process_iter(["cmdline"]) if f"/ray_{job}/" in " ".join(p.info["cmdline"] or [])]
 
 
-@needs_slurm
-def test_a_program_runs_on_all_nodes_and_if_it_fails_the_job_fails_and_rays_logs_are_left(slurm, tmp_path):
-    job = submit(slurm, tmp_path, "bash", "-c", f"{sys.executable} {PROGRAM} ticks 3 && exit 5")
-    slurm.wait(lambda: slurm.job(job)["JobState"] in ENDED, "end of the job", 300)
-    log = output(tmp_path, job)
-    assert (slurm.job(job)["JobState"], slurm.job(job)["ExitCode"]) == ("FAILED", "5:0"), log
-    assert (tmp_path / "ticks").read_text().split() == ["0/2", "1/2", "2/2"]
-    assert "Ray on 2 of 2 nodes: node1 node2" in log and "error: the run ended with status 5" in log
-    assert not ray_processes(job) and not Path(f"/tmp/ray_{job}").exists()
-    assert (tmp_path / f"slurm-{job}-ray/node1/gcs_server.out").is_file()
-    assert (tmp_path / f"slurm-{job}-ray/node2/raylet.out").is_file()
-
-
-@needs_slurm
-def test_a_step_that_does_not_end_in_time_is_given_up_and_the_job_requeued(slurm, tmp_path):
-    deaf = "import pathlib, signal, time; signal.signal(signal.SIGUSR1, signal.SIG_IGN); "
-    deaf += "pathlib.Path('started').touch(); time.sleep(600)"
-    job = submit(slurm, tmp_path, sys.executable, "-c", deaf, STOP_TIMEOUT="1")
-    slurm.wait((tmp_path / "started").exists, "start of the program", 300)
-    slurm.run("scancel", "--batch", "--signal=USR1", job)
-    slurm.wait(lambda: slurm.job(job)["JobState"] == "PENDING", "requeue", 120)
-    assert not ray_processes(job) and not Path(f"/tmp/ray_{job}").exists()
-    log = output(tmp_path, job)
-    assert "STOP_TIMEOUT=1 s" in log and "the step did not end within STOP_TIMEOUT; back into the queue" in log
-    slurm.run("scancel", job)
-
-
 def stand_in(folder: Path, name: str, script: str) -> str:
     """A PATH whose program ``name`` is a script that first writes its arguments to ``folder/<name>.log``."""
     (folder / "tools").mkdir(exist_ok=True)
@@ -84,27 +57,30 @@ def stand_in(folder: Path, name: str, script: str) -> str:
 
 
 @needs_slurm
-def test_where_tasks_are_bound_to_cores_ray_has_all_of_them_in_a_container_too(tmp_path):
-    """A stand-in for apptainer runs the command without a container."""
-    count = "import ray, os; ray.init(); cores = ray.remote(lambda: len(os.sched_getaffinity(0))).remote(); "
-    count += "open('cores', 'w').write(f'{ray.get(cores)} of {ray.cluster_resources()[\"CPU\"]:.0f}')"
+def test_a_program_runs_on_all_nodes_in_a_container_too_and_if_it_fails_the_job_fails_and_rays_logs_are_left(tmp_path):
+    """Slurm binds tasks to cores. A stand-in for apptainer runs the command without a container."""
     path = stand_in(tmp_path, "apptainer", 'while [[ $1 != *.sif ]]; do shift; done; exec "${@:2}"')
     environment = {"PYTHON": sys.executable, "PYTHONPATH": str(ROOT), "PATH": path, "CONTAINER": "/images/verl-ext.sif"}
     cores = len(os.sched_getaffinity(0))
     with (
         tempfile.TemporaryDirectory(prefix="slurm_") as folder,
-        Slurm(Path(folder), nodes=1, cpus=cores, affinity=True) as bound,
+        Slurm(Path(folder), cpus=cores, affinity=True) as bound,
     ):
-        options = ["--nodes=1", "--gpus-per-node=1", str(SBATCH), sys.executable, "-c", count]
-        job = bound.submit(*options, cwd=tmp_path, **environment, MOUNTS="/data:/data")
+        options = ["--nodes=2", "--gpus-per-node=1", str(SBATCH), "bash", "-c"]
+        program = f"{sys.executable} {PROGRAM} ticks 3 && exit 5"
+        job = bound.submit(*options, program, cwd=tmp_path, **environment, MOUNTS="/data:/data")
         bound.wait(lambda: bound.job(job)["JobState"] in ENDED, "end of the job", 300)
-        assert bound.job(job)["JobState"] == "COMPLETED", output(tmp_path, job)
+        log = output(tmp_path, job)
+        assert (bound.job(job)["JobState"], bound.job(job)["ExitCode"]) == ("FAILED", "5:0"), log
         assert not ray_processes(job) and not Path(f"/tmp/ray_{job}").exists()
-        assert not (tmp_path / f"slurm-{job}-ray").exists()  # Ray's logs are kept only after a failure
-    assert (tmp_path / "cores").read_text() == f"{cores} of {cores}"
+    assert "Ray on 2 of 2 nodes: node1 node2" in log and "error: the run ended with status 5" in log
+    assert (tmp_path / "ticks").read_text().split() == ["0/2", "1/2", "2/2"], log
+    assert (tmp_path / f"slurm-{job}-ray/node1/gcs_server.out").is_file()
+    assert (tmp_path / f"slurm-{job}-ray/node2/raylet.out").is_file()
+    assert "may use" not in (tmp_path / f"slurm-{job}-ray.log").read_text()  # Ray has all cores of its node
     calls = (tmp_path / "apptainer.log").read_text()
     started = f"exec --nv --bind {tmp_path}:{tmp_path},"
-    assert calls.count(started) == 5  # checks of Ray, of ports and of nodes, Ray itself, and the run
+    assert calls.count(started) == 6  # checks of Ray, of ports and of nodes, Ray itself on two nodes, and the run
     assert ",/tmp:/tmp,/data:/data --pwd " in calls and "ray.scripts.scripts start" in calls
 
 
@@ -220,6 +196,15 @@ def test_a_job_that_would_begin_anew_is_not_put_back_into_the_queue(arguments, r
         assert f"error: {sentence}: submit again with trainer.resume_mode=auto" in log
 
 
+def test_a_step_that_does_not_end_in_time_is_given_up_and_the_job_requeued(tmp_path):
+    """The run ignores the signal, as a run inside a long call of C code does."""
+    deaf = f"trap '' USR1; {STOP}; exec sleep 30"
+    status, log = run_alone(tmp_path, "bash", "-c", deaf, STOP_TIMEOUT="0.2")
+    assert status == 1 and "STOP_TIMEOUT=0.2 s" in log
+    assert "the step did not end within STOP_TIMEOUT; back into the queue" in log
+    assert "requeue test" in (tmp_path / "scontrol.log").read_text()
+
+
 def test_a_task_of_an_array_stops_and_requeues_itself_alone(tmp_path):
     """One task's SLURM_JOB_ID is the number of the whole array, and a command with this number acts on all tasks."""
     run = f"trap 'exit 75' USR1; {STOP}; sleep 20 & wait"
@@ -255,7 +240,10 @@ def test_ray_gets_its_settings_where_the_submission_named_the_variables_to_expor
     status, log = run_alone(tmp_path, "true", tools={"srun": srun + 'exec "$@"'}, SLURM_EXPORT_ENV="PATH,PYTHON")
     assert status == 0, log
     started = (tmp_path / "python.log").read_text()
-    assert f" --temp-dir=/tmp/ray_test{os.getpid()}/" in started and " --num-gpus=1 " in started
+    assert f" --temp-dir=/tmp/ray_test{os.getpid()}/" in started and " --num-cpus=2 --num-gpus=1 " in started
+    # All cores of the node: without both options, Slurm may give Ray one of them.
+    assert "--overlap --cpus-per-task=2 --cpu-bind=none --nodes=1 " in (tmp_path / "srun.log").read_text()
+    assert not (tmp_path / f"slurm-test{os.getpid()}-ray").exists()  # Ray's logs are kept only after a failure
 
 
 @pytest.mark.parametrize(("threads", "bound"), [(1, False), (64, True)])

@@ -86,3 +86,9 @@ def test_a_start_without_a_further_training_is_not_put_back_into_the_queue(first
         result = ended_after(*passed)
         assert result.exit_code == status
         assert ("use a longer --time of sbatch" in flat(result)) == (status == 1)
+
+
+def test_what_has_passed_is_kept(first_run):
+    first_run(passes)
+    result, rows = first_run(lambda trial: Row(trial.name, FAILED))
+    assert result.exit_code == 0 and rows == {"grpo, sync": PASSED, "vip, sync": PASSED}
