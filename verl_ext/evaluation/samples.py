@@ -243,13 +243,12 @@ def check_problems(file: Path, rows: Container[tuple[str, str]]) -> None:
     Raises:
         InvalidValue: the file holds such a sample.
     """
-    steps: dict[int, Rollouts] = {}
-    _add(file, "text", steps)
-    for problem in {problem for rollouts in steps.values() for problem, _ in rollouts.values()}:
-        valid = (
-            "no row of the data has it; where images or data.custom_cls change prompts, score the samples of a "
-            "validation (trainer.validation_data_dir) with verl-ext evaluate score"
-        )
+    valid = (
+        "no row of the data has it; where images or data.custom_cls change prompts, score the samples of a "
+        "validation (trainer.validation_data_dir) with verl-ext evaluate score"
+    )
+    for line in _lines(file):
+        problem = _problem(line)
         checks.require(problem in rows, "prompt_id", problem[0], valid)
 
 
