@@ -32,6 +32,7 @@ def test_equal_rows_are_one_problem_and_chunks_add_up(tmp_path):
     ]
     assert accuracies(problems[0]) == [1, 0, 0, 0, 1, 1] and accuracies(problems[1]) == [0, 0, 0]
     assert [sample.answer for sample in problems[0].samples] == ["1", "2", "2", "2", "1", "1"]
+    assert len(set(map(id, problems[0].samples))) == 2  # equal samples share memory
     assert problems[1].samples == [FAILED, FAILED, Sample(0.0, None)] and problems[1].failed == 2
 
 
