@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import socket
 import tempfile
 from functools import partial
 
@@ -11,23 +13,49 @@ import pytest
 from verl_ext.files import check_file, check_folder, obstacle_to_writing, write_text, written_whole
 
 
+def left_by_a_kill(path):
+    """Temporary path of a process that has ended, beside ``path``."""
+    process = multiprocessing.get_context("fork").Process(target=int)
+    process.start()
+    process.join()
+    return path.with_name(f"{path.name}.{socket.gethostname()}-{process.pid}.unfinished")
+
+
 def test_a_failure_keeps_the_old_file_and_leaves_nothing_behind(tmp_path):
-    path = tmp_path / "state.json"
+    path = tmp_path / "state[1].json"
     write_text(path, "old")
     with pytest.raises(RuntimeError), written_whole(path) as unfinished:
         unfinished.write_text("half of the n")
         raise RuntimeError
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
-    (tmp_path / "state.json.unfinished").write_text("left by a kill")
+    left_by_a_kill(path).write_text("left by a kill")
     write_text(path, "new é")
     assert path.read_text(encoding="utf-8") == "new é" and list(tmp_path.iterdir()) == [path]
+
+
+def not_permitted(*_):
+    raise PermissionError
+
+
+@pytest.mark.parametrize("kill", [os.kill, not_permitted])  # the other process is of the same user, or of another
+def test_two_processes_that_write_one_file_do_not_touch_each_others_half(tmp_path, monkeypatch, kill):
+    path = tmp_path / "rows.json"
+    monkeypatch.setattr(os, "getpid", os.getppid)
+    with written_whole(path) as theirs:
+        theirs.write_text("half of ")
+        monkeypatch.undo()
+        monkeypatch.setattr(os, "kill", kill)
+        write_text(path, "mine")
+        assert path.read_text() == "mine" and theirs.read_text() == "half of "
+        theirs.write_text("theirs")
+    assert path.read_text() == "theirs" and list(tmp_path.iterdir()) == [path]
 
 
 def test_content_and_rename_reach_the_disk(tmp_path, monkeypatch):
     synced, sync = [], os.fsync
     monkeypatch.setattr(os, "fsync", lambda file: (synced.append(os.readlink(f"/proc/self/fd/{file}")), sync(file)))
     write_text(tmp_path / "state.json", "new")
-    assert synced == [f"{tmp_path}/state.json.unfinished", str(tmp_path)]
+    assert synced == [f"{tmp_path}/state.json.{socket.gethostname()}-{os.getpid()}.unfinished", str(tmp_path)]
     synced.clear()
     with written_whole(tmp_path / "model") as unfinished:
         unfinished.mkdir()
@@ -50,8 +78,7 @@ def test_the_room_of_a_disk_is_tried_for_real_whatever_the_size_of_a_buffer(tmp_
 
 def test_a_folder_appears_with_all_its_files(tmp_path):
     path = tmp_path / "model"
-    (tmp_path / "model.unfinished").mkdir()
-    (tmp_path / "model.unfinished" / "left_by_a_kill").touch()
+    (left_by_a_kill(path) / "weights").mkdir(parents=True)
     with written_whole(path) as unfinished:
         (unfinished / "weights").mkdir(parents=True)
         (unfinished / "weights" / "one").write_text("1")

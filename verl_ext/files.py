@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,15 +21,15 @@ def written_whole(path: str | Path) -> Iterator[Path]:
 
     The content reaches the disk before the rename, and the rename before the next statement runs: neither a kill nor a
     power cut leaves half a file. If the block raises, ``path`` stays as before, and the temporary file is removed:
-    the disk may be full. A file replaces an older file; a process with the old file open goes on reading the old
-    content. A folder replaces nothing but an empty folder.
+    the disk may be full. Each process has its own temporary path, so of several writers the last leaves its content. A
+    file replaces an older file; a process with the old file open goes on reading the old content. A folder replaces
+    nothing but an empty folder.
 
     Raises:
         OSError: the disk is full, the parent folder cannot be written to, or a folder already stands at ``path``.
     """
     path = Path(path)
-    unfinished = path.with_name(f"{path.name}.unfinished")
-    _remove(unfinished)
+    unfinished = _temporary(path)
     try:
         yield unfinished
         for part in (*unfinished.rglob("*"), unfinished):
@@ -93,6 +95,27 @@ def obstacle_to_writing(folder: str | Path) -> str | None:
     except OSError as error:
         return f"{nearest} cannot be written to ({error.strerror}), name another folder"
     return None
+
+
+def _temporary(path: Path) -> Path:
+    """The temporary path of this process; removes those that killed processes of this machine have left."""
+    name = f"{path.name}.{socket.gethostname()}-"
+    for left in path.parent.glob(f"{glob.escape(name)}*.unfinished"):
+        process = left.name[len(name) :].removesuffix(".unfinished")
+        if process.isdecimal() and not _is_other(int(process)):
+            _remove(left)
+    return path.with_name(f"{name}{os.getpid()}.unfinished")
+
+
+def _is_other(process: int) -> bool:
+    """Whether another process than this one runs under the number."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # the process of another user
+        return True
+    return process != os.getpid()
 
 
 def _remove(path: Path) -> None:

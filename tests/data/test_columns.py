@@ -158,6 +158,43 @@ def test_a_tenth_is_held_out_unless_told_otherwise(tmp_path):
     assert {split: len(rows) for split, rows in written(tmp_path / "all").items()} == {"train": 20}
 
 
+def test_at_most_512_rows_are_held_out():
+    split = command.Split(rows=[{}] * 6000)
+    assert {name: len(part.rows) for name, part in command.hold_out(split, None, 0).items()} == {
+        "train": 5488,
+        "validation": 512,
+    }
+
+
+def test_an_earlier_validation_file_is_not_left_beside_new_training_rows(gsm8k, tmp_path):
+    """Its rows could be among the training rows of this start."""
+    path, out = jsonl(tmp_path / "sums.jsonl", ROWS), tmp_path / "out"
+    assert run(path, *GSM8K, "--out", out).exit_code == 0
+    before = written(out)
+    for arguments in ((path, "--validation", 0), (gsm8k, "--subset", "main")):
+        refused = run(*arguments, *GSM8K, "--out", out)
+        assert refused.exit_code == 2 and written(out) == before
+        assert f"--out {out}: it holds validation.parquet of an earlier start" in flat(refused)
+    assert run(path, *GSM8K, "--out", out, "--validation", 5).exit_code == 0
+    (out / "validation.parquet").unlink()
+    assert run(path, *GSM8K, "--out", out, "--validation", 0).exit_code == 0
+
+
+def test_an_interruption_leaves_no_earlier_validation_file(tmp_path, monkeypatch):
+    path, out = jsonl(tmp_path / "sums.jsonl", ROWS), tmp_path / "out"
+    assert run(path, *GSM8K, "--out", out).exit_code == 0
+
+    def killed_before_validation(file, *rest):
+        if file.stem == "validation":
+            raise KeyboardInterrupt
+        write_rows(file, *rest)
+
+    write_rows = command.write_rows
+    monkeypatch.setattr(command, "write_rows", killed_before_validation)
+    run(path, *GSM8K, "--out", out, "--seed", 1)
+    assert set(written(out)) == {"train"}
+
+
 def test_a_folder_of_the_hub_keeps_its_splits_and_verls_own_reward_judges_it(gsm8k, tmp_path):
     from verl.utils.reward_score import default_compute_score
 

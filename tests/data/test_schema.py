@@ -7,7 +7,7 @@ import os
 import pyarrow.parquet as pq
 import pytest
 
-from verl_ext.data.schema import faults, make_row, number_rows, write_rows
+from verl_ext.data.schema import faults, is_readable, make_row, number_rows, write_rows
 
 
 def rows(*questions, **extra):
@@ -59,6 +59,16 @@ def test_math_verify_judges_by_a_text_or_a_number(truth):
     row["reward_model"]["ground_truth"] = truth
     assert list(faults([row])) == ["ground_truth: use a text or a number"]
     assert "ground_truth: use a text or a number" not in faults([row | {"ability": "code"}])
+
+
+def test_math_verify_reads_each_answer_of_a_large_file_once(monkeypatch):
+    """Rows are checked when they are read, and again when they are written."""
+    read = []
+    monkeypatch.setattr("math_verify.parse", lambda answer: read.append(answer) or [answer])
+    for _ in range(2):
+        assert all(is_readable(f"{number} apples") for number in range(70_000))
+    assert len(read) == 70_000
+    is_readable.cache_clear()
 
 
 def test_a_row_with_tools_is_for_the_tool_agent():

@@ -133,7 +133,7 @@ def test_a_crash_while_writing_leaves_the_old_state(tmp_path):
     save_state(tmp_path, {"step": 1})
     with pytest.raises(BadCheckpoint, match="^the state of the run is not JSON"):
         save_state(tmp_path, {"policy": {"class": "Mine"}, "step": object()})
-    (tmp_path / f"{FILE_NAME}.unfinished").write_text("half of a new")
+    (tmp_path / f"{FILE_NAME}.host-1.unfinished").write_text("half of a new")
     assert load_state(tmp_path) == {"step": 1}
 
 

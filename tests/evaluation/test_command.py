@@ -115,6 +115,19 @@ def test_files_of_other_names_are_no_runs_of_verl(folder):
     assert [int(given["actor_rollout_ref.rollout.seed"]) for given in runs(folder)] == [0, 1000]
 
 
+@pytest.mark.parametrize(("lost", "behind"), [("000000", "000002_2"), ("000002", "000004_2")])
+def test_a_missing_file_of_earlier_samples_is_refused_before_verl_starts(folder, lost, behind):
+    """The next run of verl would replace a later file, and sample with the seed of that file."""
+    assert evaluate("--per-run", 2, n=6).exit_code == 0
+    (folder / f"out/{lost}_2.jsonl").unlink()
+    (folder / "fail").touch()  # a run of verl would end the command with status 7
+    for n in (6, 8):
+        refused = evaluate("--per-run", 2, n=n)
+        lacks = f"out=out is not valid: it lacks {lost}_*.jsonl, the file before {behind}.jsonl: restore that file"
+        assert refused.exit_code == 2 and lacks in refused.said
+    assert sizes(folder) == [2, 2, 2] and len(list((folder / "out").glob("*.jsonl"))) == 2
+
+
 def test_rows_without_any_response_count_as_not_correct(folder):
     """A problem with two rows."""
     write_rows(folder / "bench.parquet", [row("one"), row("lost"), row("lost"), row("two")])
@@ -133,6 +146,16 @@ def test_samples_of_prompts_that_are_not_in_the_data_are_refused(folder):
     refused = evaluate("--per-run", 3)
     assert refused.exit_code == 2 and "prompt_id=another is not valid: no row of the data has it" in refused.said
     assert sizes(folder) == [3] and not list((folder / "out").glob("*.jsonl"))
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_run_of_verl_that_succeeds_without_one_file_of_samples_is_named(folder, count):
+    code = "import pathlib\nfolder = pathlib.Path('out/unfinished')\nfolder.mkdir(parents=True)\n"
+    code += f"for step in range({count}):\n    (folder / f'{{step}}.jsonl').touch()\n"
+    (folder / "recipe/stand_in/__main__.py").write_text(code)
+    failed = evaluate()
+    said = f"error: the run of verl ended with status 0, but out/unfinished holds {count} .jsonl files instead of one"
+    assert failed.exit_code == 1 and said in failed.said and not list((folder / "out").glob("*.jsonl"))
 
 
 def test_evaluations_of_different_data_are_scored_together(folder):

@@ -55,6 +55,22 @@ def test_majority_drawn_at_random_lies_within_its_standard_error(k, monkeypatch)
     assert drawn == majority_at_k(answers, correct, k)
 
 
+def test_problems_with_the_same_votes_are_computed_once():
+    """The answers differ, and so does their order."""
+    measures._exact.cache_clear()
+    found = {
+        majority_at_k([f"{problem}a", f"{problem}b", f"{problem}b", None, None], [0, 1, 1, 0, 0], 3)
+        for problem in range(5)
+    }
+    found.add(majority_at_k(["x", "x", "y", None, None], [1, 1, 0, 0, 0], 3))
+    assert len(found) == 1 and measures._exact.cache_info().misses == 1
+    assert majority_at_k(["x", "x", "y", None, None], [0, 0, 1, 0, 0], 3) not in found
+
+
+def test_draws_have_the_error_that_the_docstring_states():
+    assert 0.5 / np.sqrt(measures.DRAWS) <= 0.016
+
+
 def test_majority_of_many_samples():
     """A right answer of 45 % against a tail: rarely right alone, always in the majority of 1024."""
     rng = np.random.default_rng(0)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 
 import pytest
 from support.validation import row, samples_of, write_lines, write_rows
 
-from verl_ext.evaluation.samples import FAILED, UNNAMED, Sample, answer_of, read, row_problems
+from verl_ext.evaluation.samples import FAILED, UNNAMED, Sample, answer_of, check_problems, read, row_problems
 from verl_ext.evaluation.score import are_shares, is_correct
 from verl_ext.prompts import prompt_id
 
@@ -31,6 +32,7 @@ def test_equal_rows_are_one_problem_and_chunks_add_up(tmp_path):
     ]
     assert accuracies(problems[0]) == [1, 0, 0, 0, 1, 1] and accuracies(problems[1]) == [0, 0, 0]
     assert [sample.answer for sample in problems[0].samples] == ["1", "2", "2", "2", "1", "1"]
+    assert len(set(map(id, problems[0].samples))) == 2  # equal samples share memory
     assert problems[1].samples == [FAILED, FAILED, Sample(0.0, None)] and problems[1].failed == 2
 
 
@@ -72,6 +74,17 @@ def test_a_number_that_is_no_step_does_not_hide_a_file(tmp_path):
     (tmp_path / "4.jsonl").write_text("[]\n")
     with pytest.raises(ValueError, match="4.jsonl, line 1 is not a sample: it must have the keys"):
         read([tmp_path])
+
+
+def test_the_check_of_a_runs_prompts_holds_no_outputs(tmp_path):
+    """A run of verl can write more text than fits into memory."""
+    one = row("one")
+    file = write_lines(tmp_path / "0.jsonl", samples_of(one, [f"{n}" * 100_000 for n in range(10, 50)]))
+    tracemalloc.start()
+    check_problems(file, {(prompt_id("bench", one["prompt"], "1"), "bench")})
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < file.stat().st_size / 5
 
 
 def test_blank_lines_are_skipped(tmp_path):

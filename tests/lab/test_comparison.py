@@ -93,6 +93,15 @@ def test_a_run_that_learns_nothing_leaves_the_target_to_the_others_and_is_named(
     assert compare({"stuck": [stuck]})[0] == 0.1
 
 
+def test_lines_of_a_log_that_were_skipped_are_named(tmp_path):
+    console = Console(width=200, record=True, file=io.StringIO())
+    runs = {"a": [replace(lab_run([0.1, 0.4], 100), name="a_0", skipped_lines=2)]}
+    target, costs = compare(runs)
+    print_comparison(cost_table(target, costs), costs, tmp_path, console)
+    note = "Lines skipped because they are not those of verl's file logger: a_0 2."
+    assert console.export_text().splitlines()[-2] == note
+
+
 def test_a_target_that_a_seed_misses_is_reached_by_none():
     _, (slow, _) = compare(RUNS, 0.35)
     assert slow.to_target("rollouts") == [None, 200]

@@ -194,6 +194,13 @@ def main(
             raise ValueError(
                 f"--validation {validation}: {name} has splits of its own, {', '.join(files)}; leave it out."
             )
+        held_out = out / "validation.parquet"
+        replaced = validation != 0 if len(files) == 1 else "validation" in files
+        if held_out.exists() and not replaced:
+            raise ValueError(
+                f"--out {out}: it holds validation.parquet of an earlier start, whose rows may be in the train.parquet "
+                "of this start; remove the file, or name another folder."
+            )
         splits = read_splits(data, files, leave_out)
         if len(splits) == 1:
             splits = hold_out(next(iter(splits.values())), validation, seed)
@@ -210,6 +217,7 @@ def main(
             "seed": seed,
         }
         summary = Table("file", "rows", "left out")
+        held_out.unlink(missing_ok=True)  # after a kill, it would stand beside the new train.parquet
         for split, part in splits.items():
             number_rows(part.rows, split)
             path = out / f"{split}.parquet"

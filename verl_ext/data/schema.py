@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ def number_rows(rows: Sequence[dict[str, Any]], split: str) -> None:
         row["extra_info"] |= {"index": index, "split": split}
 
 
-@lru_cache(maxsize=65536)
+@cache  # without a limit: two passes over more answers than a limit would compute all of them twice
 def is_readable(answer: str) -> bool:
     """Whether math-verify finds an answer in the text; without one, math-verify rejects every response.
 

@@ -10,8 +10,8 @@ import typer
 from rich.console import Console
 
 from verl_ext import checks
-from verl_ext.errors import option_errors
-from verl_ext.evaluation.generate import Evaluation, VerlFailed, generate
+from verl_ext.errors import RunError, option_errors
+from verl_ext.evaluation.generate import Evaluation, generate
 from verl_ext.evaluation.samples import ANSWERS, Problem, count_rows, read, without_samples
 from verl_ext.evaluation.score import CORRECT_FROM, parse_ks, plot, summarize, to_table
 from verl_ext.files import check_folder, write_text
@@ -65,7 +65,7 @@ def run(
         parse_ks(k, fewest)
         try:
             generate(evaluation, out, n, per_run)
-        except VerlFailed as error:
+        except RunError as error:
             Console(stderr=True).print(f"error: {error}", markup=False, soft_wrap=True)
             raise typer.Exit(error.exit_code) from error
     _report([out], None, k, answers, correct_from, out)

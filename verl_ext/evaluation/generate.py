@@ -164,9 +164,10 @@ def generate(evaluation: Evaluation, out: Path, n: int, per_run: int) -> None:
         per_run: at most this many in one run of verl; a kill loses no more.
 
     Raises:
-        ValueError: ``out`` is no writable folder, another process writes there, its files are of another evaluation, or
-            the data has no rows in verl's schema, or a run has other prompts than the data.
+        ValueError: ``out`` is no writable folder, another process writes there, its files are of another evaluation,
+            one of them is missing, the data has no rows in verl's schema, or a run has other prompts than the data.
         VerlFailed: a run failed; the files of the earlier runs stay.
+        RunError: a run ended with status 0, but has not written one file.
     """
     from filelock import FileLock, Timeout
 
@@ -176,6 +177,7 @@ def generate(evaluation: Evaluation, out: Path, n: int, per_run: int) -> None:
         with FileLock(out / ".lock", timeout=0):
             _bind(evaluation.settings, out)
             note_rows(out, rows)
+            _check_none_missing(out)
             before = count_samples(out)
             with _Signals() as signals:
                 while (done := count_samples(out)) < n:
@@ -184,9 +186,14 @@ def generate(evaluation: Evaluation, out: Path, n: int, per_run: int) -> None:
                     shutil.rmtree(unfinished, ignore_errors=True)
                     if status := signals.run(evaluation.command(size, len(sizes_of_runs(out)), unfinished)):
                         raise VerlFailed(status, done, out, progress=done > before)
-                    (written,) = unfinished.glob("*.jsonl")
-                    check_problems(written, rows)
-                    os.replace(written, out / f"{done:06}_{size}.jsonl")
+                    written = list(unfinished.glob("*.jsonl"))
+                    if len(written) != 1:
+                        raise RunError(
+                            f"the run of verl ended with status 0, but {unfinished} holds {len(written)} .jsonl files "
+                            "instead of one; the run's output above may say why"
+                        )
+                    check_problems(written[0], rows)
+                    os.replace(written[0], out / f"{done:06}_{size}.jsonl")
                     shutil.rmtree(unfinished)
                     if signals.received:
                         raise VerlFailed(-signals.received[0], done + size, out, progress=True)
@@ -203,6 +210,16 @@ def sizes_of_runs(out: Path) -> list[int]:
     """Samples of each row, for every file in ``out`` whose name gives this number; other files do not count."""
     names = [OF_A_RUN.fullmatch(file.stem) for file in out.glob("*.jsonl")]
     return [int(name[1]) for name in names if name]
+
+
+def _check_none_missing(out: Path) -> None:
+    """Raise InvalidValue if a file of samples is missing before another: file names and seeds count the files."""
+    end = 0
+    for file in sorted(file for file in out.glob("*.jsonl") if OF_A_RUN.fullmatch(file.stem)):
+        first, size = map(int, file.stem.split("_"))
+        lacks = f"it lacks {end:06}_*.jsonl, the file before {file.name}: restore that file, or choose another --out"
+        checks.require(first == end, "out", str(out), lacks)
+        end += size
 
 
 def _bind(settings: dict[str, object], out: Path) -> None:

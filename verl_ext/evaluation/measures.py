@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -82,7 +83,7 @@ def majority_at_k(answers: Sequence[Hashable | None], correct: ArrayLike, k: int
     if k == n:  # one outcome only
         return float(_won(votes[None], credit)[0])
     if _operations(votes, k) <= EXACT_OPERATIONS:
-        return _exact(votes, credit, silent, k)
+        return _exact(tuple(sorted(zip(votes.tolist(), credit.tolist(), strict=True))), silent, k)
     # the time of "marginals" grows with the number of answers, not of samples
     drawn = np.random.default_rng(0).multivariate_hypergeometric([*votes, silent], k, DRAWS, method="marginals")
     return float(_won(drawn[:, :-1], credit).mean())
@@ -113,14 +114,21 @@ def _operations(votes: np.ndarray, k: int) -> float:
     return total
 
 
-def _exact(votes: np.ndarray, credit: np.ndarray, silent: int, k: int) -> float:
+@lru_cache(maxsize=16384)  # many problems have the same numbers of votes; the limit is for memory
+def _exact(tally: tuple[tuple[int, float], ...], silent: int, k: int) -> float:
     """Sum over v of P(the most votes are v, won by a correct answer), with each sample drawn at rate k / n.
 
     Every answer gets binomial(votes, k / n) draws, independently; dividing by P(k draws in all) conditions on k draws.
     All terms are positive, so no digits cancel. ``state[0, t, d]`` is the probability that d samples are drawn, that t
     answers have v votes, and that no answer has more. ``state[1]`` is this probability times the summed credit of the
     t answers.
+
+    Args:
+        tally: votes and credit of each answer, sorted.
+        silent: samples without an answer.
+        k: samples drawn.
     """
+    votes, credit = np.array([size for size, _ in tally]), np.array([value for _, value in tally])
     n = int(votes.sum()) + silent
     log_factorial = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, n + 1)))])
 

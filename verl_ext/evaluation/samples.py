@@ -14,6 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -155,12 +156,14 @@ def _named_step(file: Path) -> int | None:
 
 def _add(file: Path, answers: str, steps: dict[int, Rollouts]) -> None:
     """Add the rollouts of a file to those of their steps."""
+    problems: dict[tuple[str, str], tuple[str, str]] = {}  # equal ones share memory
     for number, line in enumerate(_lines(file)):
         row, session, _ = RowKey.parse(line.get("uid", ""))
         row, session = (None, number) if session < 0 else (row, session)
         rollouts = steps.setdefault(line.get("step", 0), {})
         # A rollout of an agent has a line for each output: the first holds the prompt, the last the answer.
         problem, _ = rollouts.get((file, row, session), (_problem(line), None))
+        problem = problems.setdefault(problem, problem)
         rollouts[file, row, session] = problem, _sample(line, answers)
 
 
@@ -243,13 +246,12 @@ def check_problems(file: Path, rows: Container[tuple[str, str]]) -> None:
     Raises:
         InvalidValue: the file holds such a sample.
     """
-    steps: dict[int, Rollouts] = {}
-    _add(file, "text", steps)
-    for problem in {problem for rollouts in steps.values() for problem, _ in rollouts.values()}:
-        valid = (
-            "no row of the data has it; where images or data.custom_cls change prompts, score the samples of a "
-            "validation (trainer.validation_data_dir) with verl-ext evaluate score"
-        )
+    valid = (
+        "no row of the data has it; where images or data.custom_cls change prompts, score the samples of a "
+        "validation (trainer.validation_data_dir) with verl-ext evaluate score"
+    )
+    for line in _lines(file):
+        problem = _problem(line)
         checks.require(problem in rows, "prompt_id", problem[0], valid)
 
 
@@ -276,7 +278,10 @@ def _sample(line: Mapping[str, Any], answers: str) -> Sample:
     predicted = line.get("pred")
     answer = answer_of(line["output"], answers) if predicted is None else str(predicted).strip()
     answer = None if answer in NO_ANSWER else answer
-    return Sample(float(accuracy), answer)
+    return _shared_sample(float(accuracy), answer)
+
+
+_shared_sample = lru_cache(maxsize=4096)(Sample)  # most samples of a problem are equal
 
 
 def _lines(file: Path) -> Iterator[dict[str, Any]]:

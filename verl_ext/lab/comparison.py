@@ -25,7 +25,7 @@ from verl_ext.lab.report.accuracy import (
     without_gain,
 )
 from verl_ext.lab.report.runs import Run
-from verl_ext.lab.report.summary import destinations, groups_per_1000, with_gradient
+from verl_ext.lab.report.summary import destinations, groups_per_1000, how_read, listed, with_gradient
 from verl_ext.lab.report.tables import GROUPS_PER_1000
 from verl_ext.lab.table import NOTHING, Table, mean_times_fewer, number
 
@@ -148,6 +148,8 @@ def print_comparison(cost: Table, costs: Sequence[MethodCost], out: Path, consol
     everything = [run for each in costs for run in each.runs]
     if stuck := without_gain((run.name, points(run)) for run in everything if run.records):
         console.print(Text(f"{NO_GAIN}: {', '.join(stuck)}."))
+    for note in listed(how_read(everything)):
+        console.print(Text(note))
     rollouts, seconds = sum(run.rollouts for run in everything), sum(run.duration for run in everything)
     # In the order of the methods, since a report's first run is its reference.
     logs = " ".join(_logs(each, out) for each in costs if any(run.records for run in each.runs))

@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+from filelock import FileLock
 from support.commands import flat, invoke
 from support.learner import SmallSource
 
@@ -73,6 +74,15 @@ def test_a_run_with_other_settings_and_the_same_name_is_not_continued(tmp_path):
         assert other.files.name == job.files.name
         with pytest.raises(ValueError, match="mine_0"):
             check([other])
+
+
+def test_two_processes_do_not_write_one_run(tmp_path, small):
+    """The second would cut the log of the first."""
+    (tmp_path / "grpo_0.jsonl").write_text(line := '{"step": 0, "data": {"val-aux/words/acc/level_1": 0.5}}\n')
+    with FileLock(tmp_path / ".grpo_0.lock"):
+        refused = invoke(command.main, "grpo", "--rollouts", 32, "--seeds", 1, "--out", tmp_path)
+    assert refused.exit_code == 2 and f"another verl-ext learn runs grpo_0 in {tmp_path}: wait for" in flat(refused)
+    assert (tmp_path / "grpo_0.jsonl").read_text() == line
 
 
 def test_a_method_that_reads_texts_needs_no_text_model(monkeypatch):

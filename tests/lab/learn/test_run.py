@@ -65,7 +65,7 @@ def test_every_recipe_trains_and_its_books_balance(tmp_path, text, task):
     accuracy = f"val-core/{task}/acc/mean@1"
     assert accuracy in log[0][1] and accuracy in last and 2 < sum(accuracy in data for _, data in log)
     assert last["generation/waves_total"] == sum(data["generation/waves"] for _, data in log[1:]) >= len(log) - 1
-    assert {path.name for path in tmp_path.iterdir()} == {"run_0.jsonl", "run_0.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {"run_0.jsonl", "run_0.json", ".run_0.lock"}
 
 
 @pytest.mark.parametrize(
@@ -131,6 +131,14 @@ def test_a_state_with_numbers_of_numpy_is_read_and_one_without_its_log_is_not(tm
     assert saved.load()["controller"]["policy"]["state"]["belief"] == 0.5
     damage(saved.log)
     assert saved.load() is None
+
+
+def test_a_finished_run_says_which_lines_of_its_log_were_skipped(tmp_path):
+    saved = files(tmp_path)
+    write_log(saved.log, {0: {"loss": 1.0}, 1: {"loss": float("nan")}}, tail="{\n")
+    saved.result.write_text(json.dumps({"settings": {}, "duration": 2.0, "ended": None}))
+    run = saved.read()
+    assert (run.name, run.steps, run.skipped_lines, run.skipped_values, run.duration) == ("run_0", (0, 1), 1, 1, 2.0)
 
 
 def test_the_time_of_a_step_is_without_its_validation(monkeypatch):

@@ -55,6 +55,27 @@ def test_methods_with_other_seeds_are_paired_over_the_seeds_in_common(tmp_path):
     assert sentence(tmp_path, **runs) == "Nothing compares with grpo: no other method has a seed in common with it."
 
 
+def test_two_runs_of_a_method_with_one_seed_leave_no_ratio(tmp_path):
+    """Which of them makes the pair is unknown."""
+    runs = {f"grpo_{seed}": ([0.5, 0.7], 100) for seed in (1, 2)}
+    runs |= {name: ([0.5, 0.7], 50) for name in ("hora_1", "hora_seed1", "hora_2")}
+    assert sentence(tmp_path, **runs) == "Nothing compares with grpo: hora has several runs of seed 1."
+    summary = summarize([read_run([path]) for path in sorted(tmp_path.glob("*.jsonl"))])
+    assert summary["methods"][1]["times_fewer_rollouts"] is None and summary["methods"][1]["paired_seeds"] == 0
+    assert "Several runs of a method have one seed, so the method has no ratio: hora 1." in summary["notes"]
+    swapped = dict(reversed(runs.items()))
+    assert sentence(tmp_path, **swapped) == "Nothing compares with hora: hora has several runs of seed 1."
+    runs["hora_1"] = ([0.5, 0.6], 50)
+    missed = "Nothing compares with grpo: hora_1 never reaches 70.0%; hora has several runs of seed 1."
+    assert sentence(tmp_path, 0.7, **runs) == missed
+
+
+def test_a_reference_that_misses_the_target_with_a_seed_of_its_own_leaves_no_ratio(tmp_path):
+    runs = {f"{name}_{seed}": ([0.5, 0.7], 100) for name in ("grpo", "hora") for seed in (1, 2)}
+    runs["grpo_3"] = ([0.5, 0.6], 100)
+    assert sentence(tmp_path, 0.7, **runs) == "Nothing compares with grpo: grpo_3 never reaches 70.0%."
+
+
 def test_lead_table_and_choice_have_one_ratio(tmp_path):
     """Each seed has its cost; arithmetic means would choose vip, and would say that it needs fewer rollouts."""
     costs = {"grpo": (100, 1000), "vip": (500, 502), "hora": (100, 1200)}

@@ -111,6 +111,14 @@ def test_a_step_that_is_trained_again_keeps_no_metric_of_the_killed_process(tmp_
     assert read_run(parts).records == {1: step, 2: step, 3: step | late}
 
 
+def test_the_validation_of_a_step_stays_beside_its_training_record(tmp_path):
+    lines = [{"val-core/x/acc/mean@1": 0.5}, {"timing_s/step": 2.0}]
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"step": 1, "data": data}) + "\n" for data in lines))
+    run = read_run([path])
+    assert run.records == {1: lines[0] | lines[1]} and run.replaced_records == 0
+
+
 def test_one_file_that_goes_back_is_read_like_two(tmp_path):
     first, again = (
         write_run(tmp_path / "a.jsonl", [0.1] * 5, 10),

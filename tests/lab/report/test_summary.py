@@ -14,6 +14,7 @@ from verl_ext.lab.report.summary import (
     groups_per_1000,
     paired_costs,
     summarize,
+    validated_alike,
 )
 from verl_ext.lab.report.tables import tables
 
@@ -349,6 +350,19 @@ def test_the_cost_of_a_target_that_the_first_validation_reaches_is_unknown(tmp_p
         "Cost to the target unknown, since the first validation reaches it: late at step 3, so at most 3,000 rollouts."
     )
     assert note in summary["notes"]
+
+
+def test_a_log_that_begins_at_step_2_lacks_the_time_of_step_1(tmp_path):
+    summary = summary_of([write_run(tmp_path / "a.jsonl", [0.4, 0.5], 7, first=2)], 0.5)
+    assert summary["runs"][0]["seconds"] is None
+    assert "Time unknown, since the log begins after step 1: a begins at step 2." in summary["notes"]
+
+
+@pytest.mark.parametrize(("rollouts", "alike"), [(150, True), (151, False)])
+def test_the_limit_of_validations_that_are_equally_often(rollouts, alike):
+    run = {"validated_every": 1, "rollouts_between_validations": 100}
+    other = {"validated_every": 2, "rollouts_between_validations": rollouts}
+    assert validated_alike({"a": run, "b": other}, "ab") is alike
 
 
 def test_seeds_of_different_length_are_in_the_notes(tmp_path):

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from verl_ext.errors import option_errors
 from verl_ext.files import check_folder
 from verl_ext.lab.comparison import LabRun, Methods, compare, cost_table, print_comparison
-from verl_ext.lab.learn.run import Length
+from verl_ext.lab.learn.run import AlreadyRunning, Length
 from verl_ext.lab.learn.sweep import Job, Source, check, run_all, variants
 from verl_ext.lab.learn.tasks import TASKS
 from verl_ext.lab.learn.worlds import WORLDS, WorldSource
@@ -78,7 +78,10 @@ def main(
         if isinstance(source, WorldSource):
             _warm_up(source, console)
         check(jobs)
-    runs = _run(jobs, processes, console)
+    try:
+        runs = _run(jobs, processes, console)
+    except AlreadyRunning as error:
+        raise typer.BadParameter(str(error)) from error
     by_method: dict[str, list[LabRun]] = {}
     for job, run in zip(jobs, runs, strict=True):
         by_method.setdefault(job.method.name, []).append(run)

@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from filelock import FileLock, Timeout
 from omegaconf import OmegaConf
 
 from verl_ext import checks
 from verl_ext.controller import RolloutController
-from verl_ext.errors import CannotFillBatch
+from verl_ext.errors import CannotFillBatch, RunError
 from verl_ext.files import write_text, written_whole
 from verl_ext.lab.comparison import LabRun
 from verl_ext.lab.learn.engine import LearnerEngine
@@ -34,6 +35,10 @@ OnStep = Callable[[int, Mapping[str, float]], None]
 MADE = "model of the world"
 LEVEL = re.compile(r"val-aux/.+/acc/level_-?\d+")
 """Metrics in the first line of every log of this module. No other command's log has them there."""
+
+
+class AlreadyRunning(RunError):
+    """Another process writes the files of a run."""
 
 
 @dataclass(frozen=True)
@@ -242,7 +247,7 @@ class Files:
         """The finished run."""
         result = self._read_result()
         run = read_run([self.log])
-        return LabRun(self.name, run.records, duration=result["duration"], ended=result["ended"])
+        return LabRun(**vars(run) | {"name": self.name}, duration=result["duration"], ended=result["ended"])
 
     def _read_result(self) -> dict[str, Any]:
         return json.loads(self.result.read_text(encoding="utf-8"))
@@ -268,11 +273,21 @@ def learn(run: LearningRun, files: Files, on_step: OnStep = lambda *_: None) -> 
 
     Raises:
         ValueError: the folder holds a run of this name with other settings, or a log of another command.
+        AlreadyRunning: another process writes these files.
     """
+    files.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(files.folder / f".{files.name}.lock", timeout=0):
+            _learn(run, files, on_step)
+    except Timeout as error:
+        said = f"another verl-ext learn runs {files.name} in {files.folder}: wait for its end, or choose another --out"
+        raise AlreadyRunning(said) from error
+
+
+def _learn(run: LearningRun, files: Files, on_step: OnStep) -> None:
     files.check()
     if files.finished():
         return
-    files.folder.mkdir(parents=True, exist_ok=True)
     state, ended = files.load(), None
     if state is not None:
         run.load_state_dict(state)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from verl_ext.lab.report.ratio import paired
-from verl_ext.lab.report.summary import paired_costs, validated_alike
+from verl_ext.lab.report.summary import paired_costs, repeated_seeds, validated_alike
 
 
 def finding(summary: Mapping[str, Any]) -> str:
@@ -15,7 +15,7 @@ def finding(summary: Mapping[str, Any]) -> str:
 
     The sentence has an interval if both methods were validated equally often and have two seeds or more in common, and
     the ratios of these seeds differ.
-    A method that misses the target with a seed has no ratio.
+    A method that misses the target with a seed, or has two runs of one seed, has no ratio.
     """
     reference, *others = summary["methods"]
     rated = [method for method in others if method["times_fewer_rollouts"] is not None]
@@ -31,6 +31,11 @@ def finding(summary: Mapping[str, Any]) -> str:
     if not rated:
         why = [
             f"{run['name']} {_without_cost(run, target)}" for run in summary["runs"] if not run["rollouts_to_target"]
+        ]
+        why += [
+            f"{method['name']} has several runs of seed {', '.join(map(str, repeated))}"
+            for method in summary["methods"]
+            if (repeated := repeated_seeds(method["runs"]))
         ]
         why = why or ["no other method has a seed in common with it"]
         return f"Nothing compares with {reference['name']}: {'; '.join(why)}."

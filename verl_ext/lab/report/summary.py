@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -205,18 +206,26 @@ def paired_costs(
 
     Returns:
         None if a run of either method has no cost, as it never reaches the target or counts no rollouts: the other
-        seeds would flatter the method. Two methods with a single run each are one pair, whatever their seeds; other
-        methods are paired only if they have a common seed.
+        seeds would flatter the method. None, too, if two runs of a method have one seed: which of them makes the pair
+        is unknown. Two methods with a single run each are one pair, whatever their seeds; other methods are paired only
+        if they have a common seed.
     """
+    if any(rows[name]["rollouts_to_target"] is None for name in (*reference, *method)):
+        return None
+    if repeated_seeds(reference) or repeated_seeds(method):
+        return None
     ours, theirs = (
         {seed_of(name): rows[name]["rollouts_to_target"] for name in names} for names in (reference, method)
     )
-    if None in [*ours.values(), *theirs.values()]:
-        return None
     if len(ours) == len(theirs) == 1:
         return [*ours.values()], [*theirs.values()]
     common = [seed for seed in ours if seed in theirs]
     return ([ours[seed] for seed in common], [theirs[seed] for seed in common]) if common else None
+
+
+def repeated_seeds(names: Iterable[str]) -> list[int | None]:
+    """The seeds that several of these runs of a method have, as ``grpo_1`` and ``grpo_seed1`` do."""
+    return [seed for seed, count in Counter(map(seed_of, names)).items() if count > 1]
 
 
 def _interval(reference: Sequence[float], method: Sequence[float]) -> list[float] | None:
@@ -302,6 +311,9 @@ def _notes(
         ],
         "Taken as seeds": [
             f"{method.name} {', '.join(map(_seed, method.runs))}" for method in methods if len(method.runs) > 1
+        ],
+        "Several runs of a method have one seed, so the method has no ratio": [
+            f"{method.name} {seed}" for method in methods for seed in repeated_seeds(run.name for run in method.runs)
         ],
         "Seeds with different last steps; the mean ends with the shortest seed": [
             f"{name} {', '.join(map(str, steps))}" for name, steps in ends.items() if len(set(steps)) > 1
