@@ -85,31 +85,33 @@ def memory_lines(config: DictConfig) -> list[str]:
     """
     hardware, model = config.get("hardware_name"), config.actor_rollout_ref.model
     rollout = config.actor_rollout_ref.rollout
-    applies = config.get("actor_engine") == "dp" and config.get("master_weights") == "fp32" and not model.lora_rank
-    applies = applies and rollout.name == "vllm" and config.trainer.v1.trainer_mode != "separate_async"
-    if hardware not in GPU_MEMORY or not applies:
+    fsdp2 = config.get("actor_engine") == "dp" and config.get("master_weights") == "fp32" and not model.lora_rank
+    if hardware not in GPU_MEMORY or not fsdp2:
+        return []
+    if rollout.name != "vllm" or config.trainer.v1.trainer_mode == "separate_async":
         return []
     if (shape := _shape(model.path)) is None:
         return []
     sizes = {name: OmegaConf.select(config, key) for name, key in SHARED_KEYS.items()}
-    fsdp, there = config.actor_rollout_ref.actor.fsdp_config, GPU_MEMORY[hardware]
+    fsdp = config.actor_rollout_ref.actor.fsdp_config
+    memory = GPU_MEMORY[hardware]
     chosen = Settings(sequence_parallel=fsdp.ulysses_sequence_parallel_size, offload=fsdp.optimizer_offload, **sizes)
     gpus = config.trainer.nnodes * config.trainer.n_gpus_per_node
     shards = fsdp.fsdp_size if 0 < fsdp.fsdp_size < gpus else gpus
     longest = config.data.max_prompt_length + config.data.max_response_length
-    held = use(shape, there, shards, longest, chosen)
+    held = use(shape, memory, shards, longest, chosen)
     needed, remedy = held.fullest, "use more GPUs"
     if shards < gpus:
         remedy = f"use a larger actor_rollout_ref.actor.fsdp_config.fsdp_size than {shards}"
     if not rollout.free_cache_engine:  # vLLM keeps its memory during the update and the log-probs
-        needed = held.engine + ENGINE_EXCESS * there + held.training_state + max(held.update, held.log_probs)
+        needed = held.engine + ENGINE_EXCESS * memory + held.training_state + max(held.update, held.log_probs)
         remedy = "use actor_rollout_ref.rollout.free_cache_engine=true"
-    line = f"Memory: up to {needed / 1e9:.0f} of the {there / 1e9:.0f} GB of each of {gpus} GPUs, as computed."
+    line = f"Memory: up to {needed / 1e9:.0f} of the {memory / 1e9:.0f} GB of each of {gpus} GPUs, as computed."
     more = (
         f" This is too much, as CUDA and NCCL need {1 - USABLE:.0%}: {remedy}, or see verl-ext hardware "
         f"{model.path} --gpu {hardware} --gpus {gpus} --longest {longest}."
     )
-    return [line if needed <= USABLE * there else line + more]
+    return [line if needed <= USABLE * memory else line + more]
 
 
 def _shape(model: str) -> Shape | None:

@@ -54,6 +54,8 @@ def test_the_sentence_names_the_nodes_and_the_remedy():
 def test_the_sentence_names_the_largest_pool():
     sentence = lack_of_cores([Node("a", 8, 28), Node("b", 8, 17)], [(1, 4), (1, 8)], 0, 8)
     assert sentence.startswith("the run needs 46 cores in Ray, at least 28 of them on one node with 8 GPUs, and Ray ")
+    sentence = lack_of_cores([Node("a", 8, 40), Node("b", 8, 20)], [(1, 8), (1, 8)], 0, 8)
+    assert ", at least 28 of them on each of 2 nodes with 8 GPUs, and Ray " in sentence  # two pools of this size
 
 
 def test_missing_gpus_are_left_to_verl():

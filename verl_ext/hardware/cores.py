@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-OF_POOL = 3  # cores for each GPU of the training, a reward model or teachers: max_colocate_count of ResourcePoolManager
+OF_POOL = 3  # cores for each GPU of the training, or of a reward model's or the teachers' pool: max_colocate_count
 OF_ENGINES = 2  # cores for each GPU of separate engines: max_colocate_count in verl's RolloutReplica
 OF_DRIVER = 2  # cores of the task runner and of TransferQueue's controller
 STORAGE = "transfer_queue.backend.SimpleStorage"
@@ -32,7 +32,7 @@ def lack_of_cores(nodes: Sequence[Node], pools: Sequence[tuple[int, int]], engin
 
     Args:
         nodes: all nodes in Ray.
-        pools: nodes, and GPUs of each node, of the training, of a reward model and of a distillation's teachers.
+        pools: nodes, and GPUs of each node: the training's, and the own pools of a reward model and of teachers.
         engines: GPUs of separate engines.
         units: storage units of TransferQueue, which spreads them over all nodes, with a core for each.
     """
@@ -50,7 +50,8 @@ def lack_of_cores(nodes: Sequence[Node], pools: Sequence[tuple[int, int]], engin
         )
     if _may_hold(with_cores, pools) and sum(node.cores for node in nodes) >= needed:
         return None
-    count, gpus = max(pools, key=lambda pool: pool[1])
+    gpus = max(of_node for _, of_node in pools)
+    count = sum(nodes_of for nodes_of, of_node in pools if of_node == gpus)
     least = OF_POOL * gpus + unit
     on_nodes = f"each of {count} nodes" if count > 1 else "one node"
     return (

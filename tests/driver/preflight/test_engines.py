@@ -185,12 +185,12 @@ def test_verls_own_defaults_with_megatron(tmp_path):
         ),
         (
             ["hardware=h200", "actor_rollout_ref.model.lora.rank=32"],
-            "lora.rank=32 is not valid: with actor_rollout_ref.actor.strategy=fsdp2 verl trains an adapter by "
-            "actor_rollout_ref.model.lora_rank=0: set that, and this to 0",
+            "lora.rank=32 is not valid: with actor_rollout_ref.actor.strategy=fsdp2 verl reads an adapter's rank from "
+            "actor_rollout_ref.model.lora_rank, here 0: set the rank there, and this key to 0",
         ),
         (
             ["hardware=h200", "actor_rollout_ref.model.lora_rank=16", "actor_rollout_ref.model.lora.rank=8"],
-            "lora.rank=8 is not valid: with actor_rollout_ref.actor.strategy=fsdp2 verl trains an adapter by ",
+            "lora.rank=8 is not valid: with actor_rollout_ref.actor.strategy=fsdp2 verl reads an adapter's rank from ",
         ),
         (
             ["hardware=h200", "actor_rollout_ref.model.lora_adapter_path=org/adapter"],
@@ -198,12 +198,12 @@ def test_verls_own_defaults_with_megatron(tmp_path):
         ),
         (
             ["hardware=h200", *MEGATRON, "actor_rollout_ref.model.lora_rank=32"],
-            "lora_rank=32 is not valid: with actor_rollout_ref.actor.strategy=megatron verl trains an adapter by "
-            "actor_rollout_ref.model.lora.rank=0: set that, and this to 0",
+            "lora_rank=32 is not valid: with actor_rollout_ref.actor.strategy=megatron verl reads an adapter's rank "
+            "from actor_rollout_ref.model.lora.rank, here 0: set the rank there, and this key to 0",
         ),
         (
             [*("hardware=h200", *MEGATRON), *(f"actor_rollout_ref.model.{key}" for key in ADAPTER)],
-            "lora_adapter_path=org/adapter is not valid: Megatron does not read this key, use actor_rollout_ref.model.",
+            "lora_adapter_path=org/adapter is not valid: megatron does not read it, use actor_rollout_ref.model.",
         ),
         (
             ["hardware=h200", *MEGATRON, "actor_rollout_ref.actor.checkpoint.async_save=true"],
@@ -215,7 +215,8 @@ def test_verls_own_defaults_with_megatron(tmp_path):
         ),
         (
             [*("hardware=h200", f"{TP}=16", "trainer.nnodes=4"), "actor_rollout_ref.rollout.data_parallel_size=2"],
-            "tensor_model_parallel_size=16 is not valid: with data_parallel_size=2 it must divide an engine's 8 GPUs",
+            "tensor_model_parallel_size=16 is not valid: with data_parallel_size=2 each node must hold whole copies of "
+            "the model: it must divide the 8 GPUs",
         ),
         (
             ["hardware=h200", *HEADS, f"{TP}=8"],
@@ -351,6 +352,16 @@ def test_an_override_does_not_replace_verls_quantization(engine, argument, tmp_p
     validate(compose("pilot_commit", *raised, f"~{override}"))
     for allowed in (f"{rollout}.quantization=null", f"++{override}='{{\"quantization_config\": 1}}'"):
         validate(compose("pilot_commit", *raised, allowed))
+
+
+def test_an_override_does_not_replace_the_settings_of_a_quantizations_file(tmp_path):
+    base = [*good_overrides(tmp_path), "hardware=h200", "actor_rollout_ref.rollout.quantization=torchao"]
+    raised = [*base, "experiment=qwen2_5_math_1_5b"]
+    validate(compose("pilot_commit", *raised))
+    (tmp_path / "settings.json").write_text("{}")
+    file = f"actor_rollout_ref.rollout.quantization_config_file={tmp_path / 'settings.json'}"
+    with pytest.raises(BadConfig, match="hf_overrides=.* is not valid: it would replace verl's"):
+        validate(compose("pilot_commit", *raised, file))
 
 
 @pytest.mark.parametrize(("engine", "other"), [("vllm", "int4"), ("sglang", "torchao")])

@@ -9,6 +9,7 @@ import pytest
 from support.configs import compose
 
 from verl_ext.driver.preflight import packages
+from verl_ext.driver.preflight.keys import ATTENTION
 from verl_ext.driver.preflight.packages import missing_models, missing_packages, needed_modules
 
 METADATA = "Metadata-Version: 2.1\nName: trl\nVersion: 1.16.0\n"
@@ -29,6 +30,10 @@ def modules(*overrides: str) -> set[str]:
         (["hardware=h200"], {"vllm", "flash_attn"}),
         (["hardware=h200", "actor_rollout_ref.rollout.name=sglang"], {"sglang", "flash_attn"}),
         (["hardware=verl", "actor_rollout_ref.rollout.name=vllm"], {"vllm", "flash_attn"}),  # verl's own attention
+        (
+            ["hardware=verl", "actor_rollout_ref.rollout.name=vllm", f"++{ATTENTION}=null"],
+            {"vllm"},
+        ),  # its own choice
         (["hardware=h200", "actor_rollout_ref.model.override_config.attn_implementation=sdpa"], {"vllm"}),
         (["hardware=h200", f"{BACKEND}=nccl"], {"vllm", "flash_attn"}),  # the GPUs are shared: no transfer
         (["hardware=h200", SEPARATE, f"{BACKEND}=nccl"], {"vllm", "flash_attn", "cupy"}),

@@ -152,29 +152,32 @@ def check_fsdp(faults: Faults) -> None:
     key, sharing = _sequence_parallel(faults, ACTOR)
     if sharing == 1:
         return
-    attention = faults[ATTENTION] or VERLS_ATTENTION
+    attention = (faults[f"{MODEL}.override_config"] or {}).get("attn_implementation", VERLS_ATTENTION)
     valid = f"with {ATTENTION}={attention} each device would attend to its own part of a sequence alone, use 1"
-    faults.refuse_if(not attention.startswith("flash_attention"), key, valid)
+    faults.refuse_if(not str(attention).startswith("flash_attention"), key, valid)
     faults.refuse_if(devices % sharing != 0, key, share)
     packed = f"{MODEL}.use_remove_padding"
     faults.refuse_if(not faults[packed], packed, f"{key}={sharing} needs sequences without padding, use true")
 
 
 def check_heads(faults: Faults) -> None:
-    """GPUs of an engine, and GPUs that share a sequence, share out the model's attention heads."""
+    """vLLM's GPUs of an engine, and FSDP's GPUs that share a sequence, share out the model's attention heads.
+
+    SGLang is left out: verl multiplies its tensor-parallel size by its data-parallel size, and SGLang may divide it.
+    """
     if (config := model_config(faults)) is None:
         return
     text = config.get_text_config()  # of a model for images, too
-    heads, pairs = (getattr(text, f"num_{name}_heads", None) for name in ("attention", "key_value"))
-    if not heads or not pairs:
+    heads, kv_heads = (getattr(text, f"num_{name}_heads", None) for name in ("attention", "key_value"))
+    if not heads:
         return
     key, valid = f"{ROLLOUT}.{SIZES[0]}", f"it must divide the model's {heads} attention heads"
     faults.refuse_if(faults[f"{ROLLOUT}.name"] == "vllm" and heads % faults[key] != 0, key, valid)
-    if not faults[f"{ACTOR}.strategy"].startswith("fsdp"):
+    if not kv_heads or not faults[f"{ACTOR}.strategy"].startswith("fsdp"):
         return
     key, sharing = _sequence_parallel(faults, ACTOR)
-    valid = f"{valid}, and divide its {pairs} key-value heads or be a multiple of them"
-    faults.refuse_if(bool(heads % sharing or (pairs % sharing and sharing % pairs)), key, valid)
+    valid = f"{valid}, and divide its {kv_heads} key-value heads or be a multiple of them"
+    faults.refuse_if(bool(heads % sharing or (kv_heads % sharing and sharing % kv_heads)), key, valid)
 
 
 def _sequence_parallel(faults: Faults, model: str) -> tuple[str, int]:
@@ -222,16 +225,18 @@ def check_profile(faults: Faults) -> None:
 
 
 def check_quantization(faults: Faults) -> None:
-    """verl's servers know the quantization, and no override of the user's takes the place of verl's settings of it."""
-    for section in (ROLLOUT, f"{REWARD_MODEL}.rollout")[: 2 if faults[f"{REWARD_MODEL}.enable"] else 1]:
+    """verl's server takes the quantization, and no override replaces verl's own settings of it."""
+    sections = [ROLLOUT, *([f"{REWARD_MODEL}.rollout"] if faults[f"{REWARD_MODEL}.enable"] else [])]
+    for section in sections:
         key, engine = f"{section}.quantization", faults[f"{section}.name"]
         if engine not in QUANTIZATIONS:
             continue
         known, argument = QUANTIZATIONS[engine]
         faults.refuse_if(faults[key] not in (None, *known), key, f"{engine} takes {', '.join(known)}, or null")
         override = f"{section}.engine_kwargs.{engine}.{argument}"
-        own = faults[key] == "fp8" or (engine == "vllm" and faults[f"{section}.qat.enable"])
-        lost = bool(own) and faults[override] is not None and "quantization_config" not in str(faults[override])
+        of_file = faults[key] is not None and faults[f"{section}.quantization_config_file"] is not None
+        own = faults[key] == "fp8" or (engine == "vllm" and bool(faults[f"{section}.qat.enable"] or of_file))
+        lost = own and faults[override] is not None and "quantization_config" not in str(faults[override])
         valid = f"it would replace verl's own settings of the quantization: leave it out (~{override}), and put"
         faults.refuse_if(lost, override, f"{valid} its values into config.json in a copy of the model")
 
@@ -295,8 +300,12 @@ def _check_fills(faults: Faults, engine: str, *places: str) -> None:
         faults.refuse_if(devices % size != 0, key, f"{must} the {devices} devices of {nodes} and {of_each}")
         valid = f"an engine fills a part of a node or whole nodes: {must} {of_each}={node}, or be a multiple of it"
         faults.refuse_if(node % size != 0 and size % node != 0, key, valid)
+        # vLLM starts whole copies of the model on each node; verl asserts this in its server.
         replicated = others[SIZES[1]] > 1 and faults[f"{engine}.name"] == "vllm"
-        valid = f"with {SIZES[1]}={others[SIZES[1]]} it must divide an engine's {min(node, size)} GPUs of a node"
+        valid = (
+            f"with {SIZES[1]}={others[SIZES[1]]} each node must hold whole copies of the model: it must divide the "
+            f"{min(node, size)} GPUs that an engine has on a node"
+        )
         faults.refuse_if(replicated and min(node, size) % faults[key] != 0, key, valid)
 
 

@@ -170,13 +170,18 @@ def check_adapter_keys(faults: Faults) -> None:
     """An adapter is named by the engine's own keys. With others verl trains all weights, or has no reference model."""
     strategy, path, read = faults[f"{ACTOR}.strategy"], f"{MODEL}.lora_adapter_path", rank_key(faults)
     fsdp, rank = strategy.startswith("fsdp"), faults[read] or 0
-    if strategy != "megatron" and not fsdp:
+    if strategy not in ("megatron", "veomni") and not fsdp:  # verl's other engines train no adapter
         return
-    other = f"{MODEL}.lora{'.' if fsdp else '_'}rank"
-    valid = f"with {ACTOR}.strategy={strategy} verl trains an adapter by {read}={rank}: set that, and this to 0"
+    other = f"{MODEL}.lora{'_' if strategy == 'megatron' else '.'}rank"
+    valid = (
+        f"with {ACTOR}.strategy={strategy} verl reads an adapter's rank from {read}, here {rank}: set the rank there, "
+        "and this key to 0"
+    )
     faults.refuse_if((faults[other] or 0) not in (0, rank), other, valid)
     valid = f"verl loads it only with {read} above 0, set that to the adapter's rank"
-    valid = valid if fsdp else f"Megatron does not read this key, use {MODEL}.lora.adapter_path"
+    if not fsdp:
+        megatron = strategy == "megatron"
+        valid = f"{strategy} does not read it, {f'use {MODEL}.lora.adapter_path' if megatron else 'leave it out'}"
     faults.refuse_if(faults[path] is not None and not (fsdp and rank), path, valid)
 
 
@@ -192,10 +197,6 @@ def check_targets(faults: Faults) -> None:
     from safetensors import SafetensorError, safe_open
 
     key, modules = f"{MODEL}.target_modules", set()
-    served = faults[f"{ROLLOUT}.name"] == "sglang" and has_adapter(faults) and not faults[f"{MODEL}.lora.merge"]
-    expression = isinstance(faults[key], str) and faults[key] != "all-linear"
-    valid = f"SGLang takes no expression: use all-linear, list the modules, or use {MODEL}.lora.merge=true"
-    faults.refuse_if(served and expression, key, valid)
     others = faults[f"{MODEL}.lora_adapter_path"] or faults[f"{MODEL}.target_parameters"]
     if not faults[f"{MODEL}.lora_rank"] or others or not isinstance(faults[key], list):
         return
@@ -212,6 +213,15 @@ def check_targets(faults: Faults) -> None:
     faults.refuse_if(missing, key, f"the model has none of them; it has {found}")
 
 
+def check_served_targets(faults: Faults) -> None:
+    """SGLang serves an adapter for listed modules or for all; peft alone also takes an expression."""
+    key = f"{MODEL}.target_modules"
+    served = faults[f"{ROLLOUT}.name"] == "sglang" and has_adapter(faults) and not faults[f"{MODEL}.lora.merge"]
+    expression = isinstance(faults[key], str) and faults[key] != "all-linear"
+    valid = f"SGLang takes no expression: use all-linear, list the modules, or use {MODEL}.lora.merge=true"
+    faults.refuse_if(served and expression, key, valid)
+
+
 MODEL_CHECKS = (
     check_model,
     check_chat_template,
@@ -219,4 +229,5 @@ MODEL_CHECKS = (
     check_adapter_keys,
     check_rank,
     check_targets,
+    check_served_targets,
 )

@@ -36,7 +36,7 @@ INSTALLER = "bash examples/install_gpu.sh"
 INSTALLED_BY = {
     "vllm": f"{INSTALLER}, or examples/install_cpu.sh for a CPU",
     "sglang": f"ENGINE=sglang {INSTALLER}",
-    "flash_attn": INSTALLER,
+    "flash_attn": f"{INSTALLER}, or use ++{ATTENTION}=sdpa",
     "cupy": INSTALLER,
     "megatron.core": f"MEGATRON=1 {INSTALLER}",
     "megatron.bridge": f"MEGATRON=1 {INSTALLER}",
@@ -123,12 +123,13 @@ def needed_modules(config: DictConfig) -> Iterator[tuple[str, object, str]]:
     if config.trainer.v1.trainer_mode == "separate_async":
         yield from of(f"{ROLLOUT}.checkpoint_engine.backend", CARRIERS)
     strategy, chosen = f"{ACTOR}.strategy", config.actor_rollout_ref.actor.strategy
+    attention = config.actor_rollout_ref.model.override_config.get("attn_implementation", VERLS_ATTENTION)
     if chosen == "megatron":
         legacy = config.actor_rollout_ref.actor.megatron.get("vanilla_mbridge", False)
         yield from of(strategy, {"megatron": "megatron.core"})
         yield from of(strategy, {"megatron": "mbridge" if legacy else "megatron.bridge"})
-    elif chosen.startswith("fsdp") and (OmegaConf.select(config, ATTENTION) or VERLS_ATTENTION) == VERLS_ATTENTION:
-        yield ATTENTION, VERLS_ATTENTION, "flash_attn"
+    elif chosen.startswith("fsdp") and attention == VERLS_ATTENTION:
+        yield ATTENTION, attention, "flash_attn"
 
 
 def is_installed(module: str) -> bool:
