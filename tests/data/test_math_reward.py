@@ -264,7 +264,8 @@ def test_neighbouring_boxes_may_repeat_an_answer_in_another_form(boxes, truth, r
 @pytest.mark.parametrize(
     "answer",
     ["Option {}", "The correct answer is {}", "{} - Paris", "({})", "{}) 5", "{}. 5"]
-    + ["I choose {}", "I think the answer is {}", "{} because a > 1", "{}, since I think a is not odd"],
+    + ["I choose {}", "I think the answer is {}", "{} because a > 1", "{}, since I think a is not odd"]
+    + ["{} because I computed it", "{}, since I checked it"],
 )
 @pytest.mark.parametrize("letter", ["B", "E", "J"])
 def test_the_letter_of_one_of_ten_options_with_words(answer, letter):

@@ -157,6 +157,9 @@ def test_a_random_row_asks_for_what_was_observed_last(random_rows):
     assert score(row, dialogue([14, 65, 195, 7], "7"), **CHAIN, num_turns=10) == 0.0
     assert score(row, dialogue([14, 65, 195], "65"), **CHAIN, num_turns=8) == 0.0
     assert score(row, dialogue([14, 65], "65"), **CHAIN, num_turns=6) == 0.0  # fewer calls than operations
+    # One answer is not of two operations, even if the second can have added 0.
+    assert score(row, dialogue([14], "14"), start=20, operations="-6 +?", num_turns=4) == 0.0
+    assert score(row, dialogue([14, 42], "42"), **CHAIN, num_turns=6) == 0.0
     assert score(row, dialogue([14, 65, "error: x"], "error: x"), **CHAIN, num_turns=8) == 0.0
     assert score(row, "195", **CHAIN) == 0.0
 
@@ -165,6 +168,22 @@ def test_a_random_row_asks_for_what_was_observed_last(random_rows):
 def test_values_that_do_not_follow_from_the_operations_are_not_right(random_rows, observed):
     """Of SELECT 1, of calls that change nothing, and of numbers that SQLite cannot have drawn."""
     assert score(random_rows[0], dialogue(observed, str(observed[-1])), **CHAIN, num_turns=8) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("operations", "observed"),
+    [
+        ("+? *3", [20, 65, 195]),
+        ("-6 +? *3", [14, 14, 65, 195]),
+        ("-6 +? *3", [14, 65, 80, 240]),
+        ("-6 +?", [14, 14, 72]),
+    ],
+    ids=["a look first", "a look before the random operation", "drawn again", "a look before the last operation"],
+)
+def test_a_look_before_the_random_operation_or_a_second_draw_does_not_matter(random_rows, operations, observed):
+    chain = {"start": 20, "operations": operations, "num_turns": 2 * len(observed) + 2}
+    assert score(random_rows[0], dialogue(observed, str(observed[-1])), **chain) == 1.0
+    assert score(random_rows[0], dialogue(observed, "20"), **chain) == 0.0
 
 
 def test_what_sqlite_answers_to_the_operations_is_right(random_rows):

@@ -149,8 +149,10 @@ def test_a_constant_answer_is_right_for_few_entries(task):
         ("number_sorting", lambda answer: re.sub(r"'-?[\d.]+'", "NaN", answer)),
         ("number_sorting", lambda answer: re.sub(r"'(-?[\d.]+)'", lambda number: str(float(number[1]) + 0.9), answer)),
         ("gsm_symbolic", lambda answer: f"-{answer}"),
+        ("gsm_symbolic", lambda answer: f"−{answer}"),
+        ("gsm_symbolic", lambda answer: f"x2 = -{answer}"),
     ],
-    ids=["only NaN", "each number too large", "the wrong sign"],
+    ids=["only NaN", "each number too large", "the wrong sign", "a Unicode minus", "the sign of the verifier's number"],
 )
 def test_what_a_verifier_overlooks_is_wrong(task, wrong):
     for entry in islice(distinct_entries(Level(task, 1), seed=1), 20):
@@ -160,9 +162,10 @@ def test_what_a_verifier_overlooks_is_wrong(task, wrong):
 
 
 def test_right_answers_in_other_words_stay_right():
-    """A dash before the number, and the numbers without their quotes."""
+    """A dash before the number, a sign of a text that is no number, and the numbers without their quotes."""
     (sums, sums_info), (sorting, sorting_info) = row("gsm_symbolic"), row("number_sorting")
     assert score("gsm_symbolic", f"- The total is {sums}.", sums_info) == 1.0
+    assert score("gsm_symbolic", f"(-3a) {sums}", sums_info) == 1.0
     assert score("number_sorting", sorting.replace("'", ""), sorting_info) == 1.0
 
 

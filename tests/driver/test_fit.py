@@ -268,8 +268,7 @@ def test_a_run_killed_inside_a_checkpoints_write_resumes_from_the_checkpoint_bef
 
 @pytest.fixture(scope="module")
 def straight():
-    """Batches by step of a run in mode sync, filled by the first test that needs them: verl's keys of weights to keep
-    do not change them."""
+    """Batches by step of an uninterrupted run in mode sync, which the first test makes for all."""
     return {}
 
 
@@ -282,7 +281,7 @@ def test_a_run_that_keeps_one_checkpoint_and_is_killed_after_the_weights_resumes
 ):
     """verl writes the queue's part after the weights, and names the checkpoint the latest after that."""
     monkeypatch.setattr(f"{__name__}.Weights", KeptWeights)
-    if not straight:
+    if not straight:  # keys of checkpoints to keep change no batch, so one run serves all
         straight |= fit("sync", tmp_path / "straight")[0]
     save = tq.save_checkpoint
 

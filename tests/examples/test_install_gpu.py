@@ -1,4 +1,4 @@
-"""examples/install_gpu.sh with a stand-in for Python 3.12 that notes what it is asked to install."""
+"""examples/install_gpu.sh and install_cpu.sh with a stand-in for Python 3.12 that notes what it is asked to install."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ case "$*" in
   *"-m venv "*) mkdir -p "${@: -1}/bin" && cp "$0" "${@: -1}/bin/python"
     [[ -n ${INTERRUPTED:-} ]] && exit 1
     echo "VIRTUAL_ENV=${@: -1}" >"${@: -1}/bin/activate" ;;
+  *"-m uv "*) echo "${UV_COMPILE_BYTECODE:-}" >>"$NOTES.compile" ;;
   *follow.py*) cat >/dev/null ;;
   *"sys.version_info"*) [[ ${MINOR:-12} == 12 ]] ;;
 esac
@@ -45,6 +46,7 @@ def checkout(tmp_path) -> Path:
 
 def install(checkout: Path, script: str = "install_gpu.sh", **environment: str) -> subprocess.CompletedProcess:
     own = {"PYTHON": str(checkout / "python"), "NOTES": str(checkout / "notes")}
+    own["UV_COMPILE_BYTECODE"] = ""  # not the tester's
     own["PATH"] = f"{checkout / 'tools'}{os.pathsep}{os.environ['PATH']}"
     command = ["bash", str(checkout / "examples" / script)]
     return subprocess.run(command, env=os.environ | own | environment, capture_output=True, text=True, timeout=60)
@@ -72,6 +74,13 @@ def test_first_the_locked_set_then_verls_own_wheels(environment, lock, wheels, c
     assert f"docker/smoke_test.py --hardware h200 {checked}" in (checkout / "notes").read_text()
     assert "is up to date" in install(checkout, **environment).stdout
     assert "Done in" in install(checkout, ENGINE="sglang", MEGATRON="1").stdout  # another set is not up to date
+
+
+@pytest.mark.parametrize(("script", "compiled"), [("install_gpu.sh", "1"), ("install_cpu.sh", "")])
+def test_only_the_gpu_stack_is_compiled_while_it_is_installed(script, compiled, checkout):
+    result = install(checkout, script)
+    assert result.returncode == 0, result.stderr
+    assert set((checkout / "notes.compile").read_text().splitlines()) == {compiled}
 
 
 def test_an_environment_of_another_folder_is_not_up_to_date(checkout, tmp_path_factory):

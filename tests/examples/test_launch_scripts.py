@@ -54,11 +54,11 @@ ALL = [
 
 
 def covered(script: str, choice: dict[str, str]) -> list[tuple[str, ...]]:
-    """The parts of the configurations that are judged where this case is validated; each part is validated once.
+    """Keys of what validating this case proves; a case is validated if it is the first with one of its keys.
 
     A baseline differs from its method in the policy and in names only (test_experiments.py). A choice of VIP or
     Knapsack-RL sets the same keys for every model (train.sh); the first choice, with which each model is validated, has
-    another number of rollouts than the file of the model.
+    another number of rollouts than the model's file, so the file and the choice are both in effect.
     """
     method, values = script.partition("_")[0], tuple(choice.values())
     if method in ("grpo", "dapo") or choice.get("RECIPE") == "grpo":
@@ -66,7 +66,7 @@ def covered(script: str, choice: dict[str, str]) -> list[tuple[str, ...]]:
     return [(script,), (method, *values)] if method in ("vip", "knapsack") else [(script, *values)]
 
 
-VALIDATED = {part: case.values for case in reversed(ALL) for part in covered(*case.values)}.values()
+VALIDATED = {proven: case.values for case in reversed(ALL) for proven in covered(*case.values)}.values()
 LONGEST = {"1_5b": 2048 + 8192, "4b": 2048 + 4096, "8b": 2048 + 4096, "14b": 2048 + 4096}
 
 

@@ -23,7 +23,7 @@ PROGRAM = ROOT / "tests/support/count_nodes.py"
 
 
 def needs_slurm(test: Callable[..., None]) -> Callable[..., None]:
-    """Such a test starts Slurm and Ray, and takes up to a minute."""
+    """Such a test starts Slurm and Ray, and takes a minute or two."""
     skip = pytest.mark.skipif(bool(missing()), reason=f"Slurm is not installed: {', '.join(missing())}")
     return pytest.mark.stack(skip(test))
 
@@ -57,22 +57,28 @@ def stand_in(folder: Path, name: str, script: str) -> str:
 
 
 @needs_slurm
-def test_a_program_runs_on_all_nodes_in_a_container_too_and_if_it_fails_the_job_fails_and_rays_logs_are_left(tmp_path):
-    """Slurm binds tasks to cores. A stand-in for apptainer runs the command without a container."""
+def test_a_run_on_two_nodes_that_fails_leaves_rays_logs_and_one_that_succeeds_does_not(tmp_path):
+    """Slurm binds tasks to cores. For the first run, a stand-in for apptainer runs the command without a container."""
     path = stand_in(tmp_path, "apptainer", 'while [[ $1 != *.sif ]]; do shift; done; exec "${@:2}"')
-    environment = {"PYTHON": sys.executable, "PYTHONPATH": str(ROOT), "PATH": path, "CONTAINER": "/images/verl-ext.sif"}
+    container = {"PATH": path, "CONTAINER": "/images/verl-ext.sif", "MOUNTS": "/data:/data"}
     cores = len(os.sched_getaffinity(0))
     with (
         tempfile.TemporaryDirectory(prefix="slurm_") as folder,
         Slurm(Path(folder), cpus=cores, affinity=True) as bound,
     ):
-        options = ["--nodes=2", "--gpus-per-node=1", str(SBATCH), "bash", "-c"]
         program = f"{sys.executable} {PROGRAM} ticks 3 && exit 5"
-        job = bound.submit(*options, program, cwd=tmp_path, **environment, MOUNTS="/data:/data")
+        job = submit(bound, tmp_path, "bash", "-c", program, **container)
         bound.wait(lambda: bound.job(job)["JobState"] in ENDED, "end of the job", 300)
         log = output(tmp_path, job)
         assert (bound.job(job)["JobState"], bound.job(job)["ExitCode"]) == ("FAILED", "5:0"), log
-        assert not ray_processes(job) and not Path(f"/tmp/ray_{job}").exists()
+        right = submit(bound, tmp_path, "true")
+        bound.wait(lambda: bound.job(right)["JobState"] in ENDED, "end of the second job", 300)
+        state = bound.job(right)
+        assert (state["JobState"], state["ExitCode"], state["Restarts"]) == ("COMPLETED", "0:0", "0")
+        for ended in (job, right):
+            assert not ray_processes(ended) and not Path(f"/tmp/ray_{ended}").exists()
+    assert "Ray on 2 of 2 nodes: node1 node2" in output(tmp_path, right)
+    assert not (tmp_path / f"slurm-{right}-ray").exists()
     assert "Ray on 2 of 2 nodes: node1 node2" in log and "error: the run ended with status 5" in log
     assert (tmp_path / "ticks").read_text().split() == ["0/2", "1/2", "2/2"], log
     assert (tmp_path / f"slurm-{job}-ray/node1/gcs_server.out").is_file()

@@ -23,9 +23,9 @@ PLAIN = re.compile(r"[A-Za-z]{2,}[,:.]?")
 OPTIONS = tuple("ABCDEFGHIJ")  # truths of GPQA, with four options, and of sets with up to ten
 OPTION = re.compile(r"(?:\\[a-z]+\{ ?)?\(? ?([A-J]) ?\}? ?[).:]")  # the letter in "C) 5" and "\text{(C) 5}"
 LETTER = re.compile(r"(?<![A-Za-z])[A-J](?= ?\}? ?[).:])")  # of an option, anywhere
-PLAIN_TEXT = re.compile(r"\\(?:text|math)[a-z]*\{([^{}]*)\}")
+WORDS_IN_LATEX = re.compile(r"\\(?:text|math)[a-z]*\{([^{}]*)\}")  # \text{Option B}; also \mathrm, \textbf
 PRONOUN = re.compile(r"\bI(?= (?:think|believe|guess|choose|chose|pick|select|would)\b)")  # no option
-REASON = re.compile(r",? (?:because|since)\b")
+REASON = re.compile(r",? (?:because|since)\b")  # of an option: the words after it may look like further letters
 BRACE = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\\\(?!boxed|fbox)|\\[{}]|[{}]")  # escaped braces do not count
 # Between the boxes of one answer: commas, "and", "or", space, and the signs around a formula.
 JOINT = re.compile(
@@ -166,12 +166,16 @@ def _text_of(boxes: list[str], solution: str) -> str:
 
 
 def _option(text: str) -> str:
-    """The letter of an option, with or without the option's text or words before it; empty without just one letter."""
+    """The letter of an option; empty unless there is exactly one.
+
+    The option's text, words before the letter and a reason after it may stand beside it.
+    """
     if (option := OPTION.match(text)) and set(LETTER.findall(text)) == {option[1]}:
         return option[1]
-    text = PRONOUN.sub("", PLAIN_TEXT.sub(r"\1", text))
+    text = PRONOUN.sub("", WORDS_IN_LATEX.sub(r"\1", text))
     said, *reason = REASON.split(text, maxsplit=1)
-    if not re.search(r"\b[A-J]\b", "".join(reason)):  # "B because a > 1", but not "B or, since I erred, C"
+    # "B because I computed it", where I is the pronoun; "B or, since I erred, C" stays undecided.
+    if not re.search(r"\b[A-HJ]\b", "".join(reason)):
         text = said
     others = [word.strip("().:*-–") for word in text.split() if not PLAIN.fullmatch(word)]
     letters = [word for word in others if word]

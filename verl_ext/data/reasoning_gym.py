@@ -49,6 +49,7 @@ FUNCTIONS = frozenset("sqrt exp log ln sin cos tan asin acos atan sinh cosh tanh
 CALL = re.compile(r"((?<!\w)[^\W\d]\w*|[\])}'\"])\s*\(")
 ARITHMETIC = re.compile(r"(?:[\d\s()+-]|\*(?!\*)|/(?!/))*")
 NUMBER = re.compile(r"(?:(?<![\w)])-)?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?")  # in 3-4, the second is 4
+GSM_NUMBER = re.compile(r"((?<![\w)])[-−])?\b\d+(?:\.\d+)?\b")  # the verifier's first number, and its minus
 OTHER_CODE = re.compile(r"__|[\\#`{}@:=]|\.\s*[^\W\d]|\b(for|lambda|await|yield|import)\b")
 
 
@@ -248,7 +249,7 @@ def is_correct(task: str, parameters: str, solution: str, entry: str, extract: s
     if task == "number_sorting":  # the verifier takes each number for all up to 1 away, and NaN for any
         return _floats(answer) == _floats(reference["answer"])
     if task == "gsm_symbolic":  # the verifier overlooks a minus
-        return not NUMBER.search(answer)[0].startswith("-")
+        return not GSM_NUMBER.search(answer)[1]
     # The verifiers of these tasks overlook numbers with a letter, and puzzle24's is not told the given numbers. They
     # round: puzzle24's takes 24.9 for 24, and countdown's lets a number vanish in 0.00001.
     metadata = reference["metadata"]

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 DATA_SOURCE = "sql/chain"
-OBSERVED = "?"  # ground truth of a row with a number that SQLite draws: the tool's answer is right
+OBSERVED = "?"  # ground truth of a row where SQLite draws a number: the tool's answer to the last operation is right
 RANDOM_OPERATION, RANDOM_OPERAND = "+?", "abs(random()%100)"
 OBSERVATION, END_OF_OBSERVATION = "<tool_response>", "</tool_response>"
 TOOLS = """\
@@ -190,11 +190,11 @@ def final_answer(solution: str) -> str | None:
     return rest.strip().removeprefix("assistant").strip() if answered else None
 
 
-def observed_value(solution: str, task: Task, num_turns: int | None = None) -> str | None:
-    """The tool's answer to the last operation; None if one of the operations has no answer, or if the model forged one.
+def observed_values(solution: str, task: Task, num_turns: int | None = None) -> set[str]:
+    """The tool's answers to the last operation; empty if an operation has no answer, or if the model forged one.
 
-    The answer to an operation is a value that can follow from the value before. Other answers, such as error messages,
-    are skipped.
+    The answer to an operation is a value that can follow from an answer to the operation before. Other answers, such as
+    error messages, are skipped. An answer may be of several operations: SELECT after ``-6`` looks like ``+?`` with 0.
 
     In the text, an answer forged by the model looks like an answer of the tool. But verl counts turns: the prompt, then
     the turns of the model and of the tool. With one call per turn, the tool answered (num_turns - 2) // 2 times. If the
@@ -202,16 +202,23 @@ def observed_value(solution: str, task: Task, num_turns: int | None = None) -> s
     """
     answers = solution.split(END_OF_OBSERVATION)[:-1]
     if num_turns is not None and len(answers) != (num_turns - 2) // 2:
-        return None
-    value, left = task.start, task.operations
+        return set()
+    first, *later = task.operations
+    possible = [_results(task.start, first), *(set() for _ in later)]  # the answers that each operation can have
+    of_the_last = set()
     for answer in answers:
-        if not left:
-            break
-        low, high = (Task(value, (left[0].replace(OBSERVED, number),)).execute()[0] for number in ("0", "99"))
         observed = answer.rpartition(OBSERVATION)[2].strip()
-        if observed in map(str, range(low, high + 1)):
-            value, left = int(observed), left[1:]
-    return None if left else str(value)
+        if observed in possible[-1]:
+            of_the_last.add(observed)
+        for place in reversed(range(len(later))):  # the last first: one answer is not of two operations in a row
+            if observed in possible[place]:
+                possible[place + 1] |= _results(int(observed), later[place])
+    return of_the_last
+
+
+def _results(value: int, operation: str) -> set[str]:
+    low, high = (Task(value, (operation.replace(OBSERVED, number),)).execute()[0] for number in ("0", "99"))
+    return {str(result) for result in range(low, high + 1)}
 
 
 def compute_score(
@@ -225,7 +232,7 @@ def compute_score(
 
     An answer without any call is a guess and scores 0.0. Text that imitates the answer of a tool is no call: verl
     counts 2 turns of a response without a call, and at least 4 of an answer after a call. Where SQLite draws a number,
-    the right value is the tool's :func:`observed_value`. Other keywords are ignored.
+    a right value is one of :func:`observed_values`. Other keywords are ignored.
 
     Raises:
         ValueError: the data source is not ``sql/chain``, the ground truth is no text, or a row with a random value
@@ -236,14 +243,14 @@ def compute_score(
     checks.TEXT.check("ground_truth", ground_truth)
     num_turns = (extra_info or {}).get("num_turns")
     called = num_turns is None or num_turns >= 4
-    answer, right = final_answer(solution_str) if called else None, ground_truth
+    answer, right = final_answer(solution_str) if called else None, {ground_truth}
     if ground_truth == OBSERVED:
         if not extra_info or "operations" not in extra_info:
             raise ValueError("extra_info: the row has no 'operations'; write it with verl-ext data sql_tasks.")
         task = Task(extra_info["start"], tuple(extra_info["operations"].split(" ")))
-        right = observed_value(solution_str, task, num_turns)
+        right = observed_values(solution_str, task, num_turns)
     is_number = answer is not None and answer.removeprefix("-").isdecimal()  # an error message is no number
-    correct = float(is_number and answer == right)
+    correct = float(is_number and answer in right)
     return {"score": correct, "acc": correct}
 
 

@@ -20,7 +20,7 @@ SANDBOX_ENDED = "sandbox_ended"  # the model has ended its sandbox before or dur
 GRADING = ("timed_out", "verifier_error")  # of :func:`verl_ext.data.limited.judge`
 HEADING = "short test summary info"  # of the summary that ``pytest -rA`` prints
 PASSED = "PASSED"
-STATUSES = (PASSED, "FAILED", "ERROR")  # in a line with several, the first in this order counts; see statuses()
+STATUSES = (PASSED, "FAILED", "ERROR")  # R2E-Gym's order: the first one in a line counts; for PASSED see statuses()
 CONTROL = re.compile(r"\x1b\[[0-9;]*m|\r")
 
 
@@ -59,6 +59,7 @@ def statuses(log: str, expected: Collection[str] = ()) -> dict[str, str]:
         # this: if the data set expects this very text, the line is misread here, too.
         misread = " - " in text and text in expected
         if status == PASSED and not line.startswith(PASSED) and not misread:
+            # Also a status that is otherwise not read, such as XFAIL: no expected outcome has it, so the log fails.
             status = line.split(" ")[0]
         if status is not None:
             found[_name(text)] = status
@@ -77,8 +78,8 @@ def expected_statuses(expected: str) -> dict[str, str]:
 def is_as_expected(log: str, expected: str) -> bool:
     """Whether exactly the expected tests ran, each with the expected status, which may be a failure.
 
-    Lines without a name, such as the error of a file that cannot be imported, are one entry with any status, as in
-    R2E-Gym's grader. The expected outcomes must have that entry, too: it stands for no test that has not run.
+    Lines without a name, such as the error of a file that cannot be imported, make one entry with any status, as in
+    R2E-Gym's grader. Unlike there, the expected outcomes must have this entry, so that it never replaces a test.
 
     Raises:
         ValueError: see :func:`expected_statuses`.
