@@ -167,7 +167,10 @@ def check_heads(faults: Faults) -> None:
     """
     if (config := model_config(faults)) is None:
         return
-    text = config.get_text_config()  # of a model for images, too
+    try:
+        text = config.get_text_config()  # of a model for images, too
+    except ValueError:  # the model has several, such as one for speech
+        return
     heads, kv_heads = (getattr(text, f"num_{name}_heads", None) for name in ("attention", "key_value"))
     if not heads:
         return
