@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_ext.driver.checkpoint import WEIGHTS, folder_to_resume
 from verl_ext.driver.compat import verl_defaults
-from verl_ext.hardware.memory import ENGINE_EXCESS, GPU_MEMORY, SHARED_KEYS, USABLE, Settings, use
+from verl_ext.hardware.memory import GPU_MEMORY, SHARED_KEYS, USABLE, Settings, use, without_freeing
 from verl_ext.hardware.shapes import SHAPES, Shape, read
 from verl_ext.policy import RolloutPolicy
 from verl_ext.recipes import CONFIG, as_yaml, comments, recipes
@@ -103,8 +103,8 @@ def memory_lines(config: DictConfig) -> list[str]:
     needed, remedy = held.fullest, "use more GPUs"
     if shards < gpus:
         remedy = f"use a larger actor_rollout_ref.actor.fsdp_config.fsdp_size than {shards}"
-    if not rollout.free_cache_engine:  # vLLM keeps its memory during the update and the log-probs
-        needed = held.engine + ENGINE_EXCESS * memory + held.training_state + max(held.update, held.log_probs)
+    if not rollout.free_cache_engine:
+        needed = without_freeing(held, memory)
         remedy = "use actor_rollout_ref.rollout.free_cache_engine=true"
     line = f"Memory: up to {needed / 1e9:.0f} of the {memory / 1e9:.0f} GB of each of {gpus} GPUs, as computed."
     more = (

@@ -98,7 +98,7 @@ def obstacle_to_writing(folder: str | Path) -> str | None:
 
 
 def _temporary(path: Path) -> Path:
-    """The temporary path of this process; removes those that killed processes of this machine have left."""
+    """The temporary path of this process. The temporary files of this machine's killed processes are removed."""
     name = f"{path.name}.{socket.gethostname()}-"
     for left in path.parent.glob(f"{glob.escape(name)}*.unfinished"):
         process = left.name[len(name) :].removesuffix(".unfinished")

@@ -54,7 +54,7 @@ ALL = [
 
 
 def covered(script: str, choice: dict[str, str]) -> list[tuple[str, ...]]:
-    """Keys of what validating this case proves; a case is validated if it is the first with one of its keys.
+    """Keys of the settings that this case covers. Only the first case of each key is validated.
 
     A baseline differs from its method in the policy and in names only (test_experiments.py). A choice of VIP or
     Knapsack-RL sets the same keys for every model (train.sh); the first choice, with which each model is validated, has

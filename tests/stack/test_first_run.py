@@ -1,4 +1,4 @@
-"""`bash examples/first_run.sh` on the CPU: one recipe in one mode, stopped and resumed; checks of two Ray nodes."""
+"""`bash examples/first_run.sh` on the CPU: one recipe in one mode is stopped and resumed. Two Ray nodes are checked."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ SEVERAL_WORKERS = (
 
 
 def test_grpo_until_a_worker_dies(tied_task, tmp_path):
-    """With tied output head and embedding, as in most small pretrained models: weight sync renews both. With several
-    workers of each kind, of which one dies."""
+    """Output head and embedding are tied, as in most small pretrained models: weight sync renews both. There are
+    several workers of each kind, and one of them dies."""
     run = TrainingRun(
         tied_task,
         "grpo",

@@ -184,7 +184,7 @@ def generate(evaluation: Evaluation, out: Path, n: int, per_run: int) -> None:
                     size = min(per_run, n - done)
                     unfinished = out / "unfinished"
                     shutil.rmtree(unfinished, ignore_errors=True)
-                    if status := signals.run(evaluation.command(size, len(sizes_of_runs(out)), unfinished)):
+                    if status := signals.run(evaluation.command(size, len(_runs_in(out)), unfinished)):
                         raise VerlFailed(status, done, out, progress=done > before)
                     written = list(unfinished.glob("*.jsonl"))
                     if len(written) != 1:
@@ -203,22 +203,22 @@ def generate(evaluation: Evaluation, out: Path, n: int, per_run: int) -> None:
 
 def count_samples(out: Path) -> int:
     """How many samples of each row the files in ``out`` hold, by their names."""
-    return sum(sizes_of_runs(out))
+    return sum(size for _, size in _runs_in(out))
 
 
-def sizes_of_runs(out: Path) -> list[int]:
-    """Samples of each row, for every file in ``out`` whose name gives this number; other files do not count."""
+def _runs_in(out: Path) -> list[tuple[int, int]]:
+    """For every file of a run in ``out``, by their names and in order: samples of each row before it, and in it."""
     names = [OF_A_RUN.fullmatch(file.stem) for file in out.glob("*.jsonl")]
-    return [int(name[1]) for name in names if name]
+    return sorted((int(name[0].partition("_")[0]), int(name[1])) for name in names if name)
 
 
 def _check_none_missing(out: Path) -> None:
     """Raise InvalidValue if a file of samples is missing before another: file names and seeds count the files."""
     end = 0
-    for file in sorted(file for file in out.glob("*.jsonl") if OF_A_RUN.fullmatch(file.stem)):
-        first, size = map(int, file.stem.split("_"))
-        lacks = f"it lacks {end:06}_*.jsonl, the file before {file.name}: restore that file, or choose another --out"
-        checks.require(first == end, "out", str(out), lacks)
+    for before, size in _runs_in(out):
+        file = f"{before:06}_{size}.jsonl"
+        lacks = f"it lacks {end:06}_*.jsonl, the file before {file}: restore that file, or choose another --out"
+        checks.require(before == end, "out", str(out), lacks)
         end += size
 
 

@@ -139,6 +139,11 @@ def at_once(engine: float, state: float, update: float, log_probs: float, offloa
     return max(engine + (0 if offload else state), update + state, log_probs + state)
 
 
+def without_freeing(held: Use, memory: float) -> float:
+    """The largest total of bytes on a GPU of ``memory`` bytes if vLLM frees nothing (``free_cache_engine=false``)."""
+    return held.engine + ENGINE_EXCESS * memory + held.training_state + max(held.update, held.log_probs)
+
+
 def settings(shape: Shape, memory: float, gpus: int, longest: int) -> Settings:
     """Settings under which a model fits, by the constants of this file; arguments as of :func:`use`.
 

@@ -31,7 +31,8 @@ FORMER_NAMES = {  # of keys that are not in reward.<section> under the same name
 }
 CARRIERS = ("nccl", "nixl", "mooncake", "kimi_ckpt_engine", "delta_sharded")  # of weights between devices, in verl
 
-QUANTIZATIONS = {  # by engine: those that verl's server takes, and the argument in which verl puts its settings of them
+# By engine: the quantizations that verl's server takes, and the engine's argument that verl fills with their settings.
+QUANTIZATIONS = {
     "vllm": (("fp8", "torchao", "ascend"), "hf_overrides"),
     "sglang": (("fp8",), "json_model_override_args"),
 }
@@ -163,7 +164,7 @@ def check_fsdp(faults: Faults) -> None:
 def check_heads(faults: Faults) -> None:
     """vLLM's GPUs of an engine, and FSDP's GPUs that share a sequence, share out the model's attention heads.
 
-    SGLang is left out: verl multiplies its tensor-parallel size by its data-parallel size, and SGLang may divide it.
+    SGLang is left out: verl gives it the product of both parallel sizes, and SGLang may divide the heads by less.
     """
     if (config := model_config(faults)) is None:
         return

@@ -89,7 +89,7 @@ def _has_weights(snapshot: Path) -> bool:
 
 
 def missing_packages(config: DictConfig) -> list[str]:
-    """One sentence for each package that a valid configuration needs and that is not installed."""
+    """One sentence for each missing package of a valid configuration."""
     sentences = []
     for key, value, module in needed_modules(config):
         if not is_installed(module):
@@ -99,7 +99,7 @@ def missing_packages(config: DictConfig) -> list[str]:
 
 
 def conflicting_packages() -> list[str]:
-    """One sentence for an installed package with which verl fails."""
+    """One sentence for an installed trl that breaks verl; empty without one."""
     if not is_installed("trl") or is_installed("trl.experimental.ppo"):
         return []
     if VALUE_HEAD in Path(find_spec("trl").origin).read_text(encoding="utf-8"):
