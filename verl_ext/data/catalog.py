@@ -60,7 +60,7 @@ class Question:
 
 @dataclass(frozen=True)
 class DataSet:
-    """One data set.
+    """A published data set, and how its rows become prompts.
 
     Attributes:
         repository: name of the data set on the hub.

@@ -19,10 +19,10 @@ NOT_MEASURED = "not measured"
 
 @dataclass(frozen=True)
 class Row:
-    """One thing tried.
+    """A check or a training of a first run.
 
     Attributes:
-        what: its name.
+        what: name of the check or training.
         result: ``PASSED``, ``FAILED`` or ``NOT_TRIED``.
         why: the finding of a check that passed; otherwise the reason of the result, in one sentence.
         seconds: duration of the check or training.

@@ -1,4 +1,4 @@
-"""One HTML file that contains everything it shows, without network, scripts or fonts; and its numbers as JSON."""
+"""A page of tables and plots: one HTML file without scripts that loads nothing from elsewhere, and its numbers as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Python that users bring is imported before Ray starts. A fault in it is refused in one sentence with its key."""
+"""Python modules of a user are imported before Ray starts. A fault in one is refused in a sentence with its key."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def verify(
 
 
 class Verification:
-    """One pass over a record, and its counts so far; also the engine of the controller under test.
+    """One pass over a record, with its counts so far. The controller under test takes it for its engine.
 
     Attributes:
         run: the controller, with the policy under test.
