@@ -83,11 +83,21 @@ def test_every_command_is_there(command):
     assert inspect.isfunction(target) or isinstance(target, typer.Typer)
 
 
-@pytest.mark.parametrize("arguments", [["report"], ["data", "sql_tasks"], ["data"]], ids=" ".join)
-def test_options_are_described_under_the_commands_name(run, arguments):
-    code, printed, _ = run(*arguments, "--help")
-    assert code == 0 and f"Usage: verl-ext {' '.join(arguments)} " in printed
-    assert (arguments == ["data"]) == ("reasoning_gym" in printed.split("Usage")[0])
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        ("report", "--out"),
+        ("data", "--local"),
+        ("data from", "--answer-after"),
+        ("data reasoning_gym", "--suffix"),
+        ("data sql_tasks", "--random-share"),
+        ("data curate", "--below"),
+    ],
+)
+def test_options_are_described_under_the_commands_name(run, command, option):
+    code, printed, _ = run(*command.split(), "--help")
+    assert code == 0 and f"Usage: verl-ext {command} " in printed and f" {option} " in printed
+    assert (command == "data") == ("reasoning_gym" in printed.split("Usage")[0])
 
 
 def test_arguments_reach_the_command(run, tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -54,8 +55,10 @@ def jsonl(path: Path, rows: list[dict]) -> Path:
 def gsm8k(tmp_path) -> Path:
     """A folder with the files of openai/gsm8k on the hub."""
     folder = tmp_path / "gsm8k"
-    for name, rows in {"main/train": ROWS[:15], "main/test": ROWS[15:], "socratic/train": ROWS[:1]}.items():
-        path = folder / f"{name}-00000-of-00001.parquet"
+    files = {"main/train-00000-of-00002": ROWS[:8], "main/train-00001-of-00002": ROWS[8:15]}
+    files |= {"main/test-00000-of-00001": ROWS[15:], "socratic/train-00000-of-00001": ROWS[:1]}
+    for name, rows in files.items():
+        path = folder / f"{name}.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
         parquet.write_table(Table.from_pylist(rows), path)
     (folder / "README.md").write_text(CARD)
@@ -113,6 +116,12 @@ def test_numbers_of_single_precision_keep_their_digits(tmp_path):
     assert run(tmp_path / "sums.parquet", *columns, "--out", tmp_path / "out").exit_code == 0
     rows = [row for part in written(tmp_path / "out").values() for row in part]
     assert sorted(row["reward_model"]["ground_truth"] for row in rows) == ["-1e-07", "0.1", "2"]
+
+
+def test_a_parquet_file_is_read_beyond_its_first_batch(tmp_path):
+    parquet.write_table(Table.from_pydict({"answer": range(4100)}), tmp_path / "sums.parquet")
+    rows = command.sources.rows(tmp_path / "sums.parquet", ["answer"])
+    assert [row["answer"] for row in rows] == list(range(4100))
 
 
 @pytest.mark.parametrize("name", ["sums-v1.5", "sums-v1.5/train.jsonl"])
@@ -264,7 +273,7 @@ def test_a_question_of_another_split_leaves_the_training_split(held_out, gsm8k, 
     (gsm8k / "README.md").write_text(CARD.replace("split: test", f"split: {held_out}"))
     parquet.write_table(Table.from_pylist(ROWS[14:]), gsm8k / "main" / "test-00000-of-00001.parquet")
     arguments = (gsm8k, *GSM8K, "--out", tmp_path / "out", "--subset", "main")
-    assert "1 x repeated question (first in row 15 of train-" in flat(run(*arguments))
+    assert "1 x repeated question (first in row 7 of train-00001-" in flat(run(*arguments))
     assert run(*arguments, "--leave-out").exit_code == 0
     assert {split: len(rows) for split, rows in written(tmp_path / "out").items()} == {"train": 14, held_out: 6}
 
@@ -339,7 +348,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class DataSets(Hub):
-    """Serves the files in ``folder`` as the hub serves the data set ``openai/gsm8k``."""
+    """Serves the files in ``folder`` as the hub serves the data set ``openai/gsm8k``, with the tag ``v1``."""
 
     folder: Path
 
@@ -354,7 +363,7 @@ class DataSets(Hub):
         elif path == f"/api{kind}revision/{COMMIT}":
             siblings = [{"rfilename": name} for name in names]
             self.answer(json.dumps({"id": "openai/gsm8k", "sha": COMMIT, "siblings": siblings}).encode())
-        elif (name := "/".join(path.removeprefix(f"{kind}resolve/").split("/")[1:])) in names:
+        elif (name := re.sub(f"{kind}resolve/(v1|{COMMIT})/", "", path)) in names:
             self.answer((self.folder / name).read_bytes(), ETag=f'"{name}"', **{"X-Repo-Commit": COMMIT})
         else:
             self.answer(b"{}", status=404)
@@ -371,7 +380,7 @@ def test_a_name_on_the_hub_is_its_data_source_and_the_commit_is_noted(hub, tmp_p
     environment = os.environ | {"HF_ENDPOINT": hub, "HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "0"}
     line = [sys.executable, "-m", "verl_ext.data.columns", "openai/gsm8k", *GSM8K, "--subset", "main"]
     result = subprocess.run(
-        [*line, "--out", str(tmp_path / "out")],
+        [*line, "--revision", "v1", "--out", str(tmp_path / "out")],
         env=environment | {"NO_PROXY": "127.0.0.1"},
         capture_output=True,
         text=True,

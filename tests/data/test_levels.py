@@ -196,7 +196,7 @@ def test_options_of_the_commands_reach_the_rows(tmp_path):
     levels = ["--level", "chain_sum:min_terms=2,max_terms=2", "--level", "spell_backward"]
     suffix = " Answer in <answer> tags."
     sizes = ["--train", 6, "--validation", 2]
-    written = {}
+    written = {reasoning_gym: [], sql_tasks: []}
     for seed in (0, 1):
         assert run(reasoning_gym, "--out", tmp_path, *sizes, *levels, "--suffix", suffix, "--seed", seed).exit_code == 0
         train = pd.read_parquet(tmp_path / "train.parquet")
@@ -204,11 +204,12 @@ def test_options_of_the_commands_reach_the_rows(tmp_path):
             assert prompt[0]["content"] == json.loads(info["entry"])["question"] + suffix
         difficulties = {info["task"]: info["difficulty"] for info in train["extra_info"]}
         assert difficulties == {"chain_sum": 1, "spell_backward": 2}
-        written[seed] = {prompt[0]["content"] for prompt in train["prompt"]}
-    assert written[0] != written[1]
-    assert run(sql_tasks, "--out", tmp_path, *sizes, "--random-share", 1).exit_code == 0
-    truths = pd.read_parquet(tmp_path / "train.parquet")["reward_model"]
-    assert [truth["ground_truth"] for truth in truths] == [sql_tasks.OBSERVED] * 6
+        written[reasoning_gym].append({prompt[0]["content"] for prompt in train["prompt"]})
+        assert run(sql_tasks, "--out", tmp_path, *sizes, "--random-share", 1, "--seed", seed).exit_code == 0
+        train = pd.read_parquet(tmp_path / "train.parquet")
+        assert [truth["ground_truth"] for truth in train["reward_model"]] == [sql_tasks.OBSERVED] * 6
+        written[sql_tasks].append({prompt[0]["content"] for prompt in train["prompt"]})
+    assert all(first != second for first, second in written.values())
 
 
 def test_a_split_has_at_least_one_row(data, tmp_path):
@@ -238,6 +239,7 @@ def test_a_split_has_at_least_one_row(data, tmp_path):
         (reasoning_gym, "chain_sum:min_terms=two", "cannot make entries of chain_sum:min_terms=two"),
         (reasoning_gym, "spell_backward:min_word_len=50,max_word_len=50", "Cannot choose from an empty sequence"),
         (reasoning_gym, "composite", "Must specify at least one dataset"),
+        (reasoning_gym, "graph_color", "graph_color: its verifier does not accept"),
         (sql_tasks, "", "must be of the form"),
         (sql_tasks, "0", "length=0 is not valid"),
         (sql_tasks, "17", "length=17 is not valid"),

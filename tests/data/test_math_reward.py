@@ -118,6 +118,7 @@ def test_numbers_in_scientific_notation_and_small_numbers(answer, truth, right):
         ("First, the final answer is $3$. I hope this is right. But wait: \\boxed{4}", "4", "3"),
         ("\\boxed{4}\nThe final answer is $5$. I hope it is correct.", "4", "5"),
         (r"I will use \boxed{}." + "\nAnswer: 4", "4", "5"),
+        ("Answer: 3\nNo, wrong.\nAnswer: 5", "5", "3"),
         (r"\boxed{\left\{ 1, 2 \right.} \boxed{3}}", "3", "1,2"),  # an escaped brace closes no box
         (r"\\boxed{3}. Then \\boxed{4}", "4", "3"),  # as in JSON
         (r"\boxed{1}, \boxed{2}", "1,2", "2"),
@@ -132,7 +133,7 @@ def test_numbers_in_scientific_notation_and_small_numbers(answer, truth, right):
         (r"\fbox{\boxed{4}, \boxed{5}}", "4,5", "5"),
     ],
 )
-def test_the_last_box_is_judged_and_neighbouring_boxes_are_one_answer(solution, right, wrong):
+def test_the_last_box_or_answer_line_is_judged_and_neighbouring_boxes_are_one_answer(solution, right, wrong):
     assert math_reward.is_correct(solution, right)
     assert not math_reward.is_correct(solution, wrong)
 

@@ -38,7 +38,11 @@ ROWS = {
     ]
     * 100,
     "math12k": [{"problem": "a?", "answer": "3\\sqrt{13}"}, {"problem": "b?", "answer": "\\left(3, 4\\right)"}],
-    "ace_reason_math": [{"problem": "a?", "answer": "7"}, {"problem": "b?", "answer": ""}],
+    "ace_reason_math": [
+        {"problem": "c?", "answer": "$"},
+        {"problem": "a?", "answer": "7"},
+        {"problem": "b?", "answer": ""},
+    ],
     "deepscaler": [
         {"problem": "Is a?", "answer": "7", "solution": "so"},
         {"problem": " Is\n  a?\n", "answer": "8"},
@@ -70,6 +74,19 @@ WRITTEN = {name: len(rows) for name, rows in ROWS.items()} | {
     "ace_reason_math": 1,
     "deepscaler": 1,
     "olympiadbench": 2,
+}
+FIRST = {  # ground truth and original id of the first row; in deepmath and gpqa, they depend on the seed
+    "polaris": ("2", ""),
+    "dapo_math": ("0", ""),
+    "math12k": ("3\\sqrt{13}", ""),
+    "ace_reason_math": ("7", ""),
+    "deepscaler": ("7", ""),
+    "aime24": ("204", "60"),
+    "aime25": ("70", "0"),
+    "amc23": ("27", "0"),
+    "math500": ("p - q", "test/algebra/1.json"),
+    "minerva": ("4.5e33", ""),
+    "olympiadbench": ("2", ""),
 }
 
 
@@ -111,6 +128,8 @@ def test_every_data_set_becomes_verls_schema(name, tmp_path):
         assert row["prompt"][0]["role"] == "user" and row["prompt"][0]["content"].endswith("within \\boxed{}.")
         identity = prompt_id(row["data_source"], row["prompt"], row["reward_model"]["ground_truth"])
         assert row["extra_info"]["prompt_id"] == identity
+    first = rows[0]["reward_model"]["ground_truth"], rows[0]["extra_info"]["original_id"]
+    assert first == FIRST.get(name, first)
     written = tmp_path / "out" / f"{CATALOG[name].file}.parquet"
     assert run("--check", written).exit_code == 0
     account = json.loads(written.with_suffix(".json").read_text())
@@ -126,10 +145,11 @@ def test_what_was_left_out_is_counted_by_reason(tmp_path):
     for name, left_out in {
         "deepmath": {"yes/no question": 3},
         "dapo_math": {"repeated question": 297},
-        "ace_reason_math": {"no answer": 1},
+        "ace_reason_math": {"an answer math-verify cannot read": 1, "no answer": 1},
         "deepscaler": {"repeated question, with another answer": 1},
     }.items():
-        prepared(name, tmp_path)
+        result = run(name, "--local", store(name, tmp_path), "--out", tmp_path / "out")
+        assert all(f"{count} x {reason}" in flat(result) for reason, count in left_out.items())
         account = json.loads((tmp_path / "out" / f"{CATALOG[name].file}.json").read_text())
         assert account["left_out"] == left_out
 
@@ -138,7 +158,6 @@ def test_answers_and_questions_are_taken_as_math_verify_and_the_paper_want_them(
     assert [row["reward_model"]["ground_truth"] for row in prepared("olympiadbench", tmp_path)] == ["2", "1, -1"]
     rows = prepared("dapo_math", tmp_path, "--prompt", "boxed")
     assert rows[2]["prompt"][0]["content"].startswith("2 {x}?\n\nPlease reason")
-    assert prepared("math500", tmp_path)[0]["extra_info"]["original_id"] == "test/algebra/1.json"
 
 
 def test_another_prompt_gets_a_file_of_its_own_and_keeps_the_ids(tmp_path):
@@ -221,6 +240,9 @@ def test_the_same_files_give_the_same_bytes_and_a_limit_is_noted(tmp_path):
     assert len(prepared("polaris", tmp_path, "--limit", 1)) == 1
     assert json.loads((tmp_path / "out" / "polaris_53k.json").read_text())["limit"] == 1
     assert len(prepared("deepmath", tmp_path, "--limit", 3)) == 3
+    prepared("ace_reason_math", tmp_path, "--limit", 1)
+    account = json.loads((tmp_path / "out" / "ace_reason_math.json").read_text())
+    assert (account["rows"], account["read"]["rows"]) == (1, 2)  # the first row is left out and does not count
 
 
 def test_each_problem_of_a_validation_set_is_repeated(tmp_path):
@@ -234,6 +256,8 @@ def test_each_problem_of_a_validation_set_is_repeated(tmp_path):
     assert run("--check", tmp_path / "out" / "gpqa_repeat3.parquet").exit_code == 0
     account = json.loads((tmp_path / "out" / "gpqa_repeat3.json").read_text())
     assert (account["repeat"], account["rows"]) == (3, 3 * len(once))
+    prepared("gpqa", tmp_path, "--sample", 3, "--repeat", 2)
+    assert len(parquet.read_table(tmp_path / "out" / "gpqa_sample3_repeat2.parquet")) == 6
 
 
 def test_a_sample_is_drawn_from_a_validation_set_with_the_seed(tmp_path, monkeypatch):
@@ -274,10 +298,11 @@ def test_data_with_terms_need_a_token_or_the_file_itself(tmp_path, monkeypatch):
 
 
 def test_a_dry_run_says_what_it_would_do_and_does_nothing(tmp_path):
-    result = run("deepmath", "--out", tmp_path / "out", "--dry-run")
+    result = run("deepmath", "--out", tmp_path / "out", "--dry-run", "--prompt", "plain")
     assert result.exit_code == 0
     assert "zwhe99/DeepMath-103K at main: data/train-*.parquet" in result.output
-    assert f"{tmp_path / 'out' / 'deepmath_103k_test.parquet'} and .json" in result.output
+    assert f"{tmp_path / 'out' / 'deepmath_103k_test_plain.parquet'} and .json" in result.output
+    assert "Idavidrein/gpqa at x: " in run("gpqa", "--dry-run", "--revision", "x").output
     assert not list(tmp_path.iterdir())
 
 
@@ -350,6 +375,8 @@ def test_a_check_names_every_fault(tmp_path):
         good[1] | {"prompt": [{"role": "user", "content": " "}], "extra_info": {"index": 1, "id": "y"}},
         good[1] | {"prompt": [{"role": "usr", "content": "a?"}], "extra_info": {"index": 1, "id": "z"}},
         good[1] | {"data_source": None, "extra_info": {"index": 1, "id": "z"}},
+        good[1] | {"prompt": [*good[1]["prompt"], {"role": "user"}], "extra_info": {"index": 1, "id": "z"}},
+        good[1] | {"extra_info": {"index": None, "id": "z"}},
     ]
     parquet.write_table(Table.from_pylist(faulty), tmp_path / "faulty.parquet")
     result = run("--check", tmp_path / "faulty.parquet", "--check", tmp_path / "out" / "polaris_53k.parquet")
@@ -359,6 +386,8 @@ def test_a_check_names_every_fault(tmp_path):
     assert "an empty prompt, in 1 rows" in result.output
     assert "assistant, tool, function, in 1 rows" in result.output
     assert "data_source: it must be the name of a data set, in 1 rows" in result.output
+    assert "prompt: it must be a list of messages, each with role and content, in 1 rows" in result.output
+    assert "extra_info.index: it must be an integer, in 1 rows" in result.output
     assert "polaris_53k.parquet: no fault" in result.output
 
 
@@ -404,37 +433,37 @@ def as_parquet(rows: list[dict]) -> bytes:
 
 
 class DataSets(Hub):
-    """Three data sets with one file each, served as on the hub: by repository, the commit of a revision, and the file's
-    name and content."""
+    """Three data sets, served as on the hub: by repository, the commit of a revision, and the contents of its files."""
 
     served = {
         "POLARIS-Project/Polaris-Dataset-53K": (
             "main",
             COMMIT,
-            "polaris-data-53K.jsonl",
-            "\n".join(json.dumps(row) for row in ROWS["polaris"]).encode(),
+            {"polaris-data-53K.jsonl": "\n".join(json.dumps(row) for row in ROWS["polaris"]).encode()},
         ),
         "R2E-Gym/R2E-Gym-Subset": (
             command.R2E_GYM.revision,
             command.R2E_GYM.revision,
-            "data/train-00000-of-00001.parquet",
-            as_parquet(R2E_GYM),
+            {
+                "data/train-00001-of-00002.parquet": as_parquet(R2E_GYM[50:]),
+                "data/train-00000-of-00002.parquet": as_parquet(R2E_GYM[:50]),
+            },
         ),
         "princeton-nlp/SWE-bench_Verified": (
             command.SWE_BENCH_VERIFIED.revision,
             command.SWE_BENCH_VERIFIED.revision,
-            "data/test-00000-of-00001.parquet",
-            as_parquet(SWE_BENCH),
+            {"data/test-00000-of-00001.parquet": as_parquet(SWE_BENCH)},
         ),
     }
 
     def do_GET(self):
-        for repository, (revision, commit, name, content) in self.served.items():
+        for repository, (revision, commit, files) in self.served.items():
             if self.path.startswith(f"/api/datasets/{repository}/revision/{revision}"):
-                siblings = [{"rfilename": "README.md"}, {"rfilename": name}]
+                siblings = [{"rfilename": name} for name in ("README.md", *files)]
                 return self.answer(json.dumps({"id": "x", "sha": commit, "siblings": siblings}).encode())
-            if self.path == f"/datasets/{repository}/resolve/{commit}/{name}":
-                return self.answer(content, ETag=f'"{name}"', **{"X-Repo-Commit": commit})
+            name = self.path.removeprefix(f"/datasets/{repository}/resolve/{commit}/")
+            if name in files:
+                return self.answer(files[name], ETag=f'"{name}"', **{"X-Repo-Commit": commit})
         return self.answer(b"{}", status=404)
 
 
@@ -468,12 +497,12 @@ def test_from_a_hub_every_file_is_of_one_commit_which_is_noted(hub, name, files,
     fetched = fetch(hub, tmp_path, name)
     assert fetched.returncode == 0, fetched.stderr
     repository = command.DATA_SETS[name].repository
-    _, commit, file, content = DataSets.served[repository]
+    _, commit, served = DataSets.served[repository]
+    expected = [(Path(file).name, hashlib.sha256(content).hexdigest()) for file, content in sorted(served.items())]
     for stem, rows in files.items():
         account = json.loads((tmp_path / f"{stem}.json").read_text())
         assert (account["repository"], account["commit"], account["rows"]) == (repository, commit, rows)
-        (read,) = account["read"]["files"]
-        assert (read["file"], read["sha256"]) == (Path(file).name, hashlib.sha256(content).hexdigest())
+        assert [(read["file"], read["sha256"]) for read in account["read"]["files"]] == expected
 
 
 def test_a_hub_without_that_revision_and_no_hub_at_all_are_told_in_one_sentence(hub, tmp_path):

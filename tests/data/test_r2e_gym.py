@@ -176,6 +176,7 @@ def test_outcomes_are_read_from_the_last_summary():
     assert statuses(LOG) == {"test_one": "PASSED", "A.test_two": "FAILED", "test_three[a": "PASSED"}
     assert statuses("the tests were killed") == {}
     assert not is_as_expected("the tests were killed", json.dumps(EXPECTED))
+    assert not is_as_expected(f"{LOG}PASSED r2e_tests/test_1.py::test_four\n", json.dumps(EXPECTED))
 
 
 @pytest.mark.parametrize("word", ["FAILED", "ERROR", "XFAIL"])
@@ -187,7 +188,8 @@ def test_the_reason_of_a_failure_does_not_make_it_a_success(word):
     assert is_as_expected(log, json.dumps(EXPECTED)) == (word == "FAILED")
     assert not is_as_expected(log, json.dumps(EXPECTED | {"\x1b[1mA.test_two\x1b[0m": "PASSED"}))
     misread = {name: status for name, status in EXPECTED.items() if status == "PASSED"}
-    assert is_as_expected(log, json.dumps(misread | {"\x1b[1mA.test_two\x1b[0m - ValueError: PASSED": "PASSED"}))
+    misread["\x1b[1mA.test_two\x1b[0m - ValueError: PASSED"] = "PASSED"
+    assert is_as_expected(log, json.dumps(misread)) and is_as_expected(log.replace("\n", "\r\n"), json.dumps(misread))
 
 
 def test_a_file_that_cannot_be_imported_stands_for_no_test():
@@ -233,4 +235,7 @@ def test_setup_hides_the_tests_and_the_test_command_runs_them(tmp_path):
     (testbed / "answer.py").write_text("answer = 42  # correct\n")
     log = bash(data.TEST_COMMAND).stdout
     assert is_as_expected(log, expected), log
+    (testbed / "r2e_tests").unlink()
+    (root / "r2e_tests").rename(testbed / "r2e_tests")  # as in images that have the tests there
     assert bash(data.SETUP.replace("run_tests.sh", "nowhere.sh")).returncode != 0
+    assert (root / "r2e_tests" / "test_1.py").exists()

@@ -87,6 +87,15 @@ def test_last_number_of_a_sentence_counts_on_request():
         data.compute_score(row.data_source, sentence, truth, row.extra_info, extract="guess")
 
 
+def test_the_parameters_of_the_level_decide_how_exact_an_answer_must_be():
+    places = {"min_num_decimal_places": 2, "max_num_decimal_places": 2}
+    row = splits([data.Level("decimal_arithmetic", 1, places)], {"train": 1}, seed=1)["train"].iloc[0]
+    truth = row.reward_model["ground_truth"]
+    for off, right in ((0.005, 1.0), (0.05, 0.0)):
+        answer = str(float(truth) + off)
+        assert data.compute_score(row.data_source, answer, truth, row.extra_info)["score"] == right
+
+
 def test_score_survives_parquet(tmp_path, frames):
     frames["train"].to_parquet(tmp_path / "train.parquet")
     row = pd.read_parquet(tmp_path / "train.parquet").iloc[0]

@@ -36,6 +36,7 @@ def test_faulty_rows_are_refused_and_the_file_stays(tmp_path):
     with pytest.raises(ValueError, match="an empty prompt, in 1 rows; a prompt that another row has, in 2 rows"):
         write_rows(train, rows(" ", "2+0=", "2+0=", "2+0="))
     assert asked(train) == ["1+1="]
+    assert faults([]) == {"no row at all": 1}
 
 
 def test_an_empty_system_message_and_content_in_parts_are_no_fault():

@@ -47,6 +47,8 @@ def test_rows_have_the_columns_verl_reads(frames):
         columns = ["data_source", "agent_name", "prompt", "ability", "reward_model", "extra_info"]
         assert list(frame.columns) == columns and len(frame) == SIZES[split]
         assert [info["index"] for info in frame["extra_info"]] == list(range(SIZES[split]))
+        starts = {info["start"] for info in frame["extra_info"]}  # with one start, no row would need the tool
+        assert len(starts) > 10 and min(starts) >= 10 and max(starts) <= 99
         for row in frame.itertuples():
             assert (row.data_source, row.agent_name) == ("sql/chain", "tool_agent")
             assert [message["role"] for message in row.prompt] == ["user"]

@@ -63,6 +63,8 @@ def test_a_row_has_swe_benchs_image_and_only_the_submission_has_the_tests(tmp_pa
         )
         shown = json.dumps([item["prompt"], bash])
         assert "add(2, 3) returns -1." in shown
+        lists = row(style, COMMIT) | {key: style[key] for key in swe_bench.LISTS}  # instead of their JSON
+        assert swe_bench.extra(lists) == swe_bench.extra(row(style, COMMIT))
         for secret in ("test_add", "add(2, 3) ==", "assertEqual", "the solution", "a hint", *style["FAIL_TO_PASS"]):
             assert secret not in shown
 
@@ -111,11 +113,13 @@ def test_the_setup_removes_the_history_after_the_issue(tmp_path):
     git(testbed, "branch", "later")
     git(testbed, "reset", "--quiet", "--hard", base)
     git(testbed, "tag", "v1")
+    (testbed / ".git" / "FETCH_HEAD").write_text(f"{fix}\n")  # ORIG_HEAD is there since the reset
     setup = ["bash", "-c", local(swe_bench.SETUP, tmp_path)]
     assert "Fix of the issue" in git(testbed, "log", "--all", "--reflog", "--oneline")
     subprocess.run(setup, check=True)
     subprocess.run(setup, check=True)  # a second time, when nothing is left to remove
     assert "Fix of the issue" not in git(testbed, "log", "--all", "--reflog", "--oneline")
+    assert not list((testbed / ".git").glob("*_HEAD"))
     assert git(testbed, "tag") == "v1\n" and git(testbed, "rev-parse", "HEAD").strip() == base
     assert git(testbed, "remote") == "" and git(testbed, "branch", "--format=%(refname:short)") == "main\n"
 

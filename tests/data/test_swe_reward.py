@@ -23,6 +23,7 @@ NOTHING = {"score": 0.0, "acc": 0.0, "submitted": 0.0, SANDBOX_ENDED: 0.0, "time
         ({VERDICT: True, "turn_scores": []}, NOTHING | {"score": 1.0, "acc": 1.0, "submitted": 1.0}),
         ({VERDICT: False}, NOTHING | {"submitted": 1.0}),
         ({VERDICT: False, "timed_out": 1.0}, NOTHING | {"submitted": 1.0, "timed_out": 1.0}),
+        ({VERDICT: False, "verifier_error": 1.0}, NOTHING | {"submitted": 1.0, "verifier_error": 1.0}),
         ({VERDICT: False, SANDBOX_ENDED: True}, NOTHING | {SANDBOX_ENDED: 1.0}),
         ({}, NOTHING),
     ],

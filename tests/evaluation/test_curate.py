@@ -9,6 +9,7 @@ import pytest
 from pyarrow import Table, parquet
 from support.commands import flat, invoke
 
+from verl_ext.data.schema import sha256
 from verl_ext.evaluation import curate
 from verl_ext.evaluation.samples import note_rows, row_problems
 
@@ -48,7 +49,9 @@ def test_problems_of_a_pass_rate_of_75_percent_and_more_are_excluded(sampled):
     assert [row["extra_info"]["index"] for row in rows] == [0, 1]
     assert "subset.parquet: 2 problems; 2 left out, with a pass rate of at least 0.75" in flat(result)
     account = json.loads(out.with_suffix(".json").read_text())
-    assert account["left_out"] == {"pass rate of at least 0.75": 2} and account["samples"]["rollouts"] == 8
+    assert account["left_out"] == {"pass rate of at least 0.75": 2}
+    assert account["read"] == {"file": "data.parquet", "rows": 4, "sha256": sha256(sampled / "data.parquet")}
+    assert account["samples"] == {"files": {"0.jsonl": sha256(sampled / "pass_rates/0.jsonl")}, "rollouts": 8}
 
 
 def test_a_pass_rate_of_scores_of_minus_1_and_1_is_the_share_of_correct_samples(sampled):
