@@ -29,7 +29,7 @@ from verl_ext.policy import MODES
 from verl_ext.weights import AGGREGATIONS
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-MODEL = "actor_rollout_ref.model"
+MODEL, REWARD_MODEL = "actor_rollout_ref.model", "reward.reward_model"
 ATTENTION, VERLS_ATTENTION = f"{MODEL}.override_config.attn_implementation", "flash_attention_2"  # without the key
 # verl's other estimators over groups cannot take the rows that pad a batch: padding changes the advantages of real rows
 # (gpg), becomes nan (opo), or ends the run (grpo_passk).
