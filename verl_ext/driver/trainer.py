@@ -106,6 +106,8 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, GroupUpdates, WeightTurn
         torch.set_num_threads(len(os.sched_getaffinity(0)))
         try:
             self.policy.start_run(self.total_training_steps, PromptTexts(self.train_dataset))
+        except ValueError as error:  # such as a file of features for another number of prompts
+            raise BadConfig(str(error)) from error
         finally:
             torch.set_num_threads(threads)
         rows = endless_rows(self.train_dataloader)
