@@ -54,7 +54,7 @@ class DataUsedUp(RunError):
 
 
 class BadReward(RunError, ValueError):
-    """Rewards that a method cannot read. The message names the prompt and a valid form of reward."""
+    """Rewards that a method cannot read. The message names the prompt or the key, and a valid form of reward."""
 
 
 class EveryRolloutFailed(RunError):

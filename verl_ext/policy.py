@@ -395,6 +395,9 @@ class RolloutPolicy:
         """The driver calls this once, before the first step and before it loads any state.
 
         ``texts[row]`` is the text of the prompt in that row, read from disk on access, for estimators that embed it.
+
+        If a run is resumed, the preflight also calls this, on a policy of its own, with ``texts`` that cannot be read.
+        If the call raises, only the trainer checks that the policy can load its state.
         """
         self.total_steps = total_steps
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from verl_ext import checks
+from verl_ext.errors import BadReward
 from verl_ext.policy import Rollout
 
 
@@ -34,14 +35,14 @@ class WarmUp:
         """Compare the component's mean over the rollouts of a step with the threshold. A missing value counts as 0.
 
         Raises:
-            ValueError: the reward function reports the component for no rollout.
+            BadReward: the reward function reports the component for no rollout.
         """
         if self.over:
             return
         reported = {name for rollout in rollouts for name in rollout.components}
         if self.component not in reported:
             found = ", ".join(sorted(reported)) or "none"
-            raise ValueError(
+            raise BadReward(
                 f"rollout_policy.warm_up_component={self.component!r} is not valid: the reward function reports {found}"
             )
         # An agent that took too long has no reward components: it has not shown the format.

@@ -149,6 +149,27 @@ def test_a_validation_alone_reads_no_state_of_the_policy(tmp_path, without_model
     assert made.controller.step == 0
 
 
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [(ValueError("size=16"), "ValueError: size=16"), (KeyError("seen"), "KeyError: 'seen'")],
+)
+def test_a_state_that_the_policy_cannot_load_ends_the_run_in_a_sentence(
+    fault, why, tmp_path, monkeypatch, without_models
+):
+    made = trainer(tmp_path)
+    sample(made, 2, 70)
+    made._save_checkpoint()
+
+    def refuse(state):
+        raise fault
+
+    monkeypatch.setattr(made.policy, "load_state_dict", refuse)
+    with pytest.raises(BadCheckpoint) as ended:
+        made._load_checkpoint()
+    found = f"{tmp_path}/checkpoints/global_step_2: the state of Uniform cannot be loaded ({why}); resume with the code"
+    assert str(ended.value).startswith(found)
+
+
 def test_a_run_resumes_from_the_named_checkpoint_and_saves_in_its_own_folder(tmp_path, without_models):
     elsewhere = trainer(tmp_path, f"trainer.default_local_dir={tmp_path / 'elsewhere'}")
     sample(elsewhere, 2, 70)

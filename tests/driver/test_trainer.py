@@ -7,6 +7,7 @@ import logging
 from contextlib import nullcontext
 from types import SimpleNamespace
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -37,9 +38,9 @@ KINDS = {
 }
 
 
-def trainer(folder, *overrides, mode="sync"):
+def trainer(folder, *overrides, mode="sync", recipe="grpo"):
     engines = ENGINES if mode == "separate_async" else ()
-    config = compose("grpo", *good_overrides(folder), *engines, *overrides)
+    config = compose(recipe, *good_overrides(folder), *engines, *overrides)
     config.trainer.v1.trainer_mode = TRAINER_MODES[mode]
     made = KINDS[mode](config)
     made.tokenizer, made.processor = make_tokenizer(), None
@@ -74,6 +75,15 @@ def test_the_policys_start_may_use_all_cores_where_ray_allows_one_thread(fails, 
         assert (threads, torch.get_num_threads()) == ([3], 1)
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_policy_that_the_data_does_not_suit_ends_the_run_in_a_sentence(tmp_path):
+    """The preflight does not know how many prompts verl drops, so it accepts fewer features than prompts."""
+    np.save(tmp_path / "features.npy", np.zeros((39, 2)))
+    features = f"rollout_policy.estimator_options.features={tmp_path / 'features.npy'}"
+    made = trainer(tmp_path, *FILTER, f"+{features}", recipe="vip")
+    with pytest.raises(BadConfig, match=f"^{features} is not valid: it has 39 rows, and the run 40 prompts; verl"):
+        made._init_dataloader()
 
 
 def test_data_for_exactly_one_step_is_enough(tmp_path):

@@ -14,7 +14,7 @@ from support.engine import controller, prompts, run_step
 from recipe.hora.policy import Hora
 from recipe.hora.warm_up import WarmUp
 from verl_ext.allocation import hit_utility
-from verl_ext.errors import RunError
+from verl_ext.errors import BadReward, RunError
 from verl_ext.estimation.probe import LinearProbe
 from verl_ext.policy import Group, Rollout
 
@@ -256,7 +256,7 @@ def test_only_three_good_cycles_in_a_row_end_the_warm_up(means, over_after):
 
 def test_an_unknown_component_is_named():
     run = controller(Hora(train_batch_size=4, G=4, G0=2, warm_up_component="style"), RATES)
-    with pytest.raises(ValueError, match="warm_up_component='style'.*format"):
+    with pytest.raises(BadReward, match="warm_up_component='style'.*format"):
         run_step(run, 1)
 
 

@@ -148,6 +148,15 @@ def load_state(folder: str | Path) -> dict:
         raise BadCheckpoint(f"{error}: {_remedy(folder)}") from None
 
 
+def unloadable(folder: Path, policy: str, error: Exception) -> BadCheckpoint:
+    """The error to raise when ``policy``, the class of the run's policy, fails to load the state in ``folder``."""
+    cause = f"{type(error).__name__}: {str(error).removesuffix('.')}"
+    return BadCheckpoint(
+        f"{folder}: the state of {policy} cannot be loaded ({cause}); resume with the code and the keys of "
+        "rollout_policy that wrote it, or start anew in another trainer.default_local_dir"
+    )
+
+
 def folder_to_resume(run: str | Path) -> Path | None:
     """The checkpoint to be resumed by verl's ``trainer.resume_mode=auto``; None if the run starts anew.
 

@@ -116,7 +116,6 @@ def _signatures() -> dict[Callable, tuple[str, ...]]:
         ReplayBuffer._wait_for_next_poll: ("self", "partition_id", "last_debug_time"),
         PPOTrainer._build_replay_buffer: ("self",),
         PPOTrainer._init_dataloader: ("self",),
-        PPOTrainer._fetch_one_gen_batch: ("self",),
         PPOTrainer._submit_batch_to_rollout: ("self", "batch"),
         PPOTrainer._reissue_inflight_prompts: ("self", "partition_id"),
         PPOTrainer.step: ("self", "metrics", "timing_raw"),

@@ -16,10 +16,6 @@ FSDP = "fsdp_config.json"
 ADAPTER = "lora_adapter"  # where verl's merger writes an adapter
 
 
-class CannotExport(BadCheckpoint):
-    """verl cannot merge a checkpoint. The message names the checkpoint and verl's reason."""
-
-
 def actor_of(checkpoint: Path) -> Path:
     """The actor's folder in a checkpoint ``global_step_N``, or in the last complete checkpoint of a run's folder.
 
@@ -118,7 +114,7 @@ def _merge(backend: str, actor: Path, config: Path, out: Path) -> None:
                 _add_adapter(out, merger.get_transformers_auto_model_class())
     except Exception as error:  # torch.load, transformers, and verl's assertions
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise CannotExport(f"{actor} cannot be merged ({type(error).__name__}: {reason})") from error
+        raise BadCheckpoint(f"{actor} cannot be merged ({type(error).__name__}: {reason})") from error
 
 
 def _add_adapter(out: Path, auto_model: type) -> None:

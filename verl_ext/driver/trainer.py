@@ -31,6 +31,7 @@ from verl_ext.driver.checkpoint import (
     load_state,
     prune,
     save_state,
+    unloadable,
     unwritten,
     weights_before_kept,
     weights_to_keep,
@@ -105,6 +106,8 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, GroupUpdates, WeightTurn
         torch.set_num_threads(len(os.sched_getaffinity(0)))
         try:
             self.policy.start_run(self.total_training_steps, PromptTexts(self.train_dataset))
+        except ValueError as error:  # such as a file of features for another number of prompts
+            raise BadConfig(str(error)) from error
         finally:
             torch.set_num_threads(threads)
         rows = endless_rows(self.train_dataloader)
@@ -314,8 +317,12 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, GroupUpdates, WeightTurn
         finally:
             self.trainer_mode = mode
         if not weights_alone and self.global_steps > 0:
-            state = load_state(self._checkpoint_folder(resuming=True))
-            self.controller.load_state_dict(state)
+            folder = self._checkpoint_folder(resuming=True)
+            state = load_state(folder)
+            try:
+                self.controller.load_state_dict(state)
+            except Exception as error:  # a policy that was edited since the save can fail in any way
+                raise unloadable(folder, self.controller.policy_name, error) from error
             self.budget_spent = state.get("budget_spent")
             if self._kl_state() and "kl_coef" in state:
                 self.kl_ctrl_in_reward.value = state["kl_coef"]

@@ -14,6 +14,7 @@ from verl_ext.driver.preflight.packages import missing_models, missing_packages,
 
 METADATA = "Metadata-Version: 2.1\nName: trl\nVersion: 1.16.0\n"
 SEPARATE = "trainer.v1.trainer_mode=separate_async"
+JUDGE = "reward.reward_model.rollout.name=sglang"
 BACKEND = "actor_rollout_ref.rollout.checkpoint_engine.backend"
 MEGATRON = ["model_engine=megatron", "actor_engine=megatron"]
 
@@ -29,6 +30,9 @@ def modules(*overrides: str) -> set[str]:
         (["hardware=cpu", SEPARATE, f"{BACKEND}=gloo"], {"vllm"}),
         (["hardware=h200"], {"vllm", "flash_attn"}),
         (["hardware=h200", "actor_rollout_ref.rollout.name=sglang"], {"sglang", "flash_attn"}),
+        (["hardware=h200", JUDGE, "reward.reward_model.enable=true"], {"vllm", "sglang", "flash_attn"}),
+        (["hardware=cpu", JUDGE, "reward.reward_model.enable=true"], {"vllm", "sglang"}),
+        (["hardware=h200", JUDGE], {"vllm", "flash_attn"}),
         (["hardware=verl", "actor_rollout_ref.rollout.name=vllm"], {"vllm", "flash_attn"}),  # verl's own attention
         (
             ["hardware=verl", "actor_rollout_ref.rollout.name=vllm", f"++{ATTENTION}=null"],

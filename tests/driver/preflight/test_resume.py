@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from hydra.utils import instantiate
 from support.configs import changed, compose, good_overrides, sentences
 from support.engine import controller
 
@@ -12,6 +13,11 @@ from recipe.dynamic_sampling.policy import DynamicSampling
 from recipe.grpo.policy import Uniform
 from verl_ext.driver.checkpoint import FILE_NAME, LAST_OF_VERL, QUEUE, TRACKER, WEIGHTS, save_state
 from verl_ext.driver.preflight.validate import validate
+
+REMEDY = (
+    "resume with the code and the keys of rollout_policy that wrote it, or start anew in another "
+    "trainer.default_local_dir"
+)
 
 
 @pytest.fixture(scope="module")
@@ -62,10 +68,46 @@ def test_a_state_that_the_policy_cannot_load_is_refused(config, tmp_path, monkey
     ((fresh, version),) = loaded
     assert version == 1 and type(fresh) is Uniform and fresh is not policy
     monkeypatch.setattr(Uniform, "load_state_dict", lambda self, state: state["seen"])
-    why = f"{folder}: the state of Uniform cannot be loaded (KeyError: 'seen'); resume with the code that wrote it, or "
-    assert refusal(config, run) == f"{why}start anew in another trainer.default_local_dir"
+    why = f"{folder}: the state of Uniform cannot be loaded (KeyError: 'seen'); {REMEDY}"
+    assert refusal(config, run) == why
     monkeypatch.setattr(Uniform, "start_run", lambda self, total_steps, texts: None)
+    assert refusal(config, run) == why
+    monkeypatch.setattr(Uniform, "start_run", lambda self, total_steps, texts: texts[0])
     validate(changed(config, run))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "saved", "key", "why"),
+    [
+        ("hora", None, "estimator=moving_average", "the state was saved with another rollout_policy.estimator (one of"),
+        (
+            "knapsack",
+            "history",
+            "estimator=moving_average",
+            "the state is of estimator='history', this run uses 'moving_average'); ",
+        ),
+        (
+            "knapsack",
+            "history",
+            "estimator_options={size: 32}",
+            "the state was saved with size=16, and this estimator has 32); ",
+        ),
+        (
+            "vip",
+            "gaussian_process",
+            "estimator=moving_average",
+            "the state is of estimator='gaussian_process', this run uses '",
+        ),
+    ],
+)
+def test_the_state_of_another_estimator_is_refused(recipe, saved, key, why, tmp_path):
+    config = compose(recipe, *good_overrides(tmp_path), f"trainer.default_local_dir={tmp_path}")
+    assert config.rollout_policy.estimator == saved
+    folder = checkpoint(tmp_path, 3, instantiate(config.rollout_policy))
+    policy = type(validate(config)).__name__
+    sentence = refusal(config, f"rollout_policy.{key}")
+    assert sentence.startswith(f"{folder}: the state of {policy} cannot be loaded (ValueError: {why}")
+    assert sentence.endswith(REMEDY)
 
 
 def test_a_note_of_the_latest_that_verl_would_trip_over_is_refused(config, tmp_path):

@@ -169,6 +169,8 @@ def test_every_tool_is_checked(config, tools):
         f"{SUBMIT} cannot be loaded (config.deployment.pids=0 is not valid: use an integer of at"
     )
     assert len(found) == 2
+    found = refusals(config, tools((SHELL, deployment(type="dokcer")), (SQLITE, {})), f"{OBSERVATION}=100")
+    assert len(found) == 2 and found[1].startswith("observations of the tool sql have up to ")
 
 
 def test_a_sandbox_of_the_first_rows_image_is_started_and_ended(config, tools, docker, tmp_path):

@@ -141,6 +141,18 @@ REFUSED = [
     ("grpo", REWARD_MODEL, "reward.reward_model.rollout.name=null", "use vllm or sglang"),
     (
         "grpo",
+        [*REWARD_MODEL, "reward.reward_model.rollout.name=vlm"],
+        "reward.reward_model.rollout.name=vlm",
+        "use vllm or sglang",
+    ),
+    (
+        "grpo",
+        [*REWARD_MODEL, "reward.reward_model.rollout.name=trtllm"],
+        "reward.reward_model.rollout.name=trtllm",
+        "use vllm or sglang",
+    ),
+    (
+        "grpo",
         [*REWARD_MODEL, "reward.reward_model.rollout.data_parallel_size=0"],
         "reward.reward_model.rollout.data_parallel_size=0",
         "at least 1",

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 
 from omegaconf import OmegaConf
 
-from verl_ext.checks import COUNT
+from verl_ext.checks import COUNT, one_of
 from verl_ext.driver.preflight.faults import Faults
-from verl_ext.driver.preflight.keys import ACTOR, ATTENTION, MODEL, ROLLOUT, VERLS_ATTENTION
+from verl_ext.driver.preflight.keys import ACTOR, ATTENTION, MODEL, REWARD_MODEL, ROLLOUT, VERLS_ATTENTION
 from verl_ext.driver.preflight.model import has_adapter, model_config
+from verl_ext.driver.preflight.packages import CARRIERS, ENGINES
 
 REFERENCE = "actor_rollout_ref.ref"
-REWARD_MODEL = "reward.reward_model"
 SIZES = ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size")  # of an engine
 QUEUE_SIZE = "transfer_queue.backend.SimpleStorage.total_storage_size"
 SEQUENCE_PARALLEL = tuple(f"{ACTOR}.{name}ulysses_sequence_parallel_size" for name in ("", "fsdp_config."))
@@ -29,7 +29,8 @@ FORMER_NAMES = {  # of keys that are not in reward.<section> under the same name
     "reward_model.reward_kwargs": "reward.reward_kwargs",
     "reward_model.model.path": "reward.reward_model.model_path",
 }
-CARRIERS = ("nccl", "nixl", "mooncake", "kimi_ckpt_engine", "delta_sharded")  # of weights between devices, in verl
+# Not trtllm: verl's server replaces a request's max_tokens and cannot cancel a wave, and verl reads no rewards from it.
+ENGINE = one_of(*ENGINES)._replace(valid=f"use {' or '.join(ENGINES)}")
 
 # By engine: the quantizations that verl's server takes, and the engine's argument that verl fills with their settings.
 QUANTIZATIONS = {
@@ -135,9 +136,7 @@ def check_reward_model(faults: Faults) -> None:
         return
     for name in ("nnodes", "n_gpus_per_node", *(f"rollout.{size}" for size in SIZES)):
         faults.check(f"{REWARD_MODEL}.{name}", COUNT)
-    faults.refuse_if(
-        faults[f"{REWARD_MODEL}.rollout.name"] is None, f"{REWARD_MODEL}.rollout.name", "use vllm or sglang"
-    )
+    faults.check(f"{REWARD_MODEL}.rollout.name", ENGINE)
     _check_fills(faults, f"{REWARD_MODEL}.rollout", REWARD_MODEL)
 
 
@@ -219,11 +218,11 @@ def check_profile(faults: Faults) -> None:
     faults.refuse_if(cpu and engine != "dp", "model_engine", valid)
     profile = faults.config.get("actor_engine", engine)
     faults.refuse_if(profile != engine, "actor_engine", f"model_engine={engine}, use {engine} or hardware=verl")
-    key, valid = f"{ROLLOUT}.name", "use vllm or sglang"
+    key = f"{ROLLOUT}.name"
     if OmegaConf.is_missing(faults.config.actor_rollout_ref.rollout, "name"):
-        faults.add(f"{key} is not set: {valid}", key)
-    else:  # verl's server of trtllm replaces a request's max_tokens, and a wave there cannot be cancelled
-        faults.refuse_if(faults[key] not in ("vllm", "sglang"), key, valid)
+        faults.add(f"{key} is not set: {ENGINE.valid}", key)
+    else:
+        faults.check(key, ENGINE)
     wrong = cpu and faults["trainer.device"] != "cpu"
     faults.refuse_if(wrong, "trainer.device", "hardware=cpu trains on cpu; pick hardware=")
 

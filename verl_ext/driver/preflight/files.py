@@ -59,7 +59,7 @@ def _check_file_to_write(faults: Faults, key: str) -> None:
 def check_metrics_file(faults: Faults) -> None:
     """verl's file logger can write the file that environment variables name: verl opens this file late."""
     loggers = faults["trainer.logger"]
-    loggers = [loggers] if isinstance(loggers, str) else list(loggers or [])
+    loggers = [loggers] if isinstance(loggers, str) else loggers
     file, root = os.environ.get("VERL_FILE_LOGGER_PATH"), os.environ.get("VERL_FILE_LOGGER_ROOT")
     if "file" in loggers and (file or root):
         name, value = ("VERL_FILE_LOGGER_PATH", file) if file else ("VERL_FILE_LOGGER_ROOT", root)

@@ -29,7 +29,7 @@ from verl_ext.policy import MODES
 from verl_ext.weights import AGGREGATIONS
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-MODEL = "actor_rollout_ref.model"
+MODEL, REWARD_MODEL = "actor_rollout_ref.model", "reward.reward_model"
 ATTENTION, VERLS_ATTENTION = f"{MODEL}.override_config.attn_implementation", "flash_attention_2"  # without the key
 # verl's other estimators over groups cannot take the rows that pad a batch: padding changes the advantages of real rows
 # (gpg), becomes nan (opo), or ends the run (grpo_passk).
@@ -50,7 +50,7 @@ def only(value: object, valid: str) -> Kind:
     return Kind(lambda given: given == value, valid)
 
 
-COUNT_OR_ALL = Kind(lambda value: value in (None, -1) or COUNT.accepts(value), f"{COUNT.valid}, or -1 for all")
+COUNT_OR_ALL = Kind(lambda value: value == -1 or COUNT.accepts(value), f"{COUNT.valid}, or -1 for all")
 STEPS_OR_NEVER = integer_from(-1)._replace(valid="use a number of steps, or -1 for never")
 SECONDS = POSITIVE._replace(valid="use a positive number of seconds")
 ON = Kind(bool, "use true")
@@ -127,7 +127,7 @@ OPTIONAL: dict[str, Kind] = {
     "data.truncation": one_of("error", "left", "right", "middle"),
     f"{ROLLOUT}.temperature": POSITIVE,  # the actor divides by the temperature
     f"{ROLLOUT}.top_p": SHARE,
-    f"{ROLLOUT}.top_k": STEPS_OR_NEVER._replace(valid=COUNT_OR_ALL.valid),
+    f"{ROLLOUT}.top_k": COUNT_OR_ALL,
     f"{ROLLOUT}.tensor_model_parallel_size": COUNT,
     f"{ROLLOUT}.data_parallel_size": COUNT,
     f"{ROLLOUT}.pipeline_model_parallel_size": COUNT,

@@ -18,17 +18,17 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from verl_ext.checks import InvalidValue
-from verl_ext.driver.preflight.keys import ACTOR, ATTENTION, MODEL, ROLLOUT, VERLS_ATTENTION
+from verl_ext.driver.preflight.keys import ACTOR, ATTENTION, MODEL, REWARD_MODEL, ROLLOUT, VERLS_ATTENTION
 
 ENGINES = {"vllm": "vllm", "sglang": "sglang"}
 CARRIERS = {
     "nccl": "cupy",  # Ray's collectives over NCCL are written in cupy
-    "delta_sharded": "cupy",
     "nixl": "nixl",
     "mooncake": "mooncake",
     "kimi_ckpt_engine": "checkpoint_engine",
+    "delta_sharded": "cupy",
 }
-"""Modules of verl's checkpoint engines."""
+"""verl's carriers of weights between GPUs, its "checkpoint engines", each with the module that it needs."""
 VALUE_HEAD = (
     "AutoModelForCausalLMWithValueHead"  # verl's training workers import this class from any trl that they find
 )
@@ -118,6 +118,8 @@ def needed_modules(config: DictConfig) -> Iterator[tuple[str, object, str]]:
             yield key, value, modules[value]
 
     yield from of(f"{ROLLOUT}.name", ENGINES)
+    if config.reward.reward_model.enable:
+        yield from of(f"{REWARD_MODEL}.rollout.name", ENGINES)
     if config.trainer.device != "cuda":
         return
     if config.trainer.v1.trainer_mode == "separate_async":

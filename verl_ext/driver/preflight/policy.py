@@ -6,6 +6,7 @@ import inspect
 import logging
 import re
 from pathlib import Path
+from typing import Any
 
 import hydra
 from omegaconf import DictConfig, OmegaConf
@@ -13,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_ext import checks
 from verl_ext.checks import InvalidValue
 from verl_ext.controller import check_written_by
-from verl_ext.driver.checkpoint import WEIGHTS, BadCheckpoint, folder_to_resume, load_state, storage_units
+from verl_ext.driver.checkpoint import WEIGHTS, BadCheckpoint, folder_to_resume, load_state, storage_units, unloadable
 from verl_ext.driver.preflight.faults import Faults
 from verl_ext.driver.preflight.files import first_line
 from verl_ext.policy import RolloutPolicy, check_attributes
@@ -103,18 +104,20 @@ def check_checkpoint(faults: Faults, policy: type[RolloutPolicy]) -> None:
 def _check_state(faults: Faults, policy: type[RolloutPolicy], folder: Path, state: dict) -> None:
     """A fresh policy must load the policy's state. The run's own policy stays as it was made.
 
-    A policy with its own ``start_run`` may need the prompts' texts before it loads a state, so it is not tried.
+    If ``start_run`` reads the prompts' texts, the trainer makes this check, since only the trainer has the texts.
     """
-    if faults.sentences or policy.start_run is not RolloutPolicy.start_run:
+    if faults.sentences:
         return
     fresh = hydra.utils.instantiate(dict(faults.values[SECTION]))
+    no_texts: Any = object()  # reading it raises TypeError
+    try:
+        fresh.start_run(faults["trainer.total_training_steps"], no_texts)
+    except Exception:  # a user's policy may turn the TypeError into another error
+        return
     try:
         fresh.load_state_dict(state["policy"]["state"])
     except Exception as error:  # an edited policy can fail in any way
-        faults.add(
-            f"{folder}: the state of {policy.__name__} cannot be loaded ({type(error).__name__}: {error}); "
-            "resume with the code that wrote it, or start anew in another trainer.default_local_dir"
-        )
+        faults.add(str(unloadable(folder, policy.__name__, error)))
 
 
 def _check_baseline(faults: Faults, policy: RolloutPolicy) -> None:

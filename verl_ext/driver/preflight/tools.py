@@ -32,16 +32,9 @@ STALL = "rollout_driver.stall_timeout"
 COMMAND_TIMEOUT = 60.0  # seconds of the first command in a sandbox, and of the end of the sandbox
 
 
-def check_tools(faults: Faults) -> None:
-    """The file lists tools whose classes are importable; our own tools accept their settings.
-
-    Tools of other packages are not made: verl's own tools start a Ray cluster.
-    """
-    _ours(faults)
-
-
 def check_tool_limits(faults: Faults) -> None:
-    """Some row's loop calls our tools, verl shows whole observations, and a sandbox lasts as long as its agent may."""
+    """The file lists usable tools. Some row's loop calls ours, verl shows their whole observations, and a sandbox lasts
+    as long as its agent may."""
     from verl_ext.sandbox.deployments import longest_life
 
     tools = _ours(faults)
@@ -167,7 +160,10 @@ def _listed(faults: Faults) -> list[Any]:
 
 
 def _made(faults: Faults, number: int, tool: Any) -> Any:
-    """The tool, if its class is ours or made from ours; None for other classes, and if the tool has a fault."""
+    """The tool, if its class is ours or made from ours; None for other classes, and if the tool has a fault.
+
+    Tools of other packages are not made: verl's own tools start a Ray cluster.
+    """
     from verl.tools.tool_registry import ToolType
     from verl.utils.import_utils import load_class_from_fqn
 

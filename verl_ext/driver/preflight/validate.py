@@ -21,7 +21,7 @@ from verl_ext.driver.preflight.files import check_files, check_metrics_file
 from verl_ext.driver.preflight.keys import check_keys, check_names, check_switches
 from verl_ext.driver.preflight.model import MODEL_CHECKS, has_adapter
 from verl_ext.driver.preflight.policy import check_checkpoint, make_policy, policy_class
-from verl_ext.driver.preflight.tools import check_tool_limits, check_tool_rows, check_tools, start_sandboxes
+from verl_ext.driver.preflight.tools import check_tool_limits, check_tool_rows, start_sandboxes
 from verl_ext.errors import BadConfig
 from verl_ext.policy import RolloutPolicy
 
@@ -65,7 +65,7 @@ def _check(faults: Faults) -> RolloutPolicy | None:
             made = make_policy(faults, policy)
         faults.run(lambda each: check_checkpoint(each, policy))
     faults.run(check_training_data, check_validation_data, check_queue_size, *EXTENSIONS)
-    faults.run(check_tools, check_tool_limits, check_tool_rows)
+    faults.run(check_tool_limits, check_tool_rows)
     if not faults.sentences:
         _check_by_verl(faults)
     if not faults.sentences:
