@@ -23,6 +23,7 @@ from typing import Annotated
 
 import numpy as np
 import typer
+from vip_relaxation import allocate_rounded, continuous
 
 from verl_ext.allocation import gradient_variance, hit_utility, knapsack
 from verl_ext.estimation import GaussianProcess
@@ -154,8 +155,8 @@ def compare_solvers(n: int = 512, average: int = 8) -> list[dict]:
 
     solvers = {
         "ours, exact integers": lambda: gradient_variance.allocate(rates, budget, **options),
-        "ours, relaxation by bisection": lambda: gradient_variance.continuous(rates, budget, **options),
-        "ours, rounded as in the paper": lambda: gradient_variance.allocate_rounded(rates, budget, **options),
+        "ours, relaxation by bisection": lambda: continuous(rates, budget, **options),
+        "ours, rounded as in the paper": lambda: allocate_rounded(rates, budget, **options),
         "SLSQP, relaxation": slsqp,
     }
     if importlib.util.find_spec("cvxpy"):
