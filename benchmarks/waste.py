@@ -64,7 +64,7 @@ def write_log(folder: Path, rollouts: int, prompts: int, response: int, seed: in
 
 def measure(folder: Path, out: Path) -> tuple[float, float, float]:
     """Wall-clock seconds, seconds of CPU and peak resident GiB of the command on one core."""
-    command = [sys.executable, "-m", "verl_ext.lab.waste", str(folder), "--out", str(out)]
+    command = [sys.executable, "-m", "verl_ext", "waste", str(folder), "--out", str(out)]
     one_core = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "COLUMNS": "160"}
     start = time.perf_counter()
     subprocess.run(command, env=os.environ | one_core, check=True, stdout=subprocess.DEVNULL)

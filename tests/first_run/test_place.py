@@ -9,7 +9,7 @@ from support.commands import flat, invoke
 from support.configs import RECIPES, compose
 
 from verl_ext.driver.preflight.validate import validate
-from verl_ext.first_run.__main__ import _place, main
+from verl_ext.first_run.command import _place, main
 from verl_ext.first_run.made_up import write_data, write_model
 from verl_ext.first_run.place import NotTried, Place
 from verl_ext.first_run.trainings import Trial, command

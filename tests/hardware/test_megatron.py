@@ -107,7 +107,7 @@ def test_profiles_that_need_more_gpus_do_not_fit_on_fewer(gpu, size):
 
 
 def test_the_command_prints_megatrons_overrides():
-    from verl_ext.hardware.__main__ import main
+    from verl_ext.hardware.command import main
 
     app = typer.Typer()
     app.command()(main)

@@ -309,7 +309,7 @@ def test_other_families_need_an_extra(tmp_path, monkeypatch):
 
 
 def test_the_command_prints_overrides_and_refuses_in_one_sentence():
-    from verl_ext.hardware.__main__ import POSITIONS_KEYS, main
+    from verl_ext.hardware.command import POSITIONS_KEYS, main
 
     app = typer.Typer()
     app.command()(main)

@@ -215,7 +215,3 @@ class _Shown:
             self._console.file.flush()
             self._printed = now
         self._text = text
-
-
-if __name__ == "__main__":
-    typer.run(main)
