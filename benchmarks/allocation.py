@@ -126,10 +126,11 @@ def compare_rules(most: int) -> list[dict]:
     return found
 
 
-def compare_solvers(n: int = 512, average: int = 8) -> list[dict]:
+def compare_solvers() -> list[dict]:
     """Time of VIP's relaxation (RLOO) in general solvers, and the gain of exact counts over rounded ones."""
     from scipy import optimize
 
+    n, average = SIZES[0]
     rates = np.random.default_rng(n).random(n)
     budget, options = n * average, {"lower": 3, "upper": 128}
     scale = 4 * rates * (1 - rates)

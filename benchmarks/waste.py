@@ -29,9 +29,9 @@ GROUP, BATCH = 8, 256
 WORDS = "so we have that the sum of both sides is 42, hence x = 7. Wait, let me check this again: 3 · 14 = 42. "
 
 
-def write_log(folder: Path, rollouts: int, prompts: int, response: int, seed: int = 0) -> None:
+def write_log(folder: Path, rollouts: int, prompts: int, response: int) -> None:
     """A file per step, with at least ``rollouts`` lines in all."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     rates = rng.beta(0.4, 0.4, prompts)
     text = WORDS * (response // len(WORDS) + 2)
     step, order = 0, np.empty(0, dtype=int)
