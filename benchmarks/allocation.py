@@ -23,6 +23,7 @@ from typing import Annotated
 
 import numpy as np
 import typer
+from vip_relaxation import allocate_rounded, continuous
 
 from verl_ext.allocation import gradient_variance, hit_utility, knapsack
 from verl_ext.estimation import GaussianProcess
@@ -125,10 +126,11 @@ def compare_rules(most: int) -> list[dict]:
     return found
 
 
-def compare_solvers(n: int = 512, average: int = 8) -> list[dict]:
+def compare_solvers() -> list[dict]:
     """Time of VIP's relaxation (RLOO) in general solvers, and the gain of exact counts over rounded ones."""
     from scipy import optimize
 
+    n, average = SIZES[0]
     rates = np.random.default_rng(n).random(n)
     budget, options = n * average, {"lower": 3, "upper": 128}
     scale = 4 * rates * (1 - rates)
@@ -154,8 +156,8 @@ def compare_solvers(n: int = 512, average: int = 8) -> list[dict]:
 
     solvers = {
         "ours, exact integers": lambda: gradient_variance.allocate(rates, budget, **options),
-        "ours, relaxation by bisection": lambda: gradient_variance.continuous(rates, budget, **options),
-        "ours, rounded as in the paper": lambda: gradient_variance.allocate_rounded(rates, budget, **options),
+        "ours, relaxation by bisection": lambda: continuous(rates, budget, **options),
+        "ours, rounded as in the paper": lambda: allocate_rounded(rates, budget, **options),
         "SLSQP, relaxation": slsqp,
     }
     if importlib.util.find_spec("cvxpy"):

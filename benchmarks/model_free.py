@@ -86,8 +86,8 @@ class LongRun:
     rollout in fifty fails.
     """
 
-    def __init__(self, policy: RolloutPolicy, steps: int, prompt_count: int = PROMPTS):
-        rows = prompts(prompt_count)
+    def __init__(self, policy: RolloutPolicy, steps: int):
+        rows = prompts(PROMPTS)
         rates = np.random.default_rng(1).uniform(0.1, 0.5, len(rows)).tolist()
         policy.start_run(steps, [f"What is {row.row} + 1?" for row in rows])
         engine = FastEngine({row.id: rate for row, rate in zip(rows, rates, strict=True)}, failure_rate=0.02)

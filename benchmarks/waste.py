@@ -29,9 +29,9 @@ GROUP, BATCH = 8, 256
 WORDS = "so we have that the sum of both sides is 42, hence x = 7. Wait, let me check this again: 3 · 14 = 42. "
 
 
-def write_log(folder: Path, rollouts: int, prompts: int, response: int, seed: int = 0) -> None:
+def write_log(folder: Path, rollouts: int, prompts: int, response: int) -> None:
     """A file per step, with at least ``rollouts`` lines in all."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     rates = rng.beta(0.4, 0.4, prompts)
     text = WORDS * (response // len(WORDS) + 2)
     step, order = 0, np.empty(0, dtype=int)
@@ -64,7 +64,7 @@ def write_log(folder: Path, rollouts: int, prompts: int, response: int, seed: in
 
 def measure(folder: Path, out: Path) -> tuple[float, float, float]:
     """Wall-clock seconds, seconds of CPU and peak resident GiB of the command on one core."""
-    command = [sys.executable, "-m", "verl_ext.lab.waste", str(folder), "--out", str(out)]
+    command = [sys.executable, "-m", "verl_ext", "waste", str(folder), "--out", str(out)]
     one_core = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "COLUMNS": "160"}
     start = time.perf_counter()
     subprocess.run(command, env=os.environ | one_core, check=True, stdout=subprocess.DEVNULL)

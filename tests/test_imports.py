@@ -35,8 +35,8 @@ OUTSIDE_OF_VERL = (
     "verl_ext.allocation",
     "verl_ext.estimation",
     "verl_ext.evaluation",
-    "verl_ext.lab.report.__main__",
-    "verl_ext.lab.simulate.__main__",
+    "verl_ext.lab.report.command",
+    "verl_ext.lab.simulate.command",
     "verl_ext.lab.simulate.verify_record",
 )
 LEARNER = ROOT / "verl_ext" / "lab" / "learn"  # trains with torch, and only its own command imports it

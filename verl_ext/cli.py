@@ -33,17 +33,17 @@ GENERATED = {
 COMMANDS = {
     "train": Command("verl_ext.launch:main", "Train a model: verl-ext train RECIPE key=value ..."),
     "new": Command("verl_ext.new:main", "Write the files of a method of your own."),
-    "first_run": Command("verl_ext.first_run.__main__:main", "What works on this machine or cluster?"),
-    "simulate": Command("verl_ext.lab.simulate.__main__:main", "Compare recipes without a model."),
-    "learn": Command("verl_ext.lab.learn.__main__:main", "Compare recipes on a small model that learns."),
-    "report": Command("verl_ext.lab.report.__main__:main", "Compare runs: a page, plots and tables."),
-    "waste": Command("verl_ext.lab.waste.__main__:main", "Show how a run's rollouts were used."),
+    "first_run": Command("verl_ext.first_run.command:main", "What works on this machine or cluster?"),
+    "simulate": Command("verl_ext.lab.simulate.command:main", "Compare recipes without a model."),
+    "learn": Command("verl_ext.lab.learn.command:main", "Compare recipes on a small model that learns."),
+    "report": Command("verl_ext.lab.report.command:main", "Compare runs: a page, plots and tables."),
+    "waste": Command("verl_ext.lab.waste.command:main", "Show how a run's rollouts were used."),
     "fit_probe": Command("verl_ext.lab.fit_probe:main", "Fit a prior of prompt difficulty on logged rollouts."),
     "verify": Command("verl_ext.lab.simulate.verify_record:main", "Run a fresh policy against a run's record."),
     "evaluate": Command("verl_ext.evaluation.command:app", "Sample a model on benchmarks: pass@k, mean@k, maj@k."),
     "export": Command("verl_ext.export:main", "A checkpoint as a model for transformers and vLLM."),
     "data": Command("verl_ext.data.prepare:main", "Write a data set: a published or a generated one."),
-    "hardware": Command("verl_ext.hardware.__main__:main", "Settings with which a model fits on GPUs."),
+    "hardware": Command("verl_ext.hardware.command:main", "Settings with which a model fits on GPUs."),
 }
 
 

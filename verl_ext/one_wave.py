@@ -239,17 +239,18 @@ class OneWave(RolloutPolicy):
         return {f"{self.name}/{name}": value for name, value in values.items()}
 
 
-def prediction_metrics(predicted: np.ndarray, realised: np.ndarray, bins: int = 10) -> dict[str, float]:
+def prediction_metrics(predicted: np.ndarray, realised: np.ndarray) -> dict[str, float]:
     """Mean absolute error, correlation, and expected calibration error of predictions.
 
-    The calibration error is the mean of |mean predicted - mean realised| over equal bins of the prediction, weighted by
-    their numbers of prompts. Realised rates come from few rollouts, so even perfect predictions have an error.
+    The calibration error is the mean of |mean predicted - mean realised| over 10 equal bins of the prediction, weighted
+    by their numbers of prompts. Realised rates come from few rollouts, so even perfect predictions have an error.
     """
     if not predicted.size:
         return {}
     metrics = {"mae": float(np.abs(predicted - realised).mean())}
     if np.ptp(predicted) > 0 and np.ptp(realised) > 0:
         metrics["correlation"] = float(np.corrcoef(predicted, realised)[0, 1])
+    bins = 10
     bin_of = np.clip((predicted * bins).astype(int), 0, bins - 1)
     gaps = np.bincount(bin_of, weights=predicted - realised, minlength=bins)
     return metrics | {"calibration_error": float(np.abs(gaps).sum() / predicted.size)}

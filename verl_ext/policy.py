@@ -487,10 +487,10 @@ def first_drawn(groups: Sequence[Group], drawn: Sequence[str], count: int) -> tu
     return ordered[:count], ordered[count:]
 
 
-def has_spread(rewards: Sequence[float] | np.ndarray, tolerance: float = NOISE) -> bool:
+def has_spread(rewards: Sequence[float] | np.ndarray) -> bool:
     """Whether rewards differ by more than float noise, so that some advantage of the group is not zero."""
     rewards = np.asarray(rewards, dtype=np.float64)
-    return rewards.size > 1 and bool(np.ptp(rewards) > tolerance * max(1.0, float(np.abs(rewards).max())))
+    return rewards.size > 1 and bool(np.ptp(rewards) > NOISE * max(1.0, float(np.abs(rewards).max())))
 
 
 def without_noise(number: float) -> float:

@@ -92,8 +92,7 @@ REFUSED = [
         {**VIP, "costs": [50.0, 50.0]},
         "budget=100 is not valid: lower needs at least 300 and upper allows at most 1600",
     ),
-    (gradient_variance.continuous, ([0.5, 0.5], 5), VIP, "budget"),
-    (gradient_variance.allocate_rounded, ([0.5, nan], 8), VIP, "success_rates[1]"),
+    (gradient_variance.allocate, ([0.5, nan], 8), VIP, "success_rates[1]"),
     (gradient_variance.variance, ([1, 3], [0.5, 0.5]), {}, "counts"),
     # heuristics
     (heuristics.hard_first, ([-1], 4), {}, "successes[0]"),

@@ -31,8 +31,8 @@ def many(size, values):
 def problems(draw):
     """(allocator, arguments, options): finite numbers, of magnitudes that no run would have."""
     n = draw(st.integers(1, 6))
-    kind = draw(st.sampled_from(["hit_utility", "knapsack", "variance", "rounded", "proportional", "hard_first"]))
-    lower = draw(many(n, st.integers(3 if kind in ("variance", "rounded") else 0, 9)))
+    kind = draw(st.sampled_from(["hit_utility", "knapsack", "variance", "proportional", "hard_first"]))
+    lower = draw(many(n, st.integers(3 if kind == "variance" else 0, 9)))
     upper = lower + draw(many(n, room))
     share = draw(st.one_of(st.floats(0, 1), magnitudes.filter(lambda share: share < 1)))
     options = {"lower": lower, "upper": upper}
@@ -50,12 +50,11 @@ def problems(draw):
         options |= {"info_gain": draw(st.booleans()), "fallback": draw(st.booleans())}
         options["gradient"] = draw(st.sampled_from(knapsack.GRADIENTS))
         return knapsack.allocate, (draw(many(n, rates)), budget), options
-    if kind in ("variance", "rounded"):
+    if kind == "variance":
         options["estimator"] = draw(st.sampled_from(list(gradient_variance.LEAST)))
-        rule = gradient_variance.allocate if kind == "variance" else gradient_variance.allocate_rounded
         if draw(st.booleans()):
             options["reward_variance"] = draw(many(n, st.one_of(magnitudes, st.just(0.0))))
-        return rule, (draw(many(n, rates)), budget), options
+        return gradient_variance.allocate, (draw(many(n, rates)), budget), options
     if kind == "hard_first":
         options, budget = {"upper": upper}, math.floor(share * int(upper.sum()))
         return heuristics.hard_first, (draw(many(n, st.one_of(magnitudes, st.just(0.0)))), budget), options

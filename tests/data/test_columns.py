@@ -378,7 +378,7 @@ def hub(gsm8k) -> Iterator[str]:
 def test_a_name_on_the_hub_is_its_data_source_and_the_commit_is_noted(hub, tmp_path):
     """In a separate process, because huggingface_hub reads its environment variables at import."""
     environment = os.environ | {"HF_ENDPOINT": hub, "HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "0"}
-    line = [sys.executable, "-m", "verl_ext.data.columns", "openai/gsm8k", *GSM8K, "--subset", "main"]
+    line = [sys.executable, "-m", "verl_ext", "data", "from", "openai/gsm8k", *GSM8K, "--subset", "main"]
     result = subprocess.run(
         [*line, "--revision", "v1", "--out", str(tmp_path / "out")],
         env=environment | {"NO_PROXY": "127.0.0.1"},

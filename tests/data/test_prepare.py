@@ -475,7 +475,7 @@ def fetch(endpoint: str, folder: Path, *arguments: str) -> subprocess.CompletedP
         "HF_HUB_OFFLINE": "0",
         "NO_PROXY": "127.0.0.1",
     }
-    line = [sys.executable, "-m", "verl_ext.data.prepare", *arguments, "--out", str(folder)]
+    line = [sys.executable, "-m", "verl_ext", "data", *arguments, "--out", str(folder)]
     return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=120)
 
 

@@ -24,7 +24,7 @@ from support.engine import controller, run_step
 
 from recipe.grpo.policy import Uniform
 from verl_ext import cli
-from verl_ext.lab.learn import __main__ as learn
+from verl_ext.lab.learn import command as learn
 from verl_ext.lab.learn.worlds import WORLDS
 from verl_ext.lab.method import Method
 

@@ -22,7 +22,7 @@ from verl_ext.checks import InvalidValue
 from verl_ext.cli import main
 from verl_ext.driver import runner
 from verl_ext.driver.preflight.validate import validate
-from verl_ext.lab.learn import __main__ as learn
+from verl_ext.lab.learn import command as learn
 from verl_ext.policy import has_spread
 from verl_ext.testing import BrokenPromise, contract
 

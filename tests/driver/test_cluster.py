@@ -62,8 +62,9 @@ def profile(hardware: str, gpus: int):
 @pytest.mark.stack
 def test_gpus_with_less_memory_than_the_profiles_are_refused(tmp_path, monkeypatch):
     """A stand-in answers for nvidia-smi."""
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 81920, NVIDIA A800-SXM4-80GB\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\nprintf '6144, 1.2, NVIDIA T1000\\n81920, 1.2, NVIDIA A800-SXM4-80GB\\n'\n")
+    tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     ray.init(address="local", num_cpus=1, num_gpus=2, include_dashboard=False, log_to_driver=False)
     try:
@@ -73,6 +74,9 @@ def test_gpus_with_less_memory_than_the_profiles_are_refused(tmp_path, monkeypat
             check_gpus(profile("h200", 2))
         check_gpus(profile("a800", 2))
         check_gpus(profile("h200", 8))  # no node has as many GPUs: verl says so
+        for unknown in ("echo '[N/A], 1.2, NVIDIA GB10'", "exit 9"):
+            tool.write_text(f"#!/bin/sh\n{unknown}\n")
+            check_gpus(profile("h200", 2))
     finally:
         ray.shutdown()
 

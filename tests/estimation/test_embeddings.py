@@ -109,6 +109,17 @@ def test_the_cache_is_of_the_models_files_and_of_each_text(tiny, tmp_path):
     assert files_after("two", "") == 5
 
 
+def test_a_full_disk_leaves_no_part_of_a_file(tiny, tmp_path, monkeypatch):
+    def full(stream, *_, **__):
+        stream.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "save", full)
+    with pytest.raises(OSError, match="No space left"):
+        embeddings.embed(["two"], cache=tmp_path / "cache", model=tiny, progress=False)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
 def test_a_cached_file_with_pickled_objects_is_not_unpickled(tiny, tmp_path):
     embeddings.embed(["two"], cache=tmp_path / "cache", model=tiny, progress=False)
     (file,) = (tmp_path / "cache").iterdir()

@@ -451,7 +451,7 @@ def test_a_k_is_reported_for_the_data_sources_that_have_as_many_samples(folder):
 
 def test_results_are_written_although_no_one_reads_the_table(tmp_path):
     write_lines(tmp_path / "in/0.jsonl", samples_of(row("one"), [RIGHT]))
-    command = f"{sys.executable} -m verl_ext.evaluation score {tmp_path}/in --out {tmp_path}/out >/dev/full"
+    command = f"{sys.executable} -m verl_ext evaluate score {tmp_path}/in --out {tmp_path}/out >/dev/full"
     subprocess.run(command, shell=True, check=False, timeout=120, stderr=subprocess.DEVNULL)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"results.json", "pass_at_k.png"}
 

@@ -9,7 +9,7 @@ from support.commands import flat, invoke
 from support.configs import RECIPES, compose
 
 from verl_ext.driver.preflight.validate import validate
-from verl_ext.first_run.__main__ import _place, main
+from verl_ext.first_run.command import _place, main
 from verl_ext.first_run.made_up import write_data, write_model
 from verl_ext.first_run.place import NotTried, Place
 from verl_ext.first_run.trainings import Trial, command
@@ -94,7 +94,7 @@ def test_keys_of_a_separate_pool_and_of_lengths():
 
 @pytest.mark.parametrize(("visible", "gpus"), [(None, 8), ("", 8), ("4,5", 2)])
 def test_the_first_run_uses_the_gpus_that_are_visible(visible, gpus, tmp_path, monkeypatch):
-    monkeypatch.setattr("verl_ext.first_run.node.gpus", lambda: [("580.95.05", "NVIDIA H200")] * 8)
+    monkeypatch.setattr("verl_ext.first_run.command.gpus", lambda: [(150e9, "NVIDIA H200", "580.95.05")] * 8)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)

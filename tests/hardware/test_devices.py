@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from verl_ext.hardware.devices import largest_gpu, mismatch
+from verl_ext.errors import RunError
+from verl_ext.hardware.devices import gpus, mismatch
 from verl_ext.hardware.memory import GPU_MEMORY
 
 MIB = 2**20
@@ -43,16 +44,15 @@ def test_a_gpu_with_about_the_memory_of_the_profile_is_accepted(hardware, mebiby
     assert mismatch(hardware, mebibytes * MIB, name) is None
 
 
-def test_the_largest_gpu_is_that_of_nvidia_smi_or_unknown(tmp_path, monkeypatch):
+def test_each_gpu_is_as_nvidia_smi_tells(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert largest_gpu() is None
+    with pytest.raises(RunError, match=r"^nvidia-smi does not answer: install NVIDIA's driver, or set HARDWARE=cpu$"):
+        gpus()
     tool = tmp_path / "nvidia-smi"
-    for answer, found in (
-        ("6144, NVIDIA T1000\\n81920, NVIDIA A800-SXM4-80GB\\n", (81920 * MIB, "NVIDIA A800-SXM4-80GB")),
-        ("[N/A], NVIDIA GB10\\n", None),
-        ("No devices were found\\n", None),
-        ("", None),
-    ):
-        tool.write_text(f"#!/bin/sh\nprintf '{answer}'\n")
-        tool.chmod(0o755)
-        assert largest_gpu() == found
+    tool.write_text("#!/bin/sh\nprintf '6144, 580.95.05, NVIDIA T1000\\n[N/A], 580.95.05, NVIDIA GB10, rev A\\n'\n")
+    tool.chmod(0o755)
+    assert gpus() == [(6144 * MIB, "NVIDIA T1000", "580.95.05"), (0.0, "NVIDIA GB10, rev A", "580.95.05")]
+    for answer in ("No devices were found", ""):
+        tool.write_text(f"#!/bin/sh\necho '{answer}'\n")
+        with pytest.raises(RunError, match=rf"^nvidia-smi finds no GPU \({answer}\): install"):
+            gpus()

@@ -8,10 +8,10 @@ import pytest
 import typer
 from support.clusters import given_a_cluster
 from typer.testing import CliRunner
+from write_hardware import MEGATRON_GPUS, PROFILES, profile
 
 from verl_ext.hardware.megatron import Megatron, megatron_sizes, megatron_use
 from verl_ext.hardware.memory import ENGINE_EXCESS, GPU_MEMORY, TRAINING_SHARE, USABLE, Settings, settings, use
-from verl_ext.hardware.profiles import MEGATRON_GPUS, PROFILES, profile
 from verl_ext.hardware.shapes import SHAPES
 
 QWEN3_8B = SHAPES["Qwen/Qwen3-8B-Base"]
@@ -107,7 +107,7 @@ def test_profiles_that_need_more_gpus_do_not_fit_on_fewer(gpu, size):
 
 
 def test_the_command_prints_megatrons_overrides():
-    from verl_ext.hardware.__main__ import main
+    from verl_ext.hardware.command import main
 
     app = typer.Typer()
     app.command()(main)

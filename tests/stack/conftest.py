@@ -31,7 +31,7 @@ def agent_task(tmp_path_factory) -> Task:
 
 
 def make_agent_task(folder: Path) -> None:
-    data = [sys.executable, "-m", "verl_ext.data.sql_tasks", "--out", f"{folder}/data", "--random-share", "0.6"]
+    data = [sys.executable, "-m", "verl_ext", "data", "sql_tasks", "--out", f"{folder}/data", "--random-share", "0.6"]
     subprocess.run([*data, "--train", "96", "--validation", "8"], check=True, timeout=120)
     warm_start = [sys.executable, ROOT / "examples/quickstart/warm_start_agent.py", "--data", f"{folder}/data"]
     subprocess.run(

@@ -23,8 +23,8 @@ SAVE_CHECKPOINT, SAMPLE = (Path(__file__).parents[1] / f"support/{name}.py" for 
 
 
 def evaluate(task, checkpoint, model, out):
-    command = [sys.executable, "-m", "verl_ext.evaluation", "run", "--data", task.folder / "data/validation.parquet"]
-    command += ["--out", out, "--n", "4", "--checkpoint", checkpoint]
+    command = [sys.executable, "-m", "verl_ext", "evaluate", "run", "--out", out, "--n", "4"]
+    command += ["--data", task.folder / "data/validation.parquet", "--checkpoint", checkpoint]
     command += ["hardware=cpu", f"actor_rollout_ref.model.path={model}", "data.max_prompt_length=96"]
     command += ["data.max_response_length=24", "actor_rollout_ref.rollout.max_model_len=128"]
     command += ["reward.custom_reward_function.path=pkg://verl_ext.data.reasoning_gym"]

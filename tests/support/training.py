@@ -51,7 +51,7 @@ class Task:
 
 def make_task(folder: Path) -> Task:
     """96 prompts of graded difficulty, and a model able to answer some of them."""
-    data = [sys.executable, "-m", "verl_ext.data.reasoning_gym", "--out", f"{folder}/data"]
+    data = [sys.executable, "-m", "verl_ext", "data", "reasoning_gym", "--out", f"{folder}/data"]
     subprocess.run([*data, "--train", "96", "--validation", "8"], check=True, timeout=120)
     warm_start = [sys.executable, ROOT / "examples/quickstart/warm_start.py", "--data", f"{folder}/data"]
     settings = ["--steps", "300", "--batch", "32", "--decay", "0.5", "--lr", "2e-3", "--silent", "0.65"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -30,7 +28,7 @@ def allocate(
     variance s^2 of the projected gradient is the same for all prompts; multiply known values into
     ``reward_variance``.
 
-    The paper solves the continuous relaxation and rounds; see :func:`continuous` and :func:`allocate_rounded`.
+    The paper solves the continuous relaxation and rounds (Algorithm 2); benchmarks/vip_relaxation.py has that form.
 
     Args:
         success_rates: (n,) in [0, 1]; may be None if ``reward_variance`` is given, which takes precedence.
@@ -52,60 +50,6 @@ def allocate(
     lower, upper = _bounds(lower, upper, scale.size, estimator)
     costs = None if costs is None else checks.positive("costs", checks.vector("costs", costs, scale.size))
     return greedy.maximize(_GAINS[estimator], [scale], checks.budget(budget, costs), lower, upper, costs=costs)
-
-
-def continuous(
-    success_rates: ArrayLike | None,
-    budget: float,
-    *,
-    lower: ArrayLike,
-    upper: ArrayLike,
-    estimator: str = "rloo",
-    reward_variance: ArrayLike | None = None,
-) -> np.ndarray:
-    """(n,) float64 minimiser of the relaxation to real counts, by bisection (VIP Theorems 5.1 and 5.2, eq. 7 and 9).
-
-    Prompts without variance get ``lower``, and an even share of any rollouts beyond the other prompts' ``upper``.
-
-    Raises:
-        ValueError: as :func:`allocate`.
-    """
-    scale = _scale(success_rates, reward_variance)
-    lower, upper = _bounds(lower, upper, scale.size, estimator)
-    budget = checks.budget(budget, None)
-    greedy.require_feasible(budget, lower, upper, np.ones(scale.size))
-    varies = scale > 0
-    for_varying = min(budget - float(lower[~varies].sum()), float(upper[varies].sum()))
-    counts = np.empty(scale.size)
-    for rows, share, solve in ((varies, for_varying, _INVERSES[estimator]), (~varies, budget - for_varying, _same)):
-        if rows.any():
-            counts[rows] = _bisect(lambda price: solve(price, scale[rows]), share, lower[rows], upper[rows])  # noqa: B023
-    return counts
-
-
-def allocate_rounded(
-    success_rates: ArrayLike | None,
-    budget: int,
-    *,
-    lower: ArrayLike,
-    upper: ArrayLike,
-    estimator: str = "rloo",
-    reward_variance: ArrayLike | None = None,
-) -> np.ndarray:
-    """(n,) int64 counts as the paper rounds them: floor, then the largest decrease first (VIP Algorithm 2).
-
-    Kept to show the gain of the exact optimum: :func:`allocate` is never worse.
-
-    Raises:
-        ValueError: as :func:`allocate`.
-    """
-    real = continuous(
-        success_rates, budget, lower=lower, upper=upper, estimator=estimator, reward_variance=reward_variance
-    )
-    scale = _scale(success_rates, reward_variance)
-    lower, upper = _bounds(lower, upper, scale.size, estimator)
-    floor = np.clip(np.floor(real + 1e-9).astype(np.int64), lower, upper)
-    return greedy.maximize(_GAINS[estimator], [scale], budget, floor, upper)
 
 
 def variance(
@@ -167,30 +111,4 @@ def _dr_grpo_gain(scale: np.ndarray) -> greedy.Gain:
     return gain
 
 
-def _rloo_inverse(price: float, scale: np.ndarray) -> np.ndarray:
-    """n with price = a / (n - 1)^2 (VIP eq. 9)."""
-    return 1 + np.sqrt(scale / price)
-
-
-def _dr_grpo_inverse(price: float, scale: np.ndarray) -> np.ndarray:
-    """The n of at least 3 with price = a (n - 2) / n^3 (VIP eq. 7): the largest root of a cubic, by cosines."""
-    ratio = np.minimum(price / scale, 1 / 27)
-    return 2 / np.sqrt(3 * ratio) * np.cos(np.arccos(-3 * np.sqrt(3 * ratio)) / 3)
-
-
-def _same(price: float, scale: np.ndarray) -> np.ndarray:
-    return np.full(scale.size, 1 / price)
-
-
 _GAINS = {"rloo": _rloo_gain, "dr_grpo": _dr_grpo_gain}
-_INVERSES = {"rloo": _rloo_inverse, "dr_grpo": _dr_grpo_inverse}
-
-
-@np.errstate(over="ignore", divide="ignore", under="ignore")
-def _bisect(counts_at: Callable[[float], np.ndarray], share: float, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
-    """clip(counts_at(price), lower, upper) at the price where it sums to ``share``."""
-    low, high = -800.0, 800.0  # of the price's logarithm: wider than any float64
-    while low < (middle := (low + high) / 2) < high:
-        more = np.clip(counts_at(np.exp(middle)), lower, upper).sum() > share
-        low, high = (middle, high) if more else (low, middle)
-    return np.clip(counts_at(np.exp(high)), lower, upper)

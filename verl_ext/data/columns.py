@@ -226,7 +226,3 @@ def main(
                 str(path), str(len(part.rows)), "\n".join(f"{n} x {why}" for why, n in part.left_out.items())
             )
     Console().print(summary)
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -213,7 +213,3 @@ def _listing() -> Table:
     for name, data in DATA_SETS.items():
         table.add_row(name, data.repository, data.split, data.published, data.used_by)
     return table
-
-
-if __name__ == "__main__":
-    typer.run(main)

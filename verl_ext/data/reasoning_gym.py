@@ -313,7 +313,3 @@ def main(
         check_folder(out)
         levels = [parse_level(text, place) for place, text in enumerate(level, 1)] if level else DEFAULT_LEVELS
         write_splits(splits(levels, {"train": train, "validation": validation}, seed, suffix), out)
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -279,7 +279,3 @@ def main(
         levels = [parse_level(text) for text in level] if level else DEFAULT_LEVELS
         write_splits(splits(levels, {"train": train, "validation": validation}, seed, random_share), out)
     (out / "tools.yaml").write_text(TOOLS)
-
-
-if __name__ == "__main__":
-    typer.run(main)

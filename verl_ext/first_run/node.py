@@ -26,9 +26,10 @@ from typing import Any, NamedTuple
 import psutil
 
 from verl_ext.data.schema import TEMPLATE
+from verl_ext.errors import RunError
 from verl_ext.files import obstacle_to_writing
 from verl_ext.first_run.place import CPU, Place
-from verl_ext.hardware.devices import ENOUGH
+from verl_ext.hardware.devices import ENOUGH, gpus
 from verl_ext.hardware.memory import GPU_MEMORY
 from verl_ext.resolvers import node_cache
 
@@ -66,7 +67,7 @@ ON_CPU = Limits(1 * GB, 8192, 4096, 2 * GB, 5 * GB)
 ON_GPUS = Limits(10 * GB, 8192, 16384, 20 * GB, 16 * GB)
 
 
-class Fault(Exception):
+class Fault(RunError):
     """A check that failed. The message is a sentence with the remedy."""
 
 
@@ -106,7 +107,7 @@ def check_node(question: Question) -> dict[str, Found]:
             start = time.monotonic()
             try:
                 passed, text = True, check(question)
-            except Fault as fault:
+            except RunError as fault:
                 passed, text = False, str(fault)
             except Exception as error:  # of libraries and drivers; the other checks go on
                 passed, text = False, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
@@ -119,23 +120,9 @@ def check_node(question: Question) -> dict[str, Found]:
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
-def gpus() -> list[tuple[str, str]]:
-    """(driver's version, name) of each GPU of this machine, from nvidia-smi; Fault if it does not answer."""
-    ask = ["nvidia-smi", "--query-gpu=driver_version,name", "--format=csv,noheader"]
-    try:
-        answer = subprocess.run(ask, capture_output=True, text=True, timeout=60)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise Fault("nvidia-smi does not answer: install NVIDIA's driver, or set HARDWARE=cpu") from error
-    lines = [line.split(", ", 1) for line in answer.stdout.splitlines() if ", " in line]
-    if answer.returncode or not lines:
-        said = " ".join((answer.stderr or answer.stdout).split())[:200]
-        raise Fault(f"nvidia-smi finds no GPU ({said}): install NVIDIA's driver, or set HARDWARE=cpu")
-    return [(driver, name) for driver, name in lines]
-
-
 def driver(question: Question) -> str:
     """The driver is new enough for CUDA 13.0."""
-    found = gpus()[0][0]
+    _, _, found = gpus()[0]
     if int(found.partition(".")[0]) < DRIVER:
         raise Fault(f"driver {found} is older than R{DRIVER}, the first for CUDA 13.0: install a newer driver")
     return found

@@ -1,27 +1,34 @@
-"""Compares the GPUs of a machine with the GPU for which a profile was computed."""
+"""Asks for the GPUs of a machine, and compares them with the GPU for which a profile was computed."""
 
 from __future__ import annotations
 
 import subprocess
 
+from verl_ext.errors import RunError
 from verl_ext.hardware.memory import GIB, GPU_MEMORY
 
-SECONDS = 30  # for nvidia-smi
+SECONDS = 50  # for nvidia-smi; less than the driver waits for the nodes
 ENOUGH = 0.97  # share of a profile's bytes that a GPU must have: GPUs of one kind, nvidia-smi and CUDA differ by less
 
 
-def largest_gpu() -> tuple[float, str] | None:
-    """Bytes and name of this machine's largest GPU; None if nvidia-smi does not tell.
+def gpus() -> list[tuple[float, str, str]]:
+    """(bytes, name, driver's version) of each GPU of this machine; 0 bytes where nvidia-smi does not know them.
 
     nvidia-smi sees the GPUs that Ray hides from a task, so the task needs to reserve none.
+
+    Raises:
+        RunError: nvidia-smi does not answer, or finds no GPU.
     """
-    ask = ["nvidia-smi", "--query-gpu=memory.total,name", "--format=csv,noheader,nounits"]
+    ask = ["nvidia-smi", "--query-gpu=memory.total,driver_version,name", "--format=csv,noheader,nounits"]
     try:
-        answer = subprocess.run(ask, capture_output=True, text=True, timeout=SECONDS).stdout
-        gpus = [line.split(", ", 1) for line in answer.splitlines()]
-        return max(((float(mebibytes) * 2**20, name) for mebibytes, name in gpus), default=None)
-    except (OSError, ValueError, subprocess.TimeoutExpired):  # no driver, or a line without a number
-        return None
+        answer = subprocess.run(ask, capture_output=True, text=True, timeout=SECONDS)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise RunError("nvidia-smi does not answer: install NVIDIA's driver, or set HARDWARE=cpu") from error
+    lines = [line.split(", ", 2) for line in answer.stdout.splitlines() if line.count(", ") >= 2]
+    if answer.returncode or not lines:
+        said = " ".join((answer.stderr or answer.stdout).split())[:200]
+        raise RunError(f"nvidia-smi finds no GPU ({said}): install NVIDIA's driver, or set HARDWARE=cpu")
+    return [(float(size) * 2**20 if size.isdecimal() else 0.0, name, driver) for size, driver, name in lines]
 
 
 def mismatch(hardware: str, memory: float, name: str) -> str | None:

@@ -8,10 +8,10 @@ from itertools import cycle
 import pytest
 from omegaconf import DictConfig, OmegaConf
 from support.configs import RECIPES, compose, good_overrides
+from write_hardware import MEGATRON_GPUS, PROFILES, profile
 
 from verl_ext.driver.preflight.validate import BadConfig, validate
 from verl_ext.hardware.memory import GPU_MEMORY
-from verl_ext.hardware.profiles import MEGATRON_GPUS, PROFILES, profile
 from verl_ext.launch import GPUS, implied
 from verl_ext.recipes import hardware_profiles
 

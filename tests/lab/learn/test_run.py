@@ -249,5 +249,5 @@ def test_too_few_prompts_are_refused():
 
 
 def test_the_learner_does_not_import_verl():
-    code = "import sys, verl_ext.lab.learn.__main__, verl_ext.lab.learn.hugging_face; print('verl' in sys.modules)"
+    code = "import sys, verl_ext.lab.learn.command, verl_ext.lab.learn.hugging_face; print('verl' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"

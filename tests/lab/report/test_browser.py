@@ -8,8 +8,8 @@ from support.commands import invoke
 from support.rollout_logs import line, write_lines
 from support.runs import write_run
 
-from verl_ext.lab.report.__main__ import main as report
-from verl_ext.lab.waste.__main__ import main as waste
+from verl_ext.lab.report.command import main as report
+from verl_ext.lab.waste.command import main as waste
 
 CHROMIUM = find_chromium()
 pytestmark = pytest.mark.skipif(

@@ -11,7 +11,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from torch.utils.tensorboard import SummaryWriter
 from verl.utils.tracking import Tracking, ValidationGenerationsLogger
 
-from verl_ext.lab.report.__main__ import main
+from verl_ext.lab.report.command import main
 from verl_ext.lab.report.events import event_files, read_events
 from verl_ext.lab.report.runs import find_runs, names, read_run
 from verl_ext.lab.report.summary import summarize

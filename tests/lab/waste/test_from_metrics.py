@@ -18,7 +18,7 @@ from support.runs import write_log
 from recipe.pilot_commit.policy import PilotCommit
 from recipe.pods.policy import Pods
 from verl_ext.lab.report.runs import read_run
-from verl_ext.lab.waste.__main__ import main
+from verl_ext.lab.waste.command import main
 from verl_ext.lab.waste.export import is_export, read_export
 from verl_ext.lab.waste.from_metrics import most_with_gradient, page_of
 from verl_ext.policy import has_spread

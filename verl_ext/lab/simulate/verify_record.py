@@ -250,7 +250,3 @@ def main(
     )
     if found.cut:
         console.print(f"Incomplete lines left out, since a kill cuts off the last line of its process: {found.cut}")
-
-
-if __name__ == "__main__":
-    typer.run(main)

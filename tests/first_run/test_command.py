@@ -10,7 +10,7 @@ import pytest
 from support.commands import flat, invoke
 
 from verl_ext.first_run import node, nodes, trainings
-from verl_ext.first_run.__main__ import main
+from verl_ext.first_run.command import main
 from verl_ext.first_run.table import FAILED, PASSED, Row
 
 

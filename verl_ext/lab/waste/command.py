@@ -133,7 +133,3 @@ def _show(page: Page, path: Path) -> None:
     console = open_console()
     page.show(console)
     console.print(f"Page: {path}", markup=False, highlight=False)
-
-
-if __name__ == "__main__":
-    typer.run(main)

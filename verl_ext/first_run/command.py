@@ -15,10 +15,11 @@ from rich.console import Console
 
 from verl_ext import __version__, extras
 from verl_ext.checks import choice, require
-from verl_ext.errors import EXIT_STOPPED
+from verl_ext.errors import EXIT_STOPPED, RunError
 from verl_ext.files import check_folder
 from verl_ext.first_run.place import CPU, Place
 from verl_ext.first_run.table import FAILED, PASSED, Results, Row, to_table
+from verl_ext.hardware.devices import gpus
 from verl_ext.hardware.memory import GPU_MEMORY
 from verl_ext.lab.table import open_console
 from verl_ext.policy import MODES
@@ -67,7 +68,7 @@ def main(
     was tried passed, else with 1.
     """
     extras.require("verl", "psutil", "ray", "transformers", "verl")
-    from verl_ext.first_run.node import Fault, installed_versions
+    from verl_ext.first_run.node import installed_versions
 
     try:
         place = _place(hardware, nodes, gpus_per_node, model, out)
@@ -77,7 +78,7 @@ def main(
         out = out.resolve()
         setting = {"hardware": place.hardware, "nodes": nodes, "gpus_per_node": place.gpus}
         results = Results(out, setting | {"model": model, "verl_ext": __version__} | installed_versions())
-    except (ValueError, Fault) as error:
+    except (ValueError, RunError) as error:
         raise typer.BadParameter(str(error)) from error
     console = open_console()
     passed = results.trainings_passed
@@ -140,9 +141,9 @@ def _place(hardware: str | None, nodes: int, gpus_per_node: int | None, model: s
     """The place that the options describe; nvidia-smi is asked for the hardware and GPUs that they leave out.
 
     Raises:
-        ValueError, Fault: an option is not valid, or the GPUs cannot be asked.
+        ValueError, RunError: an option is not valid, or the GPUs cannot be asked.
     """
-    from verl_ext.first_run.node import VISIBLE, gpus
+    from verl_ext.first_run.node import VISIBLE
 
     if hardware is not None:
         choice("hardware", hardware, (CPU, *GPU_MEMORY))
@@ -215,7 +216,3 @@ class _Shown:
             self._console.file.flush()
             self._printed = now
         self._text = text
-
-
-if __name__ == "__main__":
-    typer.run(main)

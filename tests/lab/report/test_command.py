@@ -7,7 +7,7 @@ import pytest
 from support.commands import flat, invoke
 from support.runs import training_steps, write_log, write_run
 
-from verl_ext.lab.report.__main__ import main
+from verl_ext.lab.report.command import main
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_runs_without_a_common_data_source_are_refused_in_one_sentence(tmp_path,
 
 def test_plots_show_the_accuracy_on_the_common_data_sources(tmp_path, two, monkeypatch):
     drawn = []
-    monkeypatch.setattr("verl_ext.lab.report.__main__.plots", lambda methods, target: drawn.extend(methods) or [])
+    monkeypatch.setattr("verl_ext.lab.report.command.plots", lambda methods, target: drawn.extend(methods) or [])
     steps = training_steps([0.5, 0.7], 100)
     for data in steps.values():
         data["val-core/math/acc/mean@4"] = 0.1
@@ -117,7 +117,7 @@ def test_plots_show_the_accuracy_on_the_common_data_sources(tmp_path, two, monke
 def test_plots_leave_out_a_seed_that_has_not_trained_a_step_yet(tmp_path, two, monkeypatch):
     """With that seed, the mean over seeds would be drawn at step 0 alone."""
     drawn = []
-    monkeypatch.setattr("verl_ext.lab.report.__main__.plots", lambda methods, target: drawn.extend(methods) or [])
+    monkeypatch.setattr("verl_ext.lab.report.command.plots", lambda methods, target: drawn.extend(methods) or [])
     seeds = [write_run(tmp_path / f"hora_{seed}.jsonl", [0.5, 0.8, 0.9][:seed], 100) for seed in (3, 2, 1)]
     result = invoke(main, *two, *seeds, "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output

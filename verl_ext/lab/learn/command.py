@@ -130,7 +130,3 @@ def _run(jobs: Sequence[Job], processes: int, console: Console) -> list[LabRun]:
             progress.update(bar, description=name, completed=sum(sampled.values()))
 
         return run_all(jobs, processes, on_progress)
-
-
-if __name__ == "__main__":
-    typer.run(main)

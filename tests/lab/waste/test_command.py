@@ -14,7 +14,7 @@ from support.commands import flat, invoke
 from support.rollout_logs import line, write_lines
 from support.runs import write_log as write_metrics
 
-from verl_ext.lab.waste.__main__ import main
+from verl_ext.lab.waste.command import main
 from verl_ext.recipes import recipes
 
 ROOT = Path(__file__).parents[3]
@@ -301,7 +301,7 @@ def test_what_cannot_be_read_is_refused_in_one_sentence(tmp_path, arguments, why
 
 def test_it_loads_neither_verl_nor_torch():
     code = (
-        "import sys, verl_ext.lab.waste.__main__; "
+        "import sys, verl_ext.lab.waste.command; "
         "import recipe.knapsack.policy, recipe.hora.policy, recipe.pilot_commit.policy; "
         "print(' '.join(sorted({name.partition('.')[0] for name in sys.modules})))"
     )

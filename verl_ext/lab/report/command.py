@@ -66,7 +66,3 @@ def main(
     console = open_console()
     page.show(console)
     console.print(f"Page: {path}", markup=False, highlight=False)
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -12,12 +12,12 @@ from filelock import FileLock
 from support.commands import flat, invoke
 from support.learner import SmallSource
 
-from verl_ext.lab.learn import __main__ as command
+from verl_ext.lab.learn import command
 from verl_ext.lab.learn.run import Length
 from verl_ext.lab.learn.sweep import Job, check, run_all, variants
 from verl_ext.lab.learn.worlds import WorldSource
-from verl_ext.lab.report.__main__ import main as report
-from verl_ext.lab.simulate.__main__ import main as simulation
+from verl_ext.lab.report.command import main as report
+from verl_ext.lab.simulate.command import main as simulation
 
 
 def jobs(out, texts, lrs=(), ns=(), sizes=(8,), seeds=1, rollouts=100):

@@ -147,7 +147,3 @@ def _earlier_logs(methods: list[Method], out: Path) -> list[Path]:
         if MARK not in first_data(log):
             raise ValueError(f"{log} is no log of a simulation; choose another --out.")
     return found
-
-
-if __name__ == "__main__":
-    typer.run(main)

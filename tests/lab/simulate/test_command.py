@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from support.commands import flat, invoke
 
-from verl_ext.lab.report.__main__ import main as report
-from verl_ext.lab.simulate.__main__ import main as simulation
+from verl_ext.lab.report.command import main as report
+from verl_ext.lab.simulate.command import main as simulation
 from verl_ext.lab.simulate.population import PRESETS
 
 SMALL = ["--batch-size", "8", "--prompts", "100", "--steps", "10", "--seeds", "2"]

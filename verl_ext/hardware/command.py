@@ -51,7 +51,3 @@ def main(
         raised = "".join(f" +actor_rollout_ref.{key}={longest}" for key in POSITIONS_KEYS)
         note = f"longest={longest} exceeds the model's {shape.positions} positions. To raise its limit, add{raised}"
         Console(stderr=True).print(note, soft_wrap=True, highlight=False, markup=False)
-
-
-if __name__ == "__main__":
-    typer.run(main)
