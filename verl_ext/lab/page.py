@@ -1,4 +1,4 @@
-"""A page of tables and plots: one HTML file without scripts that loads nothing from elsewhere, and its numbers as JSON."""
+"""A page of tables and plots: an HTML file that loads nothing and has no scripts, and its numbers as JSON."""
 
 from __future__ import annotations
 
