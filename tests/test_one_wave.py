@@ -228,7 +228,6 @@ def test_prediction_metrics_by_hand():
         (Knapsack, "N_low", 9),
         (Knapsack, "N_up", 4),
         (Knapsack, "max_rounds", 0),
-        (Knapsack, "prompt_weight", "x"),
         (Knapsack, "train_batch_size", 0),
     ],
 )

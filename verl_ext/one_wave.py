@@ -14,7 +14,6 @@ from verl_ext.errors import CannotFillBatch
 from verl_ext.estimation.by_name import PromptEstimator
 from verl_ext.estimation.moving_average import MovingAverage
 from verl_ext.policy import (
-    PROMPT_WEIGHT,
     Action,
     Discard,
     Draw,
@@ -85,7 +84,6 @@ class OneWave(RolloutPolicy):
         checks.COUNT.check("max_rounds", max_rounds)
         checks.flag("dynamic_sampling", dynamic_sampling)
         checks.choice("rewards", rewards, ("binary", "continuous"))
-        PROMPT_WEIGHT.check("prompt_weight", prompt_weight)
         self.train_batch_size, self.n, self.lower, self.upper = train_batch_size, n, lower, upper
         self.names = names
         checks.choice("allocator", allocator, tuple(rules.RULES))

@@ -439,7 +439,11 @@ class RolloutPolicy:
 
 
 def check_attributes(policy: RolloutPolicy) -> None:
-    """Raise InvalidValue unless the driver and the report can use the policy's attributes and its ``step_cost``."""
+    """Raise InvalidValue unless the driver and the report can use the policy's attributes and its ``step_cost``.
+
+    The preflight, the lab and :class:`~verl_ext.controller.RolloutController` call this function for each policy that
+    they are given, so constructors need not check ``prompt_weight`` and ``baseline``.
+    """
     PROMPT_WEIGHT.check("prompt_weight", policy.prompt_weight)
     BASELINE.check("baseline", policy.baseline)
     check_panels(type(policy))

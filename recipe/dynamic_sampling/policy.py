@@ -8,7 +8,6 @@ from typing import Any
 from verl_ext import checks
 from verl_ext.errors import CannotFillBatch
 from verl_ext.policy import (
-    PROMPT_WEIGHT,
     Action,
     Discard,
     Draw,
@@ -54,7 +53,6 @@ class DynamicSampling(RolloutPolicy):
         checks.integer_from(2).check("n", n)
         checks.number("s", s, 1)
         checks.COUNT.check("max_rounds", max_rounds)
-        PROMPT_WEIGHT.check("prompt_weight", prompt_weight)
         self.train_batch_size, self.n, self.max_rounds = train_batch_size, n, max_rounds
         self.sampling_batch_size = oversampled(s, train_batch_size)
         self.prompt_weight = prompt_weight

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from verl_ext import checks
-from verl_ext.policy import PROMPT_WEIGHT, Action, Discard, Draw, Group, Request, RolloutPolicy, StepCost
+from verl_ext.policy import Action, Discard, Draw, Group, Request, RolloutPolicy, StepCost
 
 
 class Uniform(RolloutPolicy):
@@ -26,7 +26,6 @@ class Uniform(RolloutPolicy):
     def __init__(self, *, train_batch_size: int, n: int, prompt_weight: str = "equal"):
         checks.COUNT.check("train_batch_size", train_batch_size)
         checks.integer_from(2).check("n", n)
-        PROMPT_WEIGHT.check("prompt_weight", prompt_weight)
         self.train_batch_size, self.n, self.prompt_weight = train_batch_size, n, prompt_weight
         self._awaited = 0
         self._ready: list[Group] = []

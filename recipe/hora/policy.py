@@ -13,7 +13,7 @@ from verl_ext import checks
 from verl_ext.allocation import by_name as rules
 from verl_ext.allocation import hit_utility
 from verl_ext.estimation.by_name import PromptEstimator
-from verl_ext.policy import PROMPT_WEIGHT, Action, Discard, Draw, Group, Panel, Request, RolloutPolicy, StepCost
+from verl_ext.policy import Action, Discard, Draw, Group, Panel, Request, RolloutPolicy, StepCost
 
 
 class Hora(RolloutPolicy):
@@ -94,7 +94,6 @@ class Hora(RolloutPolicy):
         )
         if upper is not None:
             checks.integer_from(G - G0).check("upper", upper)
-        PROMPT_WEIGHT.check("prompt_weight", prompt_weight)
         self.train_batch_size, self.G, self.G0, self.shards = train_batch_size, G, G0, shards
         self.prior, self.upper = (float(alpha0), float(beta0)), upper
         checks.choice("allocator", allocator, tuple(rules.RULES))

@@ -14,7 +14,6 @@ from recipe.pilot_commit.survivors import ORDERS, OUTCOMES, PilotFilter, Survivo
 from verl_ext import checks
 from verl_ext.errors import CannotFillBatch
 from verl_ext.policy import (
-    PROMPT_WEIGHT,
     Action,
     Discard,
     Draw,
@@ -117,7 +116,6 @@ class PilotCommit(RolloutPolicy):
             max_delay,
             "bound pilots are one policy version old when trained, so use at least 1, or bind=false",
         )
-        PROMPT_WEIGHT.check("prompt_weight", prompt_weight)
         self.filter = PilotFilter(n_pilot, p_lower, p_upper, p_solve, var_lower)
         self.train_batch_size, self.n_pilot, self.n_commit = train_batch_size, n_pilot, n_commit
         self.sampling_batch_size = oversampled(s, train_batch_size)

@@ -9,7 +9,7 @@ import numpy as np
 
 from recipe.grpo.policy import Uniform
 from verl_ext import checks
-from verl_ext.policy import BASELINE, Action, Draw, Group, Panel
+from verl_ext.policy import Action, Draw, Group, Panel
 
 RULES = ("max_variance", "max_reward", "random")
 ROUNDING = 1e-12  # largest difference of two variances that counts as equal, relative to the larger
@@ -65,7 +65,6 @@ class Pods(Uniform):
         checks.integer_from(2).check("m", m)
         checks.require(m <= n, "m", m, f"it must not exceed n={n}, the rollouts of a prompt")
         checks.choice("rule", rule, RULES)
-        BASELINE.check("baseline", baseline)
         checks.integer_from(0).check("seed", seed)
         self.m, self.rule, self.baseline = m, rule, baseline
         self.rng = np.random.default_rng(seed)

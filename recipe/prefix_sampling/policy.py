@@ -10,7 +10,7 @@ from recipe.prefix_sampling.prefix_store import PrefixStore, SavedPrefix, trajec
 from recipe.prefix_sampling.transitions import Transitions
 from verl_ext import checks
 from verl_ext.errors import BadReward, CannotFillBatch
-from verl_ext.policy import PROMPT_WEIGHT, Action, Discard, Draw, Group, Panel, Request, RolloutPolicy, StepCost
+from verl_ext.policy import Action, Discard, Draw, Group, Panel, Request, RolloutPolicy, StepCost
 
 SIDES = ("both", "hard", "easy")
 TARGET = checks.Kind(lambda value: checks.is_number(value) and 0 < value < 1, "it must be a pass rate in (0, 1)")
@@ -89,7 +89,6 @@ class PrefixSampling(RolloutPolicy):
         pair = isinstance(band, Sequence) and len(band) == 2 and all(map(checks.is_number, band))
         around = pair and 0 < band[0] <= target <= band[1] < 1
         checks.require(around, "band", band, f"use two pass rates between 0 and 1 around target={target}")
-        PROMPT_WEIGHT.check("prompt_weight", prompt_weight)
         self.train_batch_size, self.n, self.max_rounds = train_batch_size, n, max_rounds
         self.band, self.prompt_weight = (float(band[0]), float(band[1])), prompt_weight
         self.use_prefixes = use_prefixes

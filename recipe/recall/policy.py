@@ -13,7 +13,6 @@ import numpy as np
 from verl_ext import checks
 from verl_ext.errors import CannotFillBatch
 from verl_ext.policy import (
-    PROMPT_WEIGHT,
     Action,
     Discard,
     Draw,
@@ -95,7 +94,6 @@ class Recall(RolloutPolicy):
         checks.integer_from(2).check("n_pilot", n_pilot)
         checks.integer_from(n_pilot + 1).check("n", n)
         checks.COUNT.check("max_rounds", max_rounds)
-        PROMPT_WEIGHT.check("prompt_weight", prompt_weight)
         self.train_batch_size, self.n, self.n_pilot = train_batch_size, n, n_pilot
         self.explore = checks.positive_number("explore", explore, 1)
         self.decay = checks.number("decay", decay, 0, 1)

@@ -8,7 +8,7 @@ import numpy as np
 
 from recipe.grpo.policy import Uniform
 from verl_ext import checks
-from verl_ext.policy import BASELINE, Action, Draw, Group, Panel, Request, StepCost
+from verl_ext.policy import Action, Draw, Group, Panel, Request, StepCost
 
 EXITS = ("balance", "positive")
 
@@ -67,7 +67,6 @@ class ReinforceAda(Uniform):
         super().__init__(train_batch_size=train_batch_size, n=M, prompt_weight=prompt_weight)
         checks.require(n <= M, "n", n, f"it must not exceed M={M}, the rollouts of a round")
         checks.choice("exit", exit, EXITS)
-        BASELINE.check("baseline", baseline)
         checks.NUMBER.check("positive_threshold", positive_threshold)
         self.group_size, self.N, self.M, self.exit, self.baseline = n, N, M, exit, baseline
         self.positive_threshold = positive_threshold

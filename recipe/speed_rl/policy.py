@@ -10,7 +10,6 @@ from typing import Any
 from verl_ext import checks
 from verl_ext.errors import CannotFillBatch
 from verl_ext.policy import (
-    PROMPT_WEIGHT,
     Action,
     Discard,
     Draw,
@@ -87,7 +86,6 @@ class SpeedRL(RolloutPolicy):
         possible = any(p_lower < k / n_init < p_upper for k in range(1, n_init))
         checks.require(possible, "p_lower", p_lower, f"no k/{n_init} is above it and below p_upper={p_upper}")
         checks.integer_from(2).check("max_rounds", max_rounds)  # the first round only screens
-        PROMPT_WEIGHT.check("prompt_weight", prompt_weight)
         self.train_batch_size, self.n_init, self.n_cont = train_batch_size, n_init, n_cont
         self.p_lower, self.p_upper = p_lower, p_upper
         self.screening_batch_size, self.max_rounds = oversampled(s, train_batch_size), max_rounds

@@ -320,12 +320,13 @@ def test_what_a_rollout_with_a_prefix_reports(roll_out, tokenizer, prefix, on_di
     assert (extra(row)["diverged"], extra(row)["truncated"]) == (diverged, False)
     assert extra(row)["prefix_tokens"] == length_of(tokenizer, ADD)
     assert extra(row)["generated_tokens"] == int(row["response_mask"].sum()) == generated
+    version = 5 if lost else engine.version  # without a token of the model, that of the request
+    assert (row["tag"]["min_global_steps"], row["tag"]["max_global_steps"]) == (version, version)
     if not lost:
         assert ("1234571" in tokenizer.decode(row["responses"].tolist())) == diverged
         start = len(engine.calls[0]["prompt_ids"]) - len(row["prompts"])
         assert start == len(prefix) + 5 * diverged and not row["response_mask"][:start].any()
         assert not row["rollout_log_probs"][:start].any() and row["rollout_log_probs"][start] == -0.5
-        assert row["tag"]["min_global_steps"] == engine.version
 
 
 def test_late_after_a_divergence(roll_out, tokenizer, prefix):

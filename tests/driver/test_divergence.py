@@ -61,7 +61,7 @@ def run(turns, answers, prefix=None, *, goes_on=True, length=LENGTH, overrides=(
         kwargs = {"ask": {"create_kwargs": {"answers": answers}}}
         output = await loop.run({"temperature": 1.0, "logprobs": True}, raw_prompt=messages, tools_kwargs=kwargs)
         if playback is not None:
-            mask_prefix(output, playback, version=9)
+            mask_prefix(output, playback)
         return output
 
     return asyncio.run(rollout()), engine, playback, transcript

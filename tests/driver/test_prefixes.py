@@ -40,7 +40,7 @@ def run(
         messages = [{"role": "user", "content": question}]
         output = await loop.run({"temperature": 1.0, "logprobs": logprobs}, raw_prompt=messages, tools_kwargs=kwargs)
         if playback is not None:
-            mask_prefix(output, playback, version=9)
+            mask_prefix(output, playback)
         return output
 
     return asyncio.run(rollout()), engine, playback
@@ -125,29 +125,34 @@ def test_an_agent_replays_its_first_interaction_through_the_tool(tokenizer, tool
 
 @pytest.mark.parametrize("ratio", [0.4, 0.95])
 def test_the_state_after_a_replay_is_the_state_after_the_original_steps(tokenizer, tool, ratio):
-    class Dumping(SqliteTool):
-        """Notes the whole database after every call."""
+    content = ["SELECT name, sql FROM sqlite_master", "SELECT quote(a) FROM r", "SELECT quote(t) FROM log"]
+
+    class Reading(SqliteTool):
+        """Reads the whole database after every call."""
 
         async def execute(self, instance_id, parameters, *, agent_data, **kwargs):
-            result = await super().execute(instance_id, parameters, agent_data=agent_data, **kwargs)
-            self.dumps.append(self.dump(agent_data))
+            execute = super().execute
+            result = await execute(instance_id, parameters, agent_data=agent_data, **kwargs)
+            for query in content:
+                response, _, _ = await execute(instance_id, {"query": query}, agent_data=agent_data)
+                self.read.append(response.text)
             return result
 
-    dumping = Dumping({"type": "native"})
-    dumping.dumps = []
+    reading = Reading({"type": "native"})
+    reading.read = []
     turns = [
         sql_call("CREATE TABLE log(t TEXT)"),
         *STEPS,
         sql_call("INSERT INTO log SELECT 'now ' || a FROM r"),
         sql_call("SELECT t FROM log"),
     ]
-    first, _, _ = run("tool_agent", tokenizer, [*turns, "done"], tools=[dumping])
-    original, dumping.dumps = dumping.dumps, []
+    first, _, _ = run("tool_agent", tokenizer, [*turns, "done"], tools=[reading])
+    original, reading.read = reading.read, []
     prefix = recorded(first).prefix(ratio)
     steps = sum(not span.generated for span in prefix.spans)
     assert 0 < steps < len(turns)
-    run("tool_agent", tokenizer, ["done"], prefix, [dumping])
-    assert dumping.dumps == original[:steps]
+    run("tool_agent", tokenizer, ["done"], prefix, [reading])
+    assert reading.read == original[: steps * len(content)]
 
 
 def test_a_random_answer_is_caught_as_divergence(tokenizer, tool):
@@ -157,7 +162,6 @@ def test_a_random_answer_is_caught_as_divergence(tokenizer, tool):
     again, engine, playback = run("tool_agent", tokenizer, ["never asked"], prefix, [tool])
     assert playback.diverged and engine.calls == []
     assert sum(again.response_mask) == 0  # no token can be trained on
-    assert again.extra_fields["min_global_steps"] == 9
 
 
 def test_another_start_is_caught_as_divergence(tokenizer, tool):

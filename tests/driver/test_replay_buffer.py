@@ -372,12 +372,12 @@ def test_a_session_with_several_outputs_that_diverged_at_its_end_leaves_the_queu
 
 
 def test_the_version_is_that_of_the_oldest_weights_of_any_output(make):
-    writer = QueueWriter(outputs=3)
+    writer = QueueWriter(outputs=3, missing=(4,))
     writer.version = 6
     writer.versions = {(0, 1): 4, (1, 0): 3, (1, 2): None, (2, 0): None, (2, 1): None, (2, 2): None}
-    rollouts = rollouts_of(make(Scripted((4,)), writer, steps=9), step=8)
-    # Without any stamp the rollout was generated within this step, by the weights of step 7.
-    assert [rollout.policy_version for rollout in rollouts] == [4, 3, 7, 6]
+    rollouts = rollouts_of(make(Scripted((5,)), writer, steps=9), step=8)
+    # Without any stamp, or any row, the rollout was generated within this step, by the weights of step 7.
+    assert [rollout.policy_version for rollout in rollouts] == [4, 3, 7, 6, 7]
 
 
 def test_prefix_tokens_are_those_that_were_replayed(make):

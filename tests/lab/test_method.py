@@ -105,6 +105,19 @@ def test_what_a_policy_refuses_is_refused_in_its_words(text, message):
 
 
 @pytest.mark.parametrize(
+    ("recipe", "key", "valid"),
+    [
+        *((recipe, "prompt_weight", "equal, rollouts") for recipe in recipes()),
+        ("pods", "baseline", "trained, all"),
+        ("reinforce_ada", "baseline", "trained, all"),
+    ],
+)
+def test_attributes_that_no_constructor_checks_are_refused(recipe, key, valid):
+    with pytest.raises(ValueError, match=f"^rollout_policy.{key}=x is not valid: use one of {valid}$"):
+        Method.parse(f"{recipe} {key}=x", 4).policy(seed=0)
+
+
+@pytest.mark.parametrize(
     ("section", "message"),
     [
         (

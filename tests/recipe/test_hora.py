@@ -350,7 +350,6 @@ def test_state_is_restored(features):
         ("warm_up_threshold", "high"),
         ("warm_up_cycles", 0),
         ("warm_up_component", 3),
-        ("prompt_weight", "x"),
         ("estimator_options", {"size": 3}),
     ],
 )

@@ -486,7 +486,6 @@ def test_delay_distinctness_and_books_hold(seed, rates, bind, max_delay, order, 
         ("var_lower", -1),
         ("bind", "yes"),
         ("seed", -1),
-        ("prompt_weight", "heavy"),
         ("train_batch_size", 0),
     ],
 )

@@ -338,7 +338,6 @@ def test_rewards_that_are_no_verdicts_are_refused_in_one_sentence():
         ({"use_prefixes": 1}, "use_prefixes=1"),
         ({"initial_ratio": 0.99}, "initial_ratio"),
         ({"max_rounds": 0}, "max_rounds"),
-        ({"prompt_weight": "none"}, "prompt_weight"),
     ],
 )
 def test_bad_parameters_are_refused(options, message):

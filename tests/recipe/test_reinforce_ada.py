@@ -114,7 +114,7 @@ def test_before_the_first_step_no_prompt_has_met_its_exit_condition():
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("n", 1), ("n", 9), ("N", 0), ("M", 1), ("exit", "never"), ("baseline", "x"), ("positive_threshold", None)],
+    [("n", 1), ("n", 9), ("N", 0), ("M", 1), ("exit", "never"), ("positive_threshold", None)],
 )
 def test_bad_parameters_are_named(key, value):
     with pytest.raises(ValueError, match=f"^{key}="):

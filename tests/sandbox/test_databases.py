@@ -16,7 +16,7 @@ import warnings
 
 import psutil
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from verl_ext.sandbox import databases
@@ -24,6 +24,7 @@ from verl_ext.sandbox.database_server import HEADER, OK, STOPPED, Session
 from verl_ext.sandbox.databases import GONE, LIMITS, Database, DatabaseFailure
 
 SCRIPT = "CREATE TABLE r(a INTEGER); INSERT INTO r VALUES(5);"
+CONTENT = ["SELECT name, sql FROM sqlite_master", "SELECT quote(a) FROM r"]  # quote: 5 and '5' differ
 NUMBERS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x+1 FROM n)"
 ZEROS = "hex(zeroblob(1950-x%2))"  # with x, or SQLite would compute the value once
 # Each call of trim compares 3,900 characters with 331 characters: 30 s for 100,000 steps.
@@ -132,10 +133,9 @@ ATTACKS = [
 
 @pytest.mark.parametrize(("attack", "statement", "message"), ATTACKS, ids=[row[0] for row in ATTACKS])
 def test_an_attack_is_an_error_message_and_changes_nothing(attack, statement, message, attacked):
-    error, after = execute(attacked, statement, "SELECT group_concat(a) FROM r")
+    error, *after = execute(attacked, statement, *CONTENT)
     assert error.startswith("error: ") and any(part in error for part in message.split("|")), error
-    assert after == "5"
-    assert attacked.dump() == ('BEGIN TRANSACTION;\nCREATE TABLE r(a INTEGER);\nINSERT INTO "r" VALUES(5);\nCOMMIT;')
+    assert after == ["r|CREATE TABLE r(a INTEGER)", "5"]
 
 
 def test_a_temporary_table_is_bounded_too():
@@ -243,8 +243,6 @@ def test_a_crash_without_a_copy_ends_one_database():
     process = process_of(database)
     os.kill(process.pid, signal.SIGSEGV)
     assert execute(database, "SELECT a FROM r", "SELECT 1") == [GONE, GONE]
-    with pytest.raises(RuntimeError, match="the database is gone"):
-        database.dump()
     assert execute(other, "SELECT a FROM r") == ["8"]
 
 
@@ -443,10 +441,10 @@ statements = st.lists(
 )
 
 
+@example(["INSERT INTO r VALUES('é'), (x'c3a9'), ('a b'), (1.5), (NULL)"])  # all types of a value, with the script's 5
 @given(statements)
 @settings(max_examples=40)
 def test_a_process_observes_what_a_plain_connection_observes(some):
-    database = make()
+    database, some = make(), [*some, *CONTENT, "SELECT * FROM s"]
     with contextlib.closing(Session(SCRIPT, ONE_SECOND | {"max_characters": 1000})) as plain:
         assert execute(database, "SELECT a FROM r", *some) == ["5", *map(plain.observe, some)]
-        assert database.dump() == plain.dump()

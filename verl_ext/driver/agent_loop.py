@@ -199,12 +199,11 @@ class WaveWorker(AgentLoopWorkerTQ.__ray_actor_class__):
         if not (outputs or validate):
             raise RuntimeError("the agent loop has returned no output")
         for each in outputs:
-            version = int(kwargs["global_steps"]) - 1
             if playback is not None:
-                mask_prefix(each, playback, version)
+                mask_prefix(each, playback)
             for name in ("min_global_steps", "max_global_steps"):  # verl fails at a step's metrics if one is missing
                 if each.extra_fields.get(name) is None:
-                    each.extra_fields[name] = version
+                    each.extra_fields[name] = int(kwargs["global_steps"]) - 1
             cut_to(each, transcript.most)
             each.extra_fields |= _replay(playback)
             # A loop that ends within a prefix was ended by a limit, or by a tool.

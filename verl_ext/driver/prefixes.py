@@ -115,17 +115,14 @@ def _recorded(tokens: list[int], sampling_params: dict[str, Any]) -> TokenOutput
     return TokenOutput(token_ids=tokens, log_probs=log_probs, stop_reason="completed")
 
 
-def mask_prefix(output: AgentLoopOutput, playback: PrefixPlayback, version: int) -> None:
+def mask_prefix(output: AgentLoopOutput, playback: PrefixPlayback) -> None:
     """Mask the prefix in the loss; mask the whole response if the rollout ended within the prefix.
 
     Args:
         output: the agent loop's output; changed in place.
         playback: the rollout's position in the prefix.
-        version: policy version to record if the model generated no token.
     """
     if not playback.is_over:
         playback.diverged = True
     masked = min(playback.length, len(output.response_mask)) if playback.is_over else len(output.response_mask)
     output.response_mask = [0] * masked + list(output.response_mask[masked:])
-    for name in ("min_global_steps", "max_global_steps"):
-        output.extra_fields.setdefault(name, version)

@@ -7,8 +7,8 @@ import logging
 import math
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator
+from dataclasses import replace
 
 import numpy as np
 import transfer_queue as tq
@@ -40,20 +40,6 @@ UPDATE_ONLY = {
     *("input_ids", "attention_mask", "position_ids", "loss_mask", "multi_modal_inputs", "log_probs", "entropy"),
     *("old_log_probs", "rollout_log_probs", "ref_log_prob", "rollout_is_weights", "teacher_ids", "teacher_logprobs"),
 }
-
-
-@dataclass(frozen=True)
-class _Row:
-    """One trajectory row in TransferQueue. The defaults describe a missing row."""
-
-    reward: float = math.nan
-    tokens: int = 0
-    prefix_tokens: int = 0
-    truncated: bool = False
-    diverged: bool = False
-    components: Mapping[str, float] = field(default_factory=dict)
-    cancelled: bool = False
-    trajectory: Trajectory | None = None
 
 
 class GroupReplayBuffer(ReplayBuffer):
@@ -179,17 +165,18 @@ class GroupReplayBuffer(ReplayBuffer):
             self._drop(PARTITION, failed)
         return waves
 
-    def _read_rows(self, keys: list[str]) -> dict[str, _Row]:
-        """The stored data of each trajectory. A cancelled or failed rollout has a tag alone."""
+    def _read_rows(self, keys: list[str]) -> dict[str, Rollout]:
+        """Each row as a rollout of one output. Without a finite reward, or with a diverged prefix under
+        ``drop_diverged``, the rollout has failed. Keys with the status CANCELLED or FAILED have a tag and no row."""
         tags = self.partitions[PARTITION]
-        tags_alone = {
-            key: _Row(tokens=tags[key][GENERATED], cancelled=tags[key]["status"] == CANCELLED)
+        rows = {
+            key: self._without_row(tags[key][GENERATED], cancelled=tags[key]["status"] == CANCELLED)
             for key in keys
             if tags[key]["status"] in (CANCELLED, FAILED)
         }
-        keys = [key for key in keys if key not in tags_alone]
+        keys = [key for key in keys if key not in rows]
         if not keys:
-            return tags_alone
+            return rows
         fields = ["rm_scores", "extra_fields"]
         if self.controller.policy.reads_trajectories:
             fields += ["responses", "response_mask"]
@@ -200,46 +187,42 @@ class GroupReplayBuffer(ReplayBuffer):
             pairs = zip(data["responses"].unbind(), data["response_mask"].unbind(), strict=True)
             trajectories = [Trajectory(ids.numpy(), mask.numpy()) if mask[0] else None for ids, mask in pairs]
         extras = data.pop("extra_fields").tolist()
-        return tags_alone | {
-            key: _Row(
-                reward=reward,
+        for key, reward, extra, trajectory in zip(keys, rewards, extras, trajectories, strict=True):
+            failed = not math.isfinite(reward) or (extra[DIVERGED] and self.drop_diverged)
+            version, components = tags[key]["min_global_steps"], _components(extra)
+            rows[key] = Rollout(
+                reward=math.nan if failed else reward,
+                correct=_verdict(components),
                 tokens=extra[GENERATED],
+                policy_version=self.controller.step - 1 if version is None else int(version),
                 prefix_tokens=extra[REPLAYED],
+                failed=failed,
                 truncated=extra[TRUNCATED],
                 diverged=extra[DIVERGED],
-                components=_components(extra),
+                components=components,
                 trajectory=trajectory,
             )
-            for key, reward, extra, trajectory in zip(keys, rewards, extras, trajectories, strict=True)
-        }
+        return rows
 
-    def _rollouts(self, group: Group, sessions: dict[int, list[str]], rows: dict[str, _Row]) -> list[Rollout]:
-        """One rollout per session of the wave. A session without rows, without a finite reward, or with a diverged
-        prefix under ``drop_diverged`` is a failed rollout, and so is a cancelled session."""
+    def _without_row(self, tokens: int, *, cancelled: bool = False) -> Rollout:
+        """A failed rollout that has no row in the queue."""
+        return Rollout(math.nan, None, tokens, self.controller.step - 1, failed=True, cancelled=cancelled)
+
+    def _rollouts(self, group: Group, sessions: dict[int, list[str]], rows: dict[str, Rollout]) -> list[Rollout]:
+        """One rollout per session of the wave. The reward belongs to the session's last row. A session without rows is
+        a failed rollout."""
         rollouts = []
         first = len(group.rollouts)
         for session in range(first, first + group.outstanding):
             keys = sorted(sessions.get(session, []), key=lambda key: RowKey.parse(key).output)
-            tags = [self.partitions[PARTITION][key] for key in keys]
-            version = min(
-                (tag["min_global_steps"] for tag in tags if tag["min_global_steps"] is not None), default=None
-            )
-            version = self.controller.step - 1 if version is None else int(version)
-            last = rows[keys[-1]] if keys else _Row()
-            failed = not math.isfinite(last.reward) or (last.diverged and self.drop_diverged)
+            outputs = [rows[key] for key in keys] or [self._without_row(tokens=0)]
             rollouts.append(
-                Rollout(
-                    reward=math.nan if failed else last.reward,
-                    correct=_verdict(last.components),
-                    tokens=sum(rows[key].tokens for key in keys),
-                    policy_version=version,
-                    prefix_tokens=last.prefix_tokens,
-                    failed=failed,
-                    truncated=any(rows[key].truncated for key in keys),
-                    diverged=last.diverged,
-                    components=last.components,
-                    cancelled=last.cancelled,
-                    trajectory=last.trajectory if len(keys) == 1 else None,
+                replace(
+                    outputs[-1],
+                    tokens=sum(output.tokens for output in outputs),
+                    policy_version=min(output.policy_version for output in outputs),
+                    truncated=any(output.truncated for output in outputs),
+                    trajectory=outputs[0].trajectory if len(outputs) == 1 else None,
                 )
             )
         return rollouts

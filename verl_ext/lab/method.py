@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_ext.checks import COUNT, InvalidValue
 from verl_ext.estimation.by_name import BY_TEXT
-from verl_ext.policy import Panel, RolloutPolicy, check_panels
+from verl_ext.policy import Panel, RolloutPolicy, check_attributes, check_panels
 from verl_ext.recipes import recipes
 from verl_ext.resolvers import REFERENCE, leaves, refusals, register_resolvers, unknown_parameters
 
@@ -202,4 +202,6 @@ def instantiate(config: DictConfig | dict[str, Any]) -> RolloutPolicy:
         valid = f"it is an unexpected keyword argument '{name}', {taken}"
         raise InvalidValue(f"rollout_policy.{name}", config.get(name), valid)
     with refusals(config):
-        return hydra.utils.instantiate(config)
+        policy = hydra.utils.instantiate(config)
+        check_attributes(policy)
+        return policy

@@ -7,7 +7,8 @@ A process serves one database, reads requests from a socket, and ends with the s
 the time of each statement (a signal ends the process) and the process's memory, and lets the process open no files. If
 a statement kills the process, a copy from before the statement goes on with the unchanged database (:class:`Copy`).
 
-A message is one byte (its kind), the length of its text (4 bytes), and the text in UTF-8.
+A message is one byte (its kind), the length of its text (4 bytes), and the text in UTF-8. The first request to a
+process holds the database's script and limits, each later request one statement.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 HEADER = struct.Struct(">cI")
-HELLO, OPEN, STATEMENT, DUMP, OK, REFUSED = b"h", b"o", b"s", b"d", b"=", b"!"
+HELLO, REQUEST, OK, REFUSED = b"h", b"r", b"=", b"!"
 STOPPED = "error: the statement took too long or crashed, and changed nothing"
 SCRIPT_SECONDS = 60  # of processor time, for the script of a database
 LIFETIME_SECONDS = 3600  # of processor time, for all statements of a process
@@ -104,7 +105,8 @@ class Session:
             database.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, LIKE_PATTERN_BYTES)
             database.setlimit(sqlite3.SQLITE_LIMIT_SQL_LENGTH, STATEMENT_BYTES)
             database.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
-        self._limit_values(limits["max_value_bytes"])
+            # A limit on steps bounds neither the time nor the memory of one step.
+            database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, limits["max_value_bytes"])
         database.set_authorizer(self._authorize)
 
     def observe(self, statement: str) -> str:
@@ -121,22 +123,6 @@ class Session:
             lines = [STOPPED] if self._protect() else self._lines(statement)
         text = "\n".join(lines)
         return text if len(text) <= self._limits["max_characters"] else text[: self._limits["max_characters"]] + "..."
-
-    def dump(self) -> str:
-        """The database as SQL: equal texts mean equal databases.
-
-        Raises:
-            sqlite3.Error: SQLite cannot read its own database.
-        """
-        # iterdump needs actions denied to statements. A backup would wait for the end of an open transaction.
-        self._database.set_authorizer(lambda *_: sqlite3.SQLITE_OK)
-        self._database.set_progress_handler(None, 0)
-        try:
-            self._limit_values(1 << 30)  # the text of a blob is longer than the blob
-            return "\n".join(self._database.iterdump())
-        finally:
-            self._limit_values(self._limits["max_value_bytes"])
-            self._database.set_authorizer(self._authorize)
 
     def close(self) -> None:
         """Free the database's memory. The session and its connection refer to each other."""
@@ -156,10 +142,6 @@ class Session:
         except (sqlite3.Error, sqlite3.Warning, ValueError, MemoryError) as error:
             return [f"error: {_message(error)}"]
         return lines or ["ok" if cursor.description is None else "no rows"]
-
-    def _limit_values(self, most: int) -> None:
-        if hasattr(self._database, "setlimit"):  # a limit on steps bounds neither the time nor the memory of one step
-            self._database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, most)
 
     # SQLite calls an authorizer while it compiles a statement, before the statement changes anything.
 
@@ -252,7 +234,6 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel removes processes that have ended
     control = socket.socket(fileno=0)
-    list(sqlite3.connect(":memory:").iterdump())  # imports the rest: the databases' processes open no files
     gc.freeze()
     while True:
         byte, files, _, _ = socket.recv_fds(control, 1, 1)
@@ -277,7 +258,7 @@ def _serve(connection: socket.socket) -> None:
     request = _receive(connection)
     if request is None:
         return
-    arguments = json.loads(request[1])
+    arguments = json.loads(request)
     limits, copy = arguments["limits"], Copy()
     _limit_this_process(limits["max_memory_bytes"])
     try:
@@ -288,26 +269,25 @@ def _serve(connection: socket.socket) -> None:
         return
     connection.sendall(pack(OK, ""))
     while (request := _receive(connection)) is not None:
-        kind, text = request
-        with deadline(limits["max_cpu_seconds"] if kind == STATEMENT else SCRIPT_SECONDS):
-            answer = session.observe(text) if kind == STATEMENT else session.dump()
+        with deadline(limits["max_cpu_seconds"]):
+            answer = session.observe(request)
         copy.end()
         connection.sendall(pack(OK, answer))
 
 
-def _receive(connection: socket.socket) -> tuple[bytes, str] | None:
-    """The next message; None once the other end is closed."""
+def _receive(connection: socket.socket) -> str | None:
+    """The text of the next request; None once the other end is closed."""
     header = connection.recv(HEADER.size, socket.MSG_WAITALL)
     if len(header) < HEADER.size:
         return None
-    kind, length = HEADER.unpack(header)
+    _, length = HEADER.unpack(header)
     body = bytearray()
     while len(body) < length:
         part = connection.recv(min(length - len(body), 1 << 20))
         if not part:
             return None
         body += part
-    return kind, body.decode(errors="surrogatepass")
+    return body.decode(errors="surrogatepass")
 
 
 def _limit_this_process(memory: int) -> None:

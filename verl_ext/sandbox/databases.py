@@ -17,18 +17,15 @@ import sys
 import threading
 import weakref
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from verl_ext.sandbox.database_server import (
-    DUMP,
     HEADER,
     HELLO,
     OK,
-    OPEN,
     REFUSED,
+    REQUEST,
     SCRIPT_SECONDS,
-    STATEMENT,
     pack,
     patience,
 )
@@ -45,7 +42,7 @@ LEAST = {"max_memory_bytes": 8 << 20}  # with less, even an empty database may f
 GONE = "error: the database is gone, because a statement took too long or crashed"
 STARTS, START_PAUSE = 3, 1.0  # seconds before the second start, and twice as many before the third
 HAND_OVERS, HAND_OVER_SECONDS = 6000, 0.01
-LONGEST_MESSAGE, LONGEST_DUMP = 8000, 1 << 30  # bytes
+LONGEST_MESSAGE = 8000  # bytes
 
 
 class DatabaseFailure(BaseException):
@@ -89,25 +86,10 @@ class Database:
             if self._socket is None:
                 self._socket = await self._start()
                 weakref.finalize(self, self._socket.close)
-            request, seconds = pack(STATEMENT, statement), patience(self._limits["max_cpu_seconds"])
+            request, seconds = pack(REQUEST, statement), patience(self._limits["max_cpu_seconds"])
             answer = await self._answer(self._socket, request, 4 * (most + 3), seconds)
         if answer is None or len(answer) > most + 3:
             return GONE if len(GONE) <= most else GONE[:most] + "..."
-        return answer
-
-    def dump(self) -> str:
-        """The database as SQL: equal texts mean equal databases. Blocks the caller.
-
-        Raises:
-            RuntimeError: no statement was executed, or the database is gone.
-        """
-        if self._socket is None:
-            raise RuntimeError("the database has executed no statement.")
-        work = self._answer(self._socket, pack(DUMP, ""), LONGEST_DUMP, patience(SCRIPT_SECONDS))
-        with ThreadPoolExecutor(1) as thread:  # the caller's thread may have a running event loop
-            answer = thread.submit(asyncio.run, work).result()
-        if answer is None:
-            raise RuntimeError("the database is gone.")
         return answer
 
     async def _answer(self, connection: socket.socket, request: bytes, most: int, seconds: float) -> str | None:
@@ -126,7 +108,7 @@ class Database:
         return None
 
     async def _start(self) -> socket.socket:
-        arguments = pack(OPEN, json.dumps({"script": self._script, "limits": dict(self._limits)}))
+        arguments = pack(REQUEST, json.dumps({"script": self._script, "limits": dict(self._limits)}))
         for attempt in range(STARTS):
             await asyncio.sleep(attempt * START_PAUSE)  # there may be too many processes for the moment
             try:

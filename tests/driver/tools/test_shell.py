@@ -190,7 +190,7 @@ def rollout(tools: list, tests: str, turns: list[str], prefix: Trajectory | None
         messages = [{"role": "user", "content": "make answer 42"}]
         output = await loop.run({}, raw_prompt=messages, tools_kwargs=judged_by(tests))
         if playback is not None:
-            mask_prefix(output, playback, version=1)
+            mask_prefix(output, playback)
         return output
 
     return run(main()), playback

@@ -104,14 +104,3 @@ class SqliteTool(BaseTool):
     async def release(self, instance_id: str, **kwargs: Any) -> None:
         """End of the call; the database stays."""
         self._scripts.pop(instance_id, None)
-
-    def dump(self, agent_data: Any) -> str:
-        """The trajectory's database as SQL: equal texts mean equal databases.
-
-        Raises:
-            KeyError: the trajectory has made no call.
-            RuntimeError: the database is gone, or no call had a statement.
-        """
-        with self._lock:
-            database = self._databases[agent_data]
-        return database.dump()
