@@ -19,9 +19,9 @@ from comparison_results import Setting
 from verl_ext.allocation.heuristics import proportional
 from verl_ext.data import reasoning_gym, sources
 from verl_ext.data.schema import COLUMNS, number_rows, write_rows
-from verl_ext.lab.learn.hugging_face import SPLITS, FolderSource
+from verl_ext.lab.learn.hugging_face import SPLITS, FolderSource, HuggingFaceModel
 from verl_ext.lab.learn.sampler import success_rates
-from verl_ext.lab.learn.worlds import CLASSES, HELD_OUT, SEED, WORLDS
+from verl_ext.lab.learn.worlds import CLASSES, HELD_OUT, SEED, WORLDS, World
 from verl_ext.lab.method import Method
 from verl_ext.lab.report.accuracy import ROLLOUTS
 from verl_ext.lab.report.runs import read_run
@@ -103,7 +103,8 @@ def train(text: str, setting: Setting, seed: int, rollouts: int, task: FolderSou
         raise RuntimeError(f"{recipe} with {setting} and seed {seed} ended with {code}; {log} has the reason.")
     logged = {step: data for step, data in read_run([metrics]).records.items() if ROLLOUTS in data}
     models = [task.model, *(checkpoints / f"global_step_{step}" / "actor" / "huggingface" for step in logged)]
-    accuracy = [accuracy_of(model, task) for model in models]
+    world = task.load()
+    accuracy = [accuracy_of(model, world) for model in models]
     shutil.rmtree(checkpoints)
     return {
         "steps": [0, *logged],
@@ -113,10 +114,12 @@ def train(text: str, setting: Setting, seed: int, rollouts: int, task: FolderSou
     }
 
 
-def accuracy_of(model: Path, task: FolderSource) -> float:
-    """Mean probability of the correct response over the task's held-out questions."""
-    world = FolderSource(model, task.data).load()
-    return float(success_rates(world.make_model(), world.task, world.held_out, 1.0).mean())
+def accuracy_of(model: Path, world: World) -> float:
+    """Mean probability of the correct response over the world's held-out questions; the model has its tokenizer."""
+    from transformers import AutoModelForCausalLM
+
+    loaded = HuggingFaceModel(AutoModelForCausalLM.from_pretrained(model))
+    return float(success_rates(loaded, world.task, world.held_out, 1.0).mean())
 
 
 def mostly_solved(model: Path, out: Path) -> dict[Path, int]:
