@@ -186,11 +186,8 @@ class Experiment:
         """Trainings with verl, one at a time."""
         assert isinstance(self.source, FolderSource)
         for setting, seed in lacking:
-            folder = self.scratch / f"{method}_{seed}"
-            with console.status(f"{self.name}: {method} with seed {seed} (log: {folder}/log)"):
-                text = self.question.methods[method]
-                run = train(text, setting, seed, self.length.rollouts, self.source, folder)
-            yield setting, seed, run
+            text, folder = self.question.methods[method], self.scratch / f"{method}_{seed}"
+            yield setting, seed, train(text, setting, seed, self.length.rollouts, self.source, folder)
 
     def tune(self, method: str, lrs: Sequence[float]) -> Setting:
         """The method's best setting on the tuning seeds; all settings run on the first seed, the best third on all."""

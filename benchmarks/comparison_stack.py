@@ -5,28 +5,24 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from comparison_results import Setting
+from training import of_recipe, run_training
 
 from verl_ext.allocation.heuristics import proportional
 from verl_ext.data import reasoning_gym, sources
 from verl_ext.data.schema import COLUMNS, number_rows, write_rows
-from verl_ext.lab.learn.hugging_face import SPLITS, FolderSource
+from verl_ext.lab.learn.hugging_face import SPLITS, FolderSource, HuggingFaceModel
 from verl_ext.lab.learn.sampler import success_rates
-from verl_ext.lab.learn.worlds import CLASSES, HELD_OUT, SEED, WORLDS
+from verl_ext.lab.learn.worlds import CLASSES, HELD_OUT, SEED, WORLDS, World
 from verl_ext.lab.method import Method
 from verl_ext.lab.report.accuracy import ROLLOUTS
-from verl_ext.lab.report.runs import read_run
 
-TIMEOUT = 3600  # seconds of a training
 PROMPTS = 2048  # as in the quickstart
 POOL, LETTERS = 6400, {7: 20, 8: 35, 9: 40, 10: 5}  # words to choose from, and the weight of each length
 FIXED = [
@@ -81,30 +77,20 @@ def overrides(text: str, setting: Setting, seed: int, rollouts: int, task: Folde
 def train(text: str, setting: Setting, seed: int, rollouts: int, task: FolderSource, folder: Path) -> dict[str, Any]:
     """Train on the stack, and score the model of every step exactly, as ``verl-ext learn`` does.
 
+    ``folder`` holds the models until they are scored. Metrics and log of the run lie beside it.
+
     Returns:
         steps, rollouts, tokens and accuracies of a run, as :class:`~comparison_results.Kept` keeps them.
-
-    Raises:
-        RuntimeError: the training failed; names its log.
     """
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
     recipe, arguments = overrides(text, setting, seed, rollouts, task)
-    metrics, log, checkpoints = folder / "metrics.jsonl", folder / "log", folder / "checkpoints"
-    with log.open("w") as file:
-        code = subprocess.call(
-            [sys.executable, "-m", f"recipe.{recipe}", *arguments, f"trainer.default_local_dir={checkpoints}"],
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "VERL_FILE_LOGGER_PATH": str(metrics)},
-            timeout=TIMEOUT,
-        )
-    if code:
-        raise RuntimeError(f"{recipe} with {setting} and seed {seed} ended with {code}; {log} has the reason.")
-    logged = {step: data for step, data in read_run([metrics]).records.items() if ROLLOUTS in data}
-    models = [task.model, *(checkpoints / f"global_step_{step}" / "actor" / "huggingface" for step in logged)]
-    accuracy = [accuracy_of(model, task) for model in models]
-    shutil.rmtree(checkpoints)
+    command = of_recipe(recipe, [*arguments, f"trainer.default_local_dir={folder}"])
+    records = run_training(command, folder.parent, folder.name)
+    logged = {step: data for step, data in records.items() if ROLLOUTS in data}
+    models = [task.model, *(folder / f"global_step_{step}" / "actor" / "huggingface" for step in logged)]
+    world = task.load()
+    accuracy = [accuracy_of(model, world) for model in models]
+    shutil.rmtree(folder)
     return {
         "steps": [0, *logged],
         "rollouts": [0, *(int(data[ROLLOUTS]) for data in logged.values())],
@@ -113,10 +99,12 @@ def train(text: str, setting: Setting, seed: int, rollouts: int, task: FolderSou
     }
 
 
-def accuracy_of(model: Path, task: FolderSource) -> float:
-    """Mean probability of the correct response over the task's held-out questions."""
-    world = FolderSource(model, task.data).load()
-    return float(success_rates(world.make_model(), world.task, world.held_out, 1.0).mean())
+def accuracy_of(model: Path, world: World) -> float:
+    """Mean probability of the correct response over the world's held-out questions; the model has its tokenizer."""
+    from transformers import AutoModelForCausalLM
+
+    loaded = HuggingFaceModel(AutoModelForCausalLM.from_pretrained(model))
+    return float(success_rates(loaded, world.task, world.held_out, 1.0).mean())
 
 
 def mostly_solved(model: Path, out: Path) -> dict[Path, int]:

@@ -8,7 +8,6 @@ Recipes without runs in the folder are left out. Every number is a mean over ste
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
+from verl_ext.first_run.process import metrics_of
 from verl_ext.lab.table import Table, open_console
 
 Step = dict[str, float]
@@ -24,11 +24,7 @@ Step = dict[str, float]
 
 def read_runs(folder: Path, recipe: str) -> list[list[Step]]:
     """The training steps of each seed's run in the folder."""
-    runs = []
-    for path in sorted(folder.glob(f"{recipe}_*.jsonl")):
-        steps = [json.loads(line)["data"] for line in path.read_text().splitlines()]
-        runs.append([step for step in steps if "rollouts/sampled" in step])
-    return runs
+    return [list(metrics_of(file).values()) for file in sorted(folder.glob(f"{recipe}_*.jsonl"))]
 
 
 def over_seeds(runs: list[list[Step]], of_run: Callable[[list[Step]], float], form: str = ".1%") -> str:

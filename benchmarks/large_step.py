@@ -4,7 +4,7 @@
 
 Once the rows are in the queue, verl's step runs: the policy's batch, padding rows, balance, old log-probs, advantages,
 update, checkpoint, metrics, rollout logs and clearing. Only two things are left out: the agent loops, which
-benchmarks/load_queue.py measures, and the work of the actor's workers. Ray gives verl's driver one thread for torch,
+benchmarks/real_queue.py measures, and the work of the actor's workers. Ray gives verl's driver one thread for torch,
 and so does this benchmark.
 
 For each stage the table has seconds, processor seconds of driver and queue, which depend less on other work on the

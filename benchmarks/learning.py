@@ -11,15 +11,13 @@ data with many very easy and many very hard prompts.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from training import of_recipe, run_training
 
 PROMPTS, ROLLOUTS = 32, 8  # per step and per prompt: 256 rollouts a step for methods with one wave
 TEMPERATURE = 1.5  # in training and validation; at 1 the model has little left to learn from so few rollouts
@@ -85,24 +83,18 @@ def overrides(name: str, seed: int, rollouts: int, task: Path) -> list[str]:
 
 
 def train(name: str, seed: int, rollouts: int, task: Path, out: Path) -> None:
-    """Train a method with a seed, unless this command line has finished before; exit with 1 if training fails."""
+    """Train a method with a seed, unless this command line has finished before."""
     recipe = "prefix_sampling" if name in VARIANTS else name
     arguments = overrides(name, seed, rollouts, task)
     name = f"{name}_{seed}"
-    metrics, log, done = (out / f"{name}{ending}" for ending in (".jsonl", ".log", ".done"))
+    done = out / f"{name}.done"
     command_line = "\n".join(arguments)
     if done.is_file() and done.read_text() == command_line:
-        console.print(f"{name}: finished before ({metrics})")
+        console.print(f"{name}: finished before ({out}/{name}.jsonl)")
         return
     done.unlink(missing_ok=True)
     start = time.monotonic()
-    environment = {**os.environ, "VERL_FILE_LOGGER_PATH": str(metrics)}
-    command = [sys.executable, "-m", f"recipe.{recipe}", *arguments, f"trainer.default_local_dir={out}/{name}"]
-    with console.status(f"{name} (log: {log})"), open(log, "w") as file:
-        code = subprocess.call(command, stdout=file, stderr=subprocess.STDOUT, env=environment, timeout=3600)
-    if code:
-        console.print(f"error: {name} ended with {code}; {log} has the reason. Start again to continue.")
-        raise typer.Exit(1)
+    run_training(of_recipe(recipe, [*arguments, f"trainer.default_local_dir={out}/{name}"]), out, name)
     done.write_text(command_line)
     console.print(f"{name}: {time.monotonic() - start:.0f} s")
 
@@ -120,7 +112,6 @@ def main(
     names = name or list(RECIPES)
     if unknown := set(names) - set(RECIPES | VARIANTS):
         raise typer.BadParameter(f"--name {', '.join(sorted(unknown))}: use some of {', '.join(RECIPES | VARIANTS)}")
-    out.mkdir(parents=True, exist_ok=True)
     for seed in range(1, seeds + 1):
         for run in names:
             train(run, seed, rollouts, task.resolve(), out.resolve())

@@ -10,22 +10,20 @@ left out. Unlike seconds on the clock, processor times depend little on the load
 from __future__ import annotations
 
 import json
-import os
 import statistics
-import subprocess
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import psutil
 import typer
-from step_time import WARM_UP, ours, shared, verls
+from step_time import WARM_UP, shared, verls
+from training import of_recipe, run_training
 
+from verl_ext.first_run.process import Training
 from verl_ext.lab.table import Table, open_console
 from verl_ext.launch import export_environment
 
-TIMEOUT = 1800  # seconds of a run
 # Beginning of a process's title, and its cause. The first that fits counts.
 CAUSES = (
     ("ray::WaveWorker", "agent loop"),
@@ -79,29 +77,20 @@ class Measured(NamedTuple):
 
 def measure(command: list[str], folder: Path, name: str, steps: int, rollouts: int) -> Measured:
     """Train for ``steps`` + 1 steps of this many rollouts."""
-    metrics, log = folder / f"{name}.jsonl", folder / f"{name}.log"
-    metrics.unlink(missing_ok=True)
-    environment = {**os.environ, "VERL_FILE_LOGGER_PATH": str(metrics)}
     seen: dict[int, Counter[str]] = {}
-    with console.status(f"{name} (log: {log})"), open(log, "w") as file:
-        run = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
-        root, deadline = psutil.Process(run.pid), time.monotonic() + TIMEOUT
-        while run.poll() is None:
-            if time.monotonic() > deadline:
-                run.kill()
-                raise TimeoutError(f"{name} took more than {TIMEOUT} s: {log}")
-            written = len(metrics.read_text().splitlines()) if metrics.exists() else 0
-            if written in (WARM_UP, steps) and written not in seen:
-                seen[written] = processor_times(root)
-            time.sleep(0.05)
-    if run.returncode:
-        raise RuntimeError(f"{name} ended with {run.returncode}: {log}")
+
+    def look(training: Training) -> None:
+        metrics = training.metrics_file
+        written = len(metrics.read_text().splitlines()) if metrics.exists() else 0
+        if written in (WARM_UP, steps) and written not in seen:
+            seen[written] = processor_times(psutil.Process(training.process.pid))
+
+    records = run_training(command, folder, name, look)
     before, after = seen[WARM_UP], seen[steps]
     counted = (steps - WARM_UP) * rollouts
-    rows = [json.loads(line)["data"] for line in metrics.read_text().splitlines()[WARM_UP:steps]]
     return Measured(
         {key: 1000 * (after[key] - before[key]) / counted for key in after},
-        counted / sum(row["timing_s/gen"] for row in rows),
+        counted / sum(records[step]["timing_s/gen"] for step in range(WARM_UP + 1, steps + 1)),
     )
 
 
@@ -119,7 +108,7 @@ def main(
     out.mkdir(parents=True, exist_ok=True)
     overrides = [*shared(task.resolve(), steps + 1), f"data.train_batch_size={prompts}"]
     overrides += [f"actor_rollout_ref.rollout.n={n}", *(more or ())]
-    kinds = {"ours": ours("grpo", overrides), "verl": verls(overrides, out)}
+    kinds = {"ours": of_recipe("grpo", overrides), "verl": verls(overrides, out)}
     measured: dict[str, list[Measured]] = {kind: [] for kind in kinds}
     for repeat in range(repeats):
         for kind, command in kinds.items():

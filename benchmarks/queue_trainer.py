@@ -1,5 +1,5 @@
-"""The trainer of load_queue.py and long_queue.py: real TransferQueue, agent loops and reward worker, and an engine that
-answers at once."""
+"""The trainer of real_queue.py: real TransferQueue, agent loops and reward worker, and an engine that answers
+at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import hydra
 import pandas as pd
@@ -41,6 +41,16 @@ class Usage:
     seconds: float
     memory: int
     files: int
+
+
+class Look(NamedTuple):
+    """The state behind a step: seconds on the clock, usage of each process, rollouts that the step has sampled, and
+    rows in the queue."""
+
+    clock: float
+    usage: dict[str, Usage]
+    sampled: int
+    rows: int
 
 
 class InstantEngine:
@@ -171,35 +181,15 @@ def loaded_trainer(
             ray.shutdown()
 
 
-def one_step(recipe: str, model: Path, prompts: int, rollouts: int, tokens: int) -> list[str]:
-    """A table row about the second step: recipe, prompts, rollouts, seconds, processor time in ms per rollout of the
-    driver and of each of PARTS, resident MiB of the driver and of the queue."""
-    with loaded_trainer(recipe, model, prompts=prompts, rollouts=rollouts, tokens=tokens, steps=2) as trainer:
-        trainer.generate_step(1)  # warm-up
-        before, started = usage(), time.perf_counter()
-        sampled = trainer.generate_step(2)
-        seconds, after = time.perf_counter() - started, usage()
-    return [
-        recipe,
-        f"{prompts:,}",
-        f"{sampled:,}",
-        f"{seconds:.0f}",
-        *(f"{1e3 * (after[part].seconds - before[part].seconds) / sampled:.2f}" for part in (DRIVER, *PARTS)),
-        *(f"{after[part].memory / 2**20:,.0f}" for part in (DRIVER, "queue")),
-    ]
-
-
-def many_steps(
-    recipe: str, model: Path, prompts: int, rollouts: int, tokens: int, steps: int, every: int
-) -> Iterator[tuple[dict[str, Usage], int]]:
-    """Yields usage and the number of rows in the queue: after a warm-up step, then after every ``every`` steps."""
+def looks(
+    recipe: str, model: Path, prompts: int, rollouts: int, tokens: int, steps: int, every: int = 1
+) -> Iterator[Look]:
+    """A look after a warm-up step, then after every ``every`` of ``steps`` further steps."""
     with loaded_trainer(recipe, model, prompts=prompts, rollouts=rollouts, tokens=tokens, steps=steps) as trainer:
-        trainer.generate_step(1)
-        yield usage(), rows()
-        for step in range(2, steps + 2):
-            trainer.generate_step(step)
-            if (step - 1) % every == 0:
-                yield usage(), rows()
+        for step in range(steps + 1):
+            sampled = trainer.generate_step(step + 1)
+            if step % every == 0:
+                yield Look(time.perf_counter(), usage(), sampled, rows())
 
 
 def rows() -> int:

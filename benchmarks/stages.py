@@ -1,7 +1,7 @@
 """The trainer of large_step.py: every stage of verl's training step in the driver, measured one by one.
 
 verl's stages run unchanged, below ours, in the order of verl's ``fit``. :class:`Answers` writes the rows of the agent
-loops, which load_queue.py measures, and :class:`Actor` the fields of the actor's workers.
+loops, which real_queue.py measures, and :class:`Actor` the fields of the actor's workers.
 """
 
 from __future__ import annotations

@@ -9,9 +9,7 @@ rollouts, with a learning rate of 0 so that all runs keep the same model. The fi
 from __future__ import annotations
 
 import json
-import os
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -19,6 +17,7 @@ from typing import Annotated
 import hydra
 import typer
 from omegaconf import OmegaConf
+from training import of_recipe, run_training
 
 from verl_ext.lab.table import Table, open_console
 from verl_ext.launch import export_environment
@@ -47,16 +46,6 @@ def shared(task: Path, steps: int) -> list[str]:
     ]
 
 
-def run(command: list[str], folder: Path, name: str) -> list[dict[str, float]]:
-    """Train in a subprocess; returns the metrics of each step after the warm-up."""
-    metrics, log = folder / f"{name}.jsonl", folder / f"{name}.log"
-    with console.status(f"{name} (log: {log})"), open(log, "w") as file:
-        environment = {**os.environ, "VERL_FILE_LOGGER_PATH": str(metrics)}
-        subprocess.run(command, check=True, stdout=file, stderr=subprocess.STDOUT, env=environment, timeout=1800)
-    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
-    return [line["data"] for line in lines if line["step"] > WARM_UP]
-
-
 def runs(task: Path, steps: int) -> dict[str, tuple[str, list[str]]]:
     """The recipe and the overrides of each kind of run with our driver."""
     common = shared(task, steps)
@@ -68,10 +57,6 @@ def runs(task: Path, steps: int) -> dict[str, tuple[str, list[str]]]:
         "bound": ("pilot_commit", [*common, *bound]),
         "one_wave": ("grpo", [*common, "data.train_batch_size=32", "actor_rollout_ref.rollout.n=4"]),
     }
-
-
-def ours(recipe: str, overrides: list[str]) -> list[str]:
-    return [sys.executable, "-m", f"recipe.{recipe}", *overrides]
 
 
 def verls(overrides: list[str], folder: Path) -> list[str]:
@@ -108,13 +93,14 @@ def main(
     export_environment("cpu")
     out.mkdir(parents=True, exist_ok=True)
     of_ours = runs(task.resolve(), steps)
-    kinds = {kind: ours(recipe, overrides) for kind, (recipe, overrides) in of_ours.items()}
+    kinds = {kind: of_recipe(recipe, overrides) for kind, (recipe, overrides) in of_ours.items()}
     kinds["verl"] = verls(of_ours["ours"][1], out)
     measured: dict[str, list[dict]] = {kind: [] for kind in kinds}
     for repeat in range(repeats):
         for kind, command in kinds.items():
-            measured[kind] += run(command, out, f"{kind}_{repeat}")
-    sampled = {step["rollouts/sampled"] for kind in ("bound", "one_wave") for step in measured[kind][:-1]}
+            records = run_training(command, out, f"{kind}_{repeat}")
+            measured[kind] += [data for step, data in records.items() if step > WARM_UP]
+    sampled = {int(step["rollouts/sampled"]) for kind in ("bound", "one_wave") for step in measured[kind][:-1]}
     console.print(f"rollouts per step, bound and one wave: {sorted(sampled)}")
     ratios = {
         "step_ours_over_verl": compare(

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-import zipfile
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -32,7 +31,7 @@ ROUNDING = 1e-12
 
 Groups = ArrayLike | Sequence[ArrayLike]
 """(Q, n), or Q sequences of their own lengths."""
-Rollout = tuple[Hashable, float, float]  # prompt, reward, gradient norm
+Rollout = tuple[str | int, float, float]  # prompt, reward, gradient norm
 
 
 @dataclass(frozen=True)
@@ -170,27 +169,16 @@ def _groups_with_spread(gradient_norms: Groups) -> list[np.ndarray]:
 def read(path: Path) -> tuple[list[list[float]], list[list[float]], int, int]:
     """Rewards by prompt, gradient norms by prompt, number of malformed lines, number of prompts with too few rollouts.
 
-    A ``.jsonl`` has one rollout a line, with keys ``prompt``, ``reward`` and ``gradient_norm``. An ``.npz`` has arrays
-    ``rewards`` and ``gradient_norms``, (Q, n), or (N,) with a third array ``prompts``, the prompt of each rollout.
-
-    Raises:
-        ValueError: the file has another ending, an array is missing, or shapes differ.
+    The file has one rollout a line, with keys ``prompt``, ``reward`` and ``gradient_norm``.
     """
-    if path.suffix == ".jsonl":
-        with path.open(encoding="utf-8", errors="replace") as lines:
-            parsed = [_rollout(line) for line in lines if line.strip()]
-        rollouts: Iterable[Rollout] = (rollout for rollout in parsed if rollout is not None)
-        malformed = parsed.count(None)
-    elif path.suffix == ".npz":
-        rollouts, malformed = _archived(path), 0
-    else:
-        raise ValueError(f"{path} must end in .jsonl or .npz.")
-    groups: dict[Hashable, list[tuple[float, float]]] = {}
-    for prompt, reward, norm in rollouts:
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        rollouts = [_rollout(line) for line in lines if line.strip()]
+    groups: dict[str | int, list[tuple[float, float]]] = {}
+    for prompt, reward, norm in filter(None, rollouts):
         groups.setdefault(prompt, []).append((reward, norm))
     enough = [group for group in groups.values() if len(group) >= MIN_ROLLOUTS]
     rewards, norms = ([[pair[place] for pair in group] for group in enough] for place in (0, 1))
-    return rewards, norms, malformed, len(groups) - len(enough)
+    return rewards, norms, rollouts.count(None), len(groups) - len(enough)
 
 
 def _rollout(line: str) -> Rollout | None:
@@ -204,25 +192,8 @@ def _rollout(line: str) -> Rollout | None:
     return (prompt, float(reward), float(norm)) if numbers and isinstance(prompt, (str, int)) else None
 
 
-def _archived(path: Path) -> Iterable[Rollout]:
-    try:
-        with np.load(path) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-        rewards, norms = arrays["rewards"], arrays["gradient_norms"]
-    except KeyError as error:
-        raise ValueError(f"{path} has no array {error}.") from error
-    except (ValueError, TypeError, AttributeError, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} is not an archive of number arrays: {error}") from error
-    prompts = arrays.get("prompts")
-    if prompts is None and rewards.ndim == 2:
-        prompts = np.indices(rewards.shape)[0]
-    if prompts is None or not prompts.shape == rewards.shape == norms.shape:
-        raise ValueError(f"{path}: rewards and gradient_norms must be (Q, n), or (N,) with prompts of that shape.")
-    return zip(prompts.ravel().tolist(), rewards.ravel().tolist(), norms.ravel().tolist(), strict=True)
-
-
 def main(
-    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="Rollouts, as .jsonl or .npz.")],
+    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="File of vip_gradient_norms.py.")],
     alpha: Annotated[float, typer.Option(min=0, max=1, help="Significance level.")] = 0.05,
 ) -> None:
     """Test VIP's assumptions on logged rollouts (VIP Appendix B)."""

@@ -20,10 +20,10 @@ from pathlib import Path
 import psutil
 from follow import MovingLine
 
+from verl_ext.first_run.node import memory_limit
 from verl_ext.first_run.run_log import stage
 
 GB, CORES = 5, 2  # of a run; on two cores, two runs at the same time took as long as one after the other
-LIMIT = Path("/sys/fs/cgroup/memory.max")  # of a container's memory
 INTERVAL = 0.25  # seconds between two looks at the runs
 SHOWN = 20  # lines from the end of a failed run's log
 # Lines of a run that are shown. Errors about /loky- are left out: a reward worker's pool prints them if it ends after
@@ -70,9 +70,7 @@ class Run:
 
 def room() -> int:
     """Runs that this machine can train at the same time: each needs ``CORES``, and ``GB`` of memory."""
-    memory = psutil.virtual_memory().available
-    if LIMIT.exists() and (limit := LIMIT.read_text().strip()) != "max":
-        memory = min(memory, int(limit))
+    memory = min(psutil.virtual_memory().available, memory_limit())
     return max(1, min(len(os.sched_getaffinity(0)) // CORES, int(memory / 1e9 / GB)))
 
 

@@ -193,35 +193,21 @@ def test_command_counts_malformed_lines_and_small_groups(tmp_path):
     result = command(tmp_path / "rollouts.jsonl", "--alpha", 0.01)
     assert result.exit_code == 0, result.output
     assert "malformed lines: 5; prompts with fewer than 3 rollouts: 1" in result.output
+    assert f"{assumptions.correlation_fisher(rewards, norms).p_value:.5g}" in result.output
     rejected = sum(test.rejected(0.01) for test in every_result(rewards, norms))
     assert rejected == 2 and result.output.count("not rejected") == 2 and result.output.count("rejected") == 4
     assert command(tmp_path / "rollouts.jsonl", "--alpha", 0).output.count("not rejected") == 4
 
 
-def test_command_reads_both_forms_of_archive(tmp_path):
-    rewards, norms = independent(4)
-    np.savez(tmp_path / "even.npz", rewards=rewards, gradient_norms=norms)
-    prompts = np.repeat(np.arange(20), 16)
-    np.savez(tmp_path / "flat.npz", rewards=rewards.ravel(), gradient_norms=norms.ravel(), prompts=prompts)
-    even, flat = command(tmp_path / "even.npz"), command(tmp_path / "flat.npz")
-    assert even.exit_code == 0 and even.output == flat.output
-    assert f"{assumptions.correlation_fisher(rewards, norms).p_value:.5g}" in even.output
-
-
 def test_command_tests_variances_where_all_rewards_agree(tmp_path):
     rewards, norms = independent(5)
-    np.savez(tmp_path / "solved.npz", rewards=np.ones_like(rewards), gradient_norms=norms)
-    result = command(tmp_path / "solved.npz")
+    (tmp_path / "solved.jsonl").write_text("\n".join(lines_of(np.ones_like(rewards), norms)))
+    result = command(tmp_path / "solved.jsonl")
     assert result.exit_code == 0 and result.output.count("not rejected") == 2 and "only 0 prompts" in result.output
 
 
 def test_command_refuses_what_it_cannot_read(tmp_path):
-    for name, content in (("a.txt", b""), ("empty.npz", b""), ("bad.npz", b"no archive"), ("empty.jsonl", b"")):
-        (tmp_path / name).write_bytes(content)
-        assert command(tmp_path / name).exit_code == 2
-    np.savez(tmp_path / "missing.npz", rewards=np.ones((2, 4)))
-    np.savez(tmp_path / "objects.npz", rewards=np.array([[1], None], dtype=object), gradient_norms=np.ones((2, 4)))
-    np.savez(tmp_path / "flat.npz", rewards=np.ones(4), gradient_norms=np.ones(4))
-    for name in ("missing", "objects", "flat"):
-        assert command(tmp_path / f"{name}.npz").exit_code == 2
-    assert command(tmp_path / "absent.npz").exit_code == 2
+    for content in ("", "no rollouts"):
+        (tmp_path / "rollouts").write_text(content)
+        assert command(tmp_path / "rollouts").exit_code == 2
+    assert command(tmp_path / "absent").exit_code == 2

