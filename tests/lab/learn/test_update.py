@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from omegaconf import OmegaConf
 from support.learner import draw, trained_model
 from verl.trainer.ppo.core_algos import (
     agg_loss,
@@ -290,10 +289,3 @@ def test_settings_that_cannot_work_are_refused(text, message):
     with pytest.raises(InvalidValue) as error:
         training(text)
     assert message in str(error.value)
-
-
-def test_what_the_learner_lacks_is_refused():
-    config = Method.parse("grpo", 4, KEYS).config
-    OmegaConf.update(config, "actor_rollout_ref.actor.use_kl_loss", True)
-    with pytest.raises(InvalidValue, match="use_kl_loss=True is not valid: the lab's learner has only False"):
-        Training.of(config)

@@ -51,11 +51,6 @@ KEYS: dict[str, Any] = {
 }
 """Keys of verl and of the driver that have an effect on the learner, with the defaults of training. Only the learning
 rate is the lab's own."""
-ABSENT = {
-    "actor_rollout_ref.actor.use_kl_loss": False,
-    "actor_rollout_ref.actor.entropy_coeff": 0,
-    "algorithm.use_kl_in_reward": False,
-}
 
 
 @dataclass(frozen=True)
@@ -89,9 +84,6 @@ class Training:
         Raises:
             InvalidValue: naming the key.
         """
-        for key, only in ABSENT.items():
-            value = OmegaConf.select(config, key, default=only)
-            checks.require(value == only, key, value, f"the lab's learner has only {only}")
         values = {key: OmegaConf.select(config, key) for key in RULES}
         for key, kind in RULES.items():
             kind.check(key, values[key])
