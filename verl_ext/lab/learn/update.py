@@ -39,7 +39,7 @@ KEYS: dict[str, Any] = {
             "loss_scale_factor": None,
             "optim": {
                 "lr": 1e-3,
-                "lr_warmup_steps": 0,
+                "lr_warmup_steps": 0,  # verl's -1 means the same
                 "weight_decay": 0.01,
                 "betas": [0.9, 0.999],
                 "clip_grad": 1.0,
@@ -49,13 +49,12 @@ KEYS: dict[str, Any] = {
     },
     "rollout_driver": {"advantage_clip": None, "compact_filtering": False},
 }
-"""Keys of verl and of the driver that have an effect on the learner, with the defaults of training. Only the learning
-rate is the lab's own."""
-ABSENT = {
-    "actor_rollout_ref.actor.use_kl_loss": False,
-    "actor_rollout_ref.actor.entropy_coeff": 0,
-    "algorithm.use_kl_in_reward": False,
-}
+"""Keys of verl and of the driver that have an effect on the learner, with the defaults of training except for two.
+
+The learning rate is the lab's own. A training step makes one optimizer step, where verl's defaults make four: 1,024
+prompts in mini-batches of 256. One is what the trainings of docs/comparison.md and docs/results.md make, and leaves the
+number of prompts free. The ratio of new to old probabilities is then 1, so the clip ratios have no effect.
+"""
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ class Training:
     loss_agg_mode: str
     loss_scale_factor: float | None
     lr: float
-    lr_warmup_steps: int
+    lr_warmup_steps: int | None
     weight_decay: float
     betas: tuple[float, float]
     clip_grad: float
@@ -89,9 +88,6 @@ class Training:
         Raises:
             InvalidValue: naming the key.
         """
-        for key, only in ABSENT.items():
-            value = OmegaConf.select(config, key, default=only)
-            checks.require(value == only, key, value, f"the lab's learner has only {only}")
         values = {key: OmegaConf.select(config, key) for key in RULES}
         for key, kind in RULES.items():
             kind.check(key, values[key])
@@ -99,6 +95,9 @@ class Training:
         size = values["actor_rollout_ref.actor.ppo_mini_batch_size"]
         valid = f"it must divide data.train_batch_size={prompts}"
         checks.require(prompts % size == 0, "actor_rollout_ref.actor.ppo_mini_batch_size", size, valid)
+        varies = values[AGGREGATION] == "seq-mean-token-sum-norm" and values[SCALE] is None
+        valid = "verl would divide the loss of each micro-batch by its own longest response"
+        checks.require(not varies, SCALE, None, f"{valid}, use ${{data.max_response_length}}")
         betas = OmegaConf.select(config, BETAS)
         pair = len(betas) == 2 and all(checks.is_number(beta) and 0 <= beta < 1 for beta in betas)
         checks.require(pair, BETAS, list(betas), "use two numbers of at least 0 and below 1")
@@ -107,7 +106,9 @@ class Training:
         return cls(**named, mini_batches=prompts // size, betas=tuple(betas))
 
 
+AGGREGATION = "actor_rollout_ref.actor.loss_agg_mode"
 BETAS = "actor_rollout_ref.actor.optim.betas"
+SCALE = "actor_rollout_ref.actor.loss_scale_factor"
 RULES = {
     "algorithm.adv_estimator": checks.one_of("grpo", "rloo"),
     "algorithm.norm_adv_by_std_in_grpo": checks.BOOLEAN,
@@ -120,10 +121,10 @@ RULES = {
     "actor_rollout_ref.actor.clip_ratio_c": checks.Kind(
         lambda value: checks.is_number(value) and value > 1, "use a number above 1"
     ),
-    "actor_rollout_ref.actor.loss_agg_mode": checks.one_of(*AGGREGATIONS),
-    "actor_rollout_ref.actor.loss_scale_factor": checks.POSITIVE.or_null(),
+    AGGREGATION: checks.one_of(*AGGREGATIONS),
+    SCALE: checks.POSITIVE.or_null(),
     "actor_rollout_ref.actor.optim.lr": checks.POSITIVE,
-    "actor_rollout_ref.actor.optim.lr_warmup_steps": checks.integer_from(0),
+    "actor_rollout_ref.actor.optim.lr_warmup_steps": checks.INTEGER.or_null(),
     "actor_rollout_ref.actor.optim.weight_decay": checks.NOT_NEGATIVE,
     "actor_rollout_ref.actor.optim.clip_grad": checks.POSITIVE,
     "actor_rollout_ref.rollout.temperature": checks.POSITIVE,
@@ -249,16 +250,16 @@ def row_weights(rows: Rows, training: Training) -> np.ndarray:
     return np.full(rows.tokens.size, 1 / size)
 
 
-def warm_up(step: int, steps: int) -> float:
+def warm_up(step: int, steps: int | None) -> float:
     """Factor of the learning rate in a training step, as in verl's constant schedule: the first step has 0.
 
     All mini-batches of a training step have one learning rate, since verl's actor moves its schedule once per step.
 
     Args:
         step: number of training steps before this one.
-        steps: length of the warm-up.
+        steps: length of the warm-up; 0, a negative number or None: no warm-up.
     """
-    return step / steps if step < steps else 1.0
+    return step / steps if steps and step < steps else 1.0
 
 
 class Learner:
@@ -281,35 +282,38 @@ class Learner:
         self.steps = 0
 
     def update(self, rows: Rows) -> dict[str, float]:
-        """Train on a batch; returns metrics."""
+        """Train on a batch; returns metrics.
+
+        The gradient's norm and the share of clipped tokens are means over the optimizer steps, as in verl. The learning
+        rate is that of this step; verl logs that of the next one.
+        """
         training = self.training
         learning = np.flatnonzero((rows.advantages != 0) & (rows.tokens > 0))
         updates = training.mini_batches * training.ppo_epochs
         for group in self.optimizer.param_groups:
             group["lr"] = training.lr * warm_up(self.steps // updates, training.lr_warmup_steps)
         old = {}
-        if updates > 1 or training.rollout_is is not None:
+        if updates > 1:
             with torch.no_grad():
                 for chosen in _chunks(learning):
                     scores = self._log_probs(rows, chosen)
                     old |= {row: scores[place, : len(rows.responses[row].tokens)] for place, row in enumerate(chosen)}
-        weights = row_weights(rows, training)
-        norms, clipped, tokens = [], 0.0, 0.0
+        tokens, weights = np.bincount(rows.mini_batch, weights=rows.tokens), row_weights(rows, training)
+        norms, clipped = [], []
         for _ in range(training.ppo_epochs):
             for mini_batch in range(training.mini_batches):
-                self.optimizer.zero_grad(set_to_none=False)
                 for parameter in self.parameters:
-                    if parameter.grad is None:
-                        parameter.grad = torch.zeros_like(parameter)
+                    parameter.grad = torch.zeros_like(parameter)
+                count = 0.0
                 for chosen in _chunks(learning[rows.mini_batch[learning] == mini_batch]):
-                    loss, active, mask = self._loss(rows, chosen, weights[chosen], old)
+                    loss, active = self._loss(rows, chosen, weights[chosen], old)
                     loss.backward()
-                    clipped += float((active * mask).sum())
-                    tokens += float(mask.sum())
+                    count += float(active.sum())
+                clipped.append(count / max(tokens[mini_batch], 1.0))
                 norms.append(self._step())
         return {
             "actor/grad_norm": float(np.mean(norms)),
-            "actor/pg_clipfrac": clipped / max(tokens, 1.0),
+            "actor/pg_clipfrac": float(np.mean(clipped)),
             "actor/lr": self.optimizer.param_groups[0]["lr"],
         }
 
@@ -320,15 +324,15 @@ class Learner:
 
     def _loss(
         self, rows: Rows, chosen: Sequence[int], weights: np.ndarray, old: dict[int, Tensor]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The part of a mini-batch's loss from these rows, and per token whether it is clipped and in the loss."""
+    ) -> tuple[Tensor, Tensor]:
+        """The part of a mini-batch's loss from these rows, and per token 1 if it is in the loss and clipped, else 0."""
         new = self._log_probs(rows, chosen)
         mask = padded([in_loss(rows.responses[row], self.training).tolist() for row in chosen], 0).float()
         before = torch.nn.utils.rnn.pad_sequence([old[row] for row in chosen], True) if old else new.detach()
         correction = self._correction(rows, chosen, before, mask)
         advantages = torch.from_numpy(rows.advantages[chosen])[:, None].float()
         loss, active = policy_loss(new, before, advantages, correction, self.training)
-        return ((loss * mask).sum(1) * torch.from_numpy(weights).float()).sum(), active, mask
+        return ((loss * mask).sum(1) * torch.from_numpy(weights).float()).sum(), active * mask
 
     def _correction(self, rows: Rows, chosen: Sequence[int], before: Tensor, mask: Tensor) -> Tensor | float:
         """Truncated importance weights: a token's probability before the step / when it was sampled."""
