@@ -77,41 +77,6 @@ def test_a_policy_of_ones_own_is_named_by_its_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("written", "key"),
-    [
-        ("algorithm: {adv_estimator: rloo}\ntrainer: {critic_warmup: 3}", "trainer.critic_warmup"),
-        ("actor_rollout_ref: {actor: {use_kl_loss: true}}", "actor_rollout_ref.actor.use_kl_loss"),
-        ("actor_rollout_ref: {rollout: {n: 6}}", "actor_rollout_ref.rollout.n"),
-        ("data: {seed: 3}", "data.seed"),
-    ],
-)
-def test_a_key_without_effect_is_refused_in_a_file_as_on_the_command_line(written, key, tmp_path):
-    """A simulation has no update, so there the file may hold the settings of a training."""
-    training, file, plain = {"algorithm": {"adv_estimator": "grpo"}}, tmp_path / "mine.yaml", tmp_path / "plain.yaml"
-    plain.write_text("rollout_policy: {_target_: recipe.grpo.policy.Uniform, train_batch_size: 4, n: 4}\n")
-    file.write_text(f"{written}\n{plain.read_text()}")
-    assert Method.parse(str(file), 8).policy(seed=0).n == 4
-    refused = []
-    for text in (str(file), f"{plain} {key}=3"):
-        with pytest.raises(ValueError, match=f" is not valid: {key} has no effect here; ") as error:
-            Method.parse(text, 8, training)
-        refused.append(str(error.value).removeprefix(f"method={text!r}"))
-    assert refused[0] == refused[1]
-
-
-def test_a_file_may_say_where_other_files_are_and_derive_verls_keys(tmp_path):
-    file = tmp_path / "mine.yaml"
-    file.write_text(
-        "hydra: {searchpath: [pkg://verl_ext.config]}\ndefaults: [base]\nalgorithm: {adv_estimator: rloo}\n"
-        "transfer_queue: {backend: {SimpleStorage: {total_storage_size: 9}}}\n"
-        "actor_rollout_ref: {rollout: {n: '${add:${rollout_policy.n},1}'}}\n"
-        "rollout_policy: {_target_: recipe.grpo.policy.Uniform, train_batch_size: 4, n: 4}\n"
-    )
-    config = Method.parse(str(file), 8, {"algorithm": {"adv_estimator": "grpo"}}).config
-    assert (config.algorithm.adv_estimator, config.actor_rollout_ref.rollout.n) == ("rloo", 5)
-
-
-@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", "begins with one of"),

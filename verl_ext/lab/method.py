@@ -26,8 +26,6 @@ BASE = {
     "actor_rollout_ref": {"rollout": {"n": 8}},
 }
 
-FOR_TRAINING = ("defaults", "hydra", "transfer_queue")
-"""Sections of a recipe's file for training alone: where other files are, and how many rows the queue holds."""
 TARGET = "rollout_policy._target_"
 SEED = "data.seed"  # :meth:`Method.policy` sets it for each run
 
@@ -55,11 +53,10 @@ class Method:
         Args:
             text: the method, as on the command line.
             train_batch_size: ``data.train_batch_size``, unless the text overrides it.
-            training: further keys that have an effect, as a tree with the values that they have by default. The
-                recipe's file may then have no others; without them, it may have the settings of a training too.
+            training: further keys that have an effect, as a tree with the values that they have by default.
 
         Raises:
-            ValueError: no such recipe, a word other than ``key=value``, or a key without effect.
+            ValueError: no such recipe, a word other than ``key=value``, or a key without effect on the policy.
         """
         words = shlex.split(text)
         label, _, recipe = words[0].rpartition(":") if words else ("", "", "")
@@ -74,8 +71,7 @@ class Method:
         base = OmegaConf.merge(BASE, training or {})
         referred = REFERENCE.findall(OmegaConf.to_yaml(own.rollout_policy))
         read = sorted({*referred, *dict(leaves(training or {}))} - {SEED})
-        given = [override.split("=")[0] for override in overrides]
-        for key in given + (_settings(own) if training else []):
+        for key in (override.split("=")[0] for override in overrides):
             if not key.startswith("rollout_policy.") and key not in read:
                 seeds = "each run has its own seed: use --seeds (and --first-seed of verl-ext learn)"
                 valid = seeds if key == SEED else f"beside keys of rollout_policy it takes {', '.join(read) or 'none'}"
@@ -173,15 +169,6 @@ def _own_config(recipe: str) -> DictConfig | None:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ValueError(f"{file} cannot be read ({' '.join(str(error).split())}).") from error
     return found if isinstance(found, DictConfig) and isinstance(found.get("rollout_policy"), DictConfig) else None
-
-
-def _settings(own: DictConfig) -> list[str]:
-    """Keys of a recipe's file, without those for training alone and those computed from keys of ``rollout_policy``."""
-    return [
-        key
-        for key, value in leaves(OmegaConf.to_container(own, resolve=False))
-        if key.split(".")[0] not in FOR_TRAINING and "${rollout_policy." not in str(value)
-    ]
 
 
 def _class(target: object) -> type[RolloutPolicy]:

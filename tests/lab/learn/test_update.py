@@ -25,7 +25,7 @@ from verl.workers.config import ActorConfig, FSDPOptimizerConfig, build_optimize
 from verl_ext.checks import InvalidValue
 from verl_ext.lab.learn.sampler import Start, log_probs, sample
 from verl_ext.lab.learn.tasks import PAD, TASKS
-from verl_ext.lab.learn.update import KEYS, Learner, Training, group_advantages, policy_loss, rows_of
+from verl_ext.lab.learn.update import ABSENT, KEYS, Learner, Training, group_advantages, policy_loss, rows_of
 from verl_ext.lab.method import Method
 from verl_ext.policy import Group, Prompt, Rollout
 from verl_ext.resolvers import leaves
@@ -35,21 +35,6 @@ OWN = {  # defaults of the lab's own
     "actor_rollout_ref.actor.ppo_mini_batch_size": 8,  # one optimizer step per training step, of 8 prompts
     "actor_rollout_ref.actor.optim.lr": 1e-3,
     "actor_rollout_ref.actor.optim.lr_warmup_steps": 0,  # as verl's -1
-}
-FIXED = {  # keys that the learner lacks, since it has one of their values
-    "algorithm.rollout_correction.bypass_mode": False,
-    "algorithm.rollout_correction.rollout_is_batch_normalize": False,
-    "algorithm.rollout_correction.rollout_rs": None,
-    "algorithm.use_kl_in_reward": False,
-    "actor_rollout_ref.actor.entropy_coeff": 0,
-    "actor_rollout_ref.actor.optim.lr_scheduler_type": "constant",
-    "actor_rollout_ref.actor.optim.lr_warmup_steps_ratio": 0.0,
-    "actor_rollout_ref.actor.optim.optimizer": "AdamW",
-    "actor_rollout_ref.actor.optim.override_optimizer_config": None,
-    "actor_rollout_ref.actor.policy_loss.loss_mode": "vanilla",
-    "actor_rollout_ref.actor.shuffle": False,
-    "actor_rollout_ref.actor.use_kl_loss": False,
-    "trainer.critic_warmup": 0,
 }
 
 
@@ -64,7 +49,7 @@ def test_the_settings_are_those_of_a_training_with_the_recipe(recipe):
     settings = {key: OmegaConf.select(own, key) for key, _ in leaves(KEYS)}
     expected = {key: OmegaConf.select(config, key) for key in settings} | OWN
     assert settings == expected
-    assert {key: OmegaConf.select(config, key) for key in FIXED} == FIXED
+    assert {key: OmegaConf.select(config, key) for key in ABSENT} == ABSENT
 
 
 def make_batch(sizes, seed=0, limit=8, task="words"):
@@ -392,3 +377,13 @@ def test_settings_that_cannot_work_are_refused(text, message):
     with pytest.raises(InvalidValue) as error:
         training(text)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(("key", "value"), [("actor.use_kl_loss", True), ("actor.policy_loss.loss_mode", "gspo")])
+def test_what_the_learner_lacks_is_refused_in_a_file(key, value, tmp_path):
+    own = {"rollout_policy": {"_target_": "recipe.grpo.policy.Uniform", "train_batch_size": 4, "n": 4}}
+    config = OmegaConf.create(own | {"trainer": {"save_freq": 5}})  # a file for trainings too
+    OmegaConf.update(config, f"actor_rollout_ref.{key}", value)
+    OmegaConf.save(config, tmp_path / "own.yaml")
+    with pytest.raises(InvalidValue, match=f"{key}={value} is not valid: the lab's learner has only "):
+        training(str(tmp_path / "own.yaml"))

@@ -55,6 +55,22 @@ The learning rate is the lab's own. A training step makes one optimizer step, wh
 prompts in mini-batches of 256. One is what the trainings of docs/comparison.md and docs/results.md make, and leaves the
 number of prompts free. The ratio of new to old probabilities is then 1, so the clip ratios have no effect.
 """
+ABSENT = {
+    "algorithm.rollout_correction.bypass_mode": False,
+    "algorithm.rollout_correction.rollout_is_batch_normalize": False,
+    "algorithm.rollout_correction.rollout_rs": None,
+    "algorithm.use_kl_in_reward": False,
+    "actor_rollout_ref.actor.entropy_coeff": 0,
+    "actor_rollout_ref.actor.optim.lr_scheduler_type": "constant",
+    "actor_rollout_ref.actor.optim.lr_warmup_steps_ratio": 0.0,
+    "actor_rollout_ref.actor.optim.optimizer": "AdamW",
+    "actor_rollout_ref.actor.optim.override_optimizer_config": None,
+    "actor_rollout_ref.actor.policy_loss.loss_mode": "vanilla",
+    "actor_rollout_ref.actor.shuffle": False,
+    "actor_rollout_ref.actor.use_kl_loss": False,
+    "trainer.critic_warmup": 0,
+}
+"""Further keys that decide what a training learns, with the only value that the learner has: verl's default."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +104,9 @@ class Training:
         Raises:
             InvalidValue: naming the key.
         """
+        for key, only in ABSENT.items():
+            value = OmegaConf.select(config, key, default=only)
+            checks.require(value == only, key, value, f"the lab's learner has only {only}")
         values = {key: OmegaConf.select(config, key) for key in RULES}
         for key, kind in RULES.items():
             kind.check(key, values[key])
