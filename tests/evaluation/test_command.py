@@ -20,6 +20,7 @@ from verl_ext.driver.preflight.validate import validate
 from verl_ext.evaluation import generate
 from verl_ext.evaluation.command import app
 from verl_ext.evaluation.generate import Evaluation
+from verl_ext.lab.plot import COLORS
 
 RIGHT, WRONG = "\\boxed{1}", "\\boxed{2}"
 
@@ -38,7 +39,7 @@ with open("runs.jsonl", "a") as runs:
 (data,) = json.loads(given["data.val_files"])
 rows = zip(parquet.read_table(data).to_pylist(), row_problems(pathlib.Path(data)))
 lines = [
-    {"input": name, "output": "", "gts": "1", "score": float(not sample), "step": 3, "uid": f"{place}_{sample}_0",
+    {"input": name, "output": "said", "gts": "1", "score": float(not sample), "step": 3, "uid": f"{place}_{sample}_0",
      "prompt_id": name, "data_source": source}
     for place, (row, (name, source)) in enumerate(rows) for sample in range(n)
     if "lost" not in row["prompt"][0]["content"]
@@ -99,7 +100,12 @@ def test_a_long_evaluation_is_several_runs_of_verl_and_continues_after_the_last_
     assert results["step"] == 3 and results["data_sources"]["bench"]["samples"] == [7, 14]
     assert results["data_sources"]["bench"]["mean@k"][0] == pytest.approx(3 / 7)
 
-    assert evaluate("--per-run", 3, "--k", "1,7", n=7).exit_code == 0 and len(runs(folder)) == 4
+    scored = evaluate("--per-run", 3, "--k", "1,7", "--answers", "text", "--correct-from", 0.5, n=7)
+    assert scored.exit_code == 0 and len(runs(folder)) == 4
+    results = json.loads((folder / "out/results.json").read_text())
+    assert (results["correct_from"], results["data_sources"]["bench"]["answered"]) == (0.5, 1)
+    scored = [invoke("score", "out", *options).said for options in ((), ("--answers", "text"))]
+    assert ["no answers" in said for said in scored] == [True, False]
     assert evaluate("--per-run", 64, n=9).exit_code == 0 and sizes(folder)[4:] == [2]
     seeds = [int(given["actor_rollout_ref.rollout.seed"]) for given in runs(folder)[1:]]
     assert seeds == [0, 1000, 2000, 3000]
@@ -197,7 +203,7 @@ def test_samples_of_a_problem_in_two_paths_are_named_as_taken_for_one_models(tmp
     assert "one model's" not in invoke("score", tmp_path / "a").said
 
 
-def test_an_interrupted_run_of_verl_loses_its_samples_only(folder):
+def test_an_interrupted_run_of_verl_loses_its_samples_only(folder, monkeypatch):
     assert evaluate("--per-run", 2, n=2).exit_code == 0
     (folder / "fail").touch()
     failed = evaluate("--per-run", 2)
@@ -205,6 +211,9 @@ def test_an_interrupted_run_of_verl_loses_its_samples_only(folder):
         failed.exit_code == 7 and "out holds 2 samples of each problem, and the same command continues" in failed.said
     )
     assert [path.name for path in (folder / "out").glob("*.jsonl")] == ["000000_2.jsonl"]
+    # The samples of an earlier start are no progress: a job that is put back into the queue would never add to them.
+    monkeypatch.setattr(generate._Signals, "run", lambda *_: -signal.SIGUSR1)
+    assert evaluate("--per-run", 2).exit_code == 128 + signal.SIGUSR1
 
 
 def test_samples_of_another_evaluation_are_not_added_to(folder):
@@ -409,7 +418,8 @@ def test_the_validation_of_any_training_run_is_scored(folder):
     assert bench["pass@k"]["2"][0] == pytest.approx((5 / 6 + 1 / 2) / 2) and bench["pass@k"]["4"] == [1, 0]
     assert bench["maj@k"]["1"] == pytest.approx([0.375, 0.125]) and bench["maj@k"]["4"] == [0.5, 0.5]
     assert other["maj@k"] is None and other["mean@k"] == [0, None] and "no answers" in result.said
-    assert "37.5 ± 12.5%" in result.said and (folder / "report/pass_at_k.png").stat().st_size > 1000
+    assert "k mean@k pass@k maj@k" in result.said and "4 37.5 ± 12.5% 100.0 ± 0.0% 50.0 ± 50.0%" in result.said
+    assert (folder / "report/pass_at_k.png").stat().st_size > 1000
     assert json.loads((folder / "report/results.json").read_text())["correct_from"] == 1.0
 
     assert "Step 0" in invoke("score", "validation", "--step", 0).said
@@ -475,28 +485,38 @@ def test_failed_rollouts_are_reported(folder):
 
 
 def test_the_mean_of_scores_outside_0_to_1_is_the_share_of_correct_samples(tmp_path):
-    """Scores of -1 and 1, without acc, of a problem and of a problem with two failed rollouts; accuracies stay."""
+    """Scores of -1 and 1, without acc, of a problem and of a problem with two failed rollouts; accuracies stay.
+
+    A third problem of the data source has scores within 0 to 1.
+    """
     lines = [
         {**line, "acc": None, "score": 2 * line["score"] - 1}
         for name, outputs in (("one", [RIGHT, WRONG, WRONG, WRONG]), ("two", [RIGHT, WRONG]))
         for line in samples_of(row(name), outputs)
     ]
+    lines += [{**line, "acc": None, "score": 0.5} for line in samples_of(row("half"), [WRONG] * 4)]
     lines += [{**line, "acc": 0.25} for line in samples_of(row("three", source="graded"), [WRONG] * 4)]
     write_lines(tmp_path / "in/0.jsonl", lines)
     result = invoke("score", tmp_path / "in", "--out", tmp_path / "out", "--correct-from", "0")
     found = json.loads((tmp_path / "out/results.json").read_text())["data_sources"]
     bench, graded = found["bench"], found["graded"]
-    assert bench["mean@k"][0] == pytest.approx((1 / 4 + 1 / 4) / 2) and bench["failed"] == 2
+    assert bench["mean@k"][0] == pytest.approx((1 / 4 + 1 / 4 + 1) / 3) and bench["failed"] == 2
     assert bench["pass@k"]["4"][0] == 1 and bench["pass@k"]["1"][0] == pytest.approx(bench["mean@k"][0])
     assert graded["mean@k"][0] == 0.25
     assert "Scores of bench lie outside 0 to 1; mean@k is the share of correct samples there." in result.said
 
 
 @pytest.mark.parametrize(("source", "shown"), [("_aime", "aime"), (r"a$\bad$b", r"a\$\bad\$b")])
-def test_the_legend_has_data_sources_that_mean_something_to_matplotlib(tmp_path, monkeypatch, source, shown):
+def test_the_plot_has_data_sources_that_mean_something_to_matplotlib(tmp_path, monkeypatch, source, shown):
     drawn = []
     save = Figure.savefig
     monkeypatch.setattr(Figure, "savefig", lambda figure, *path, **rest: drawn.append(figure) or save(figure, *path))
-    write_lines(tmp_path / "in/0.jsonl", samples_of(row("one", source=source), [RIGHT, WRONG]))
+    one, two = (row(name, source=source) for name in ("one", "two"))
+    lines = [*samples_of(one, [RIGHT, WRONG]), *samples_of(two, [RIGHT] * 2), *samples_of(row("three"), [WRONG] * 2)]
+    write_lines(tmp_path / "in/0.jsonl", lines)
     assert invoke("score", tmp_path / "in", "--out", tmp_path / "out").exit_code == 0
-    assert drawn[0].axes[0].get_legend().get_texts()[0].get_text() == f"{shown}, pass@k"
+    (axes,) = drawn[0].axes
+    assert axes.get_legend().get_texts()[0].get_text() == f"{shown}, pass@k"
+    assert [line.get_color() for line in axes.get_lines()] == [COLORS[0]] * 2 + [COLORS[1]] * 2
+    band = axes.collections[0].get_paths()[0].vertices[:, 1]
+    assert (band.min(), band.max()) == pytest.approx((50, 100))  # pass@1 is 75 ± 25 %

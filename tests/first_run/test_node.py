@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from verl_ext.errors import RunError
-from verl_ext.first_run import node
+from verl_ext.first_run import devices, node
 from verl_ext.first_run.made_up import CHAT_TEMPLATE, byte_tokenizer, write_model
 from verl_ext.first_run.node import GB, NOTE, ON_CPU, ON_GPUS, Fault, Question, check_node
 from verl_ext.first_run.place import Place
@@ -142,6 +142,15 @@ def test_the_error_of_a_rank_is_told_while_others_wait_for_it(question, tmp_path
     assert refused(node.devices, question) == "CUDA error: uncorrectable ECC error"
 
 
+def test_a_message_that_does_not_come_from_all_ranks_is_an_error(monkeypatch):
+    for name in ("init_process_group", "destroy_process_group", "all_reduce"):
+        monkeypatch.setattr(devices.torch.distributed, name, lambda *_, **__: None)
+    with pytest.raises(RuntimeError, match="rank 0 computed 512 and received 1"):
+        devices.rank(0, 2, "store", on_gpus=False)
+    monkeypatch.setattr(devices.torch.distributed, "all_reduce", lambda message: message.fill_(3.0))
+    assert devices.rank(0, 2, "store", on_gpus=False) == (0, "CPU", 0)
+
+
 def test_a_gpu_with_less_memory_than_its_profile():
     answer = {"cuda": "13.0", "nccl": "2.28.9", "devices": [["NVIDIA H100 80GB HBM3", 84_900_000_000]] * 2}
     assert node.describe(answer, "h100") == "2 x NVIDIA H100 80GB HBM3, CUDA 13.0, NCCL 2.28.9"
@@ -254,6 +263,13 @@ def test_a_full_disk_and_a_folder_that_cannot_be_written_to(question, tmp_path, 
     assert "RAY_TMPDIR" not in node.disks(question)
     monkeypatch.setenv("RAY_TMPDIR", f"{tmp_path}/file/ray")
     assert refused(node.disks, question).startswith(f"RAY_TMPDIR={tmp_path}/file/ray: {tmp_path}/file is a file")
+    (tmp_path / "full").mkdir()
+    monkeypatch.setenv("RAY_TMPDIR", f"{tmp_path}/full")
+    monkeypatch.setattr(
+        node.shutil, "disk_usage", lambda folder: SimpleNamespace(free=9 * GB * (folder.name != "full"))
+    )
+    sentence = refused(node.disks, replace(question, limits=ON_CPU._replace(disk=GB)))
+    assert sentence == f"RAY_TMPDIR={tmp_path}/full has 0.0 GB free, use a disk with 1 or more"
 
 
 def test_caches_belong_on_a_disk_of_the_node_that_allows_programs(question, tmp_path, monkeypatch):

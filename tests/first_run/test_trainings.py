@@ -105,11 +105,13 @@ def test_a_model_that_does_not_fit_is_a_row(tmp_path):
     assert row.result == FAILED and row.why.startswith("gpus=1 leave no room for the update: ")
 
 
-def test_peak_memory_is_verls_metric_in_bytes(tried, monkeypatch):
+def test_peak_memory_is_verls_metric_in_bytes_and_both_parts_count(tried, monkeypatch):
     monkeypatch.setattr(Place, "predicted_memory", lambda *_: 4e9)
     monkeypatch.setattr(sys.modules[__name__], "PLACE", Place("h100", 1, 1, "Qwen/Qwen2.5-3B"))
-    row, _, _ = tried({**FIRST, "more": {trainings.PEAK: 2.0}}, {**SECOND, "more": {trainings.PEAK: 3.0}})
+    slow = {**FIRST, "more": {trainings.PEAK: 3.0, "timing_s/step": 5.0}}
+    row, _, _ = tried(slow, {**SECOND, "more": {trainings.PEAK: 2.0}})
     assert (row.peak_bytes, row.predicted_bytes) == (3 * 2**30, 4e9)
+    assert row.rollouts_per_second == 8 * 3 / (5 + 2 + 2)
 
 
 def test_one_recipe_comes_first_in_all_modes():

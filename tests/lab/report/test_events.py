@@ -214,17 +214,21 @@ def test_what_holds_no_step_is_refused_in_one_sentence(tmp_path, content):
 
 
 def test_a_record_that_is_no_event_ends_its_file(tmp_path):
+    def damage():
+        for file in event_files(tmp_path):
+            with file.open("ab") as stream:
+                RecordWriter(stream).write(b"\xff\xff\xff")
+
     SummaryWriter(str(tmp_path)).close()
-    (file,) = event_files(tmp_path)
-    with file.open("ab") as stream:
-        RecordWriter(stream).write(b"\xff\xff\xff")
+    damage()
     with pytest.raises(ValueError, match="holds no step"):
-        read_run([file])
+        read_run([tmp_path])
     writer = SummaryWriter(str(tmp_path))
     writer.add_scalar("x", 1.0, 1)
     writer.close()
+    damage()
     run = read_run([tmp_path])
-    assert (run.steps, run.unread_bytes) == ((1,), 3 + 16)
+    assert (run.steps, run.unread_bytes) == ((1,), 3 * (3 + 16))
 
 
 def test_a_start_that_died_before_its_first_step_is_no_matter(tmp_path, track):

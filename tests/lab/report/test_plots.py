@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from support.runs import training_steps, write_log
 
-from verl_ext.lab.plot import styles
+from verl_ext.lab.plot import ordered_colors, styles
 from verl_ext.lab.report.plots import plots
 from verl_ext.lab.report.runs import Run, by_method, read_run
 
@@ -24,7 +24,11 @@ def drawn(*runs, target=None):
 
 def test_only_accuracy_without_the_drivers_metrics(tmp_path):
     run = read_run([write_log(tmp_path / "a.jsonl", training_steps([0.1, 0.2], 10))])
-    assert list(drawn(run, target=0.2)) == ACCURACY
+    axes = {name: plot.figure.axes[0] for name, plot in drawn(run, target=0.2).items()}
+    assert list(axes) == ACCURACY
+    drawn_x = [(each.get_xlabel(), each.get_lines()[0].get_xdata().tolist()) for each in axes.values()]
+    units = [("rollouts sampled", 10), ("tokens sampled", 100), ("step", 1), ("wall clock (seconds)", 2)]
+    assert drawn_x == [(label, [0, last]) for label, last in units]
 
 
 def test_nothing_without_metrics():
@@ -64,7 +68,10 @@ def test_everything_at_once_is_in_the_order_of_the_sections():
     found = drawn(run, target=0.5)
     sections = [plot.section for plot in found.values()]
     assert sorted(range(len(sections)), key=lambda place: sections.index(sections[place])) == list(range(len(sections)))
-    assert "deciding_share" in found and len(set(sections)) == 5
+    assert len(set(sections)) == 5
+    for name, unit, value in (("seconds", "milliseconds", 100), ("share", "share of the step (%)", 5)):
+        (axes,) = found[f"deciding_{name}"].figure.axes
+        assert axes.get_ylabel() == unit and set(axes.get_lines()[0].get_ydata()) == {value}
 
 
 def test_a_method_keeps_its_colour_in_all_plots():
@@ -116,14 +123,16 @@ def test_levels_are_in_the_order_of_difficulty():
     labels = [area.get_label() for area in found.figure.axes[0].collections]
     assert labels == ["extremely_hard", "hard", "medium", "easy", "extremely_easy"]
     ratios = {f"prefix_sampling__ratio_k{k}": 1 for k in (10, 2, 1)}
-    lines = drawn(run_with("a", **ratios))["prefix_ratios"].figure.axes[0].get_lines()
-    assert [line.get_label() for line in lines] == ["k1", "k2", "k10"]
+    figure = drawn(run_with("a", prefix_sampling__ratio_k10=1), run_with("b", **ratios))["prefix_ratios"].figure
+    colors = {line.get_label(): line.get_color() for line in figure.axes[1].get_lines()}
+    assert list(colors.items()) == list(ordered_colors(["k1", "k2", "k10"]).items())
 
 
 def test_the_range_of_allocation_is_not_cut_off():
     narrow = run_with("a", allocation__min=8, allocation__mean=8, allocation__max=8)
-    wide = run_with("b", allocation__min=2, allocation__mean=8, allocation__max=64)
-    figure = drawn(narrow, wide)["allocation"].figure
+    wide = run_with("b_1", allocation__min=2, allocation__mean=8, allocation__max=64)
+    seed = run_with("b_2", allocation__min=4, allocation__mean=8, allocation__max=32)
+    figure = drawn(narrow, wide, seed)["allocation"].figure
     assert all(axes.get_ylim()[0] == 0 and axes.get_ylim()[1] >= 64 for axes in figure.axes)
     (line,), (band,) = figure.axes[1].get_lines(), figure.axes[1].collections
     assert set(line.get_ydata()) == {8} and {y for _, y in band.get_paths()[0].vertices} == {2, 64}

@@ -60,7 +60,7 @@ def test_the_steps_between_validations_are_compared(tmp_path):
 def test_runs_validated_every_500_rollouts_are_alike_whatever_their_rollouts_a_step(tmp_path):
     """As `verl-ext learn` validates: with the step that passes the next 500 rollouts."""
     values = {
-        "grpo": (64, [0.5, *[None] * 7, 0.6, *[None] * 7, 0.7]),
+        "grpo": (64, [0.5, *[None] * 7, 0.6, *[None] * 7, 0.7, 0.7]),  # verl validates at the last step, too
         "hora": (280, [0.5, None, 0.7, None, 0.7]),
         "often": (64, [0.5, None, None, 0.7]),
     }
@@ -185,12 +185,12 @@ def test_runs_without_a_common_data_source_are_refused(tmp_path):
 
 def test_seeds_give_mean_and_range(tmp_path):
     paths = [write_run(tmp_path / f"grpo_{seed}.jsonl", values, 100)
-             for seed, values in ((1, [0.5, 0.6, 0.8]), (2, [0.4, 0.8, 0.9]))]  # fmt: skip
+             for seed, values in ((1, [0.5, 0.6, 0.8]), (2, [0.4, 0.8, 0.9]), (3, [0.5] * 6 + [0.8]))]  # fmt: skip
     paths.append(write_run(tmp_path / "hora_1.jsonl", [0.5, 0.8], 75))
     grpo, hora = summary_of(paths)["methods"]
-    assert (grpo["name"], grpo["runs"], hora["name"]) == ("grpo", ["grpo_1", "grpo_2"], "hora_1")
-    assert (grpo["rollouts_to_target"], grpo["rollouts_to_target_range"]) == (150, [100, 200])
-    assert grpo["final_accuracy"] == pytest.approx(0.85) and grpo["final_accuracy_range"] == [0.8, 0.9]
+    assert (grpo["name"], grpo["runs"], hora["name"]) == ("grpo", ["grpo_1", "grpo_2", "grpo_3"], "hora_1")
+    assert (grpo["rollouts_to_target"], grpo["rollouts_to_target_range"]) == (300, [100, 600])
+    assert grpo["final_accuracy"] == pytest.approx(2.5 / 3) and grpo["final_accuracy_range"] == [0.8, 0.9]
     assert hora["times_fewer_rollouts"] == pytest.approx(200 / 75)  # of the common seed, 1
 
 
@@ -221,9 +221,16 @@ def test_there_is_no_interval_without_costs_or_between_different_validations(tmp
 
 
 def test_a_method_of_which_a_seed_fails_has_no_rollouts_to_target(tmp_path):
-    paths = [write_run(tmp_path / f"grpo_{seed}.jsonl", [0.1, best], 100) for seed, best in ((1, 0.9), (2, 0.5))]
-    (grpo,) = summary_of(paths, 0.8)["methods"]
+    seeds = {1: [0.1, 0.9, 0.8], 2: [0.2, 0.5, 0.4]}
+    summary = summary_of([write_run(tmp_path / f"grpo_{seed}.jsonl", each, 100) for seed, each in seeds.items()], 0.8)
+    (grpo,) = summary["methods"]
     assert (grpo["reached_target"], grpo["rollouts_to_target"]) == (1, None)
+    table = tables(summary)[1]
+    assert dict(zip(table.header, table.rows[0], strict=True)) == {
+        "method": "grpo", "seeds": "2", "reached": "1", "rollouts to 80.0%": "–", "times fewer rollouts": "–",
+        "95 % interval": "–", "start": "15.0% (10.0% to 20.0%)", "final": "60.0% (40.0% to 80.0%)",
+        "best": "70.0% (50.0% to 90.0%)",
+    }  # fmt: skip
 
 
 def test_validations_with_different_numbers_of_samples_are_in_the_notes(tmp_path):
@@ -380,14 +387,28 @@ def test_numbers_taken_as_seeds_are_in_the_notes(tmp_path):
 def test_where_rollouts_went(tmp_path):
     steps = {
         0: {"val-core/x/acc/mean@1": 0.4},
-        1: {"rollouts/trained_total": 6, "rollouts/failed_total": 1, "rollouts/buffered": 3},
+        1: {"rollouts/trained_total": 6, "rollouts/failed_total": 1, "rollouts/buffered": 3,
+            "timing_s/step": 50, "allocation/seconds": 0.5},
         2: {"rollouts/trained_total": 12, "rollouts/failed_total": 1, "rollouts/buffered": 2,
-            "rollouts/discarded_too_hard_total": 5, "rollouts/discarded_total": 5, "rollouts/truncated_total": 4},
+            "rollouts/discarded_too_hard_total": 4, "rollouts/discarded_solved_total": 1, "rollouts/discarded_total": 5,
+            "rollouts/truncated_total": 4, "timing_s/step": 40, "allocation/seconds": 0.2,
+            "rollouts/sampled": 20, "groups/trained": 3, "groups/effective_ratio": 1},
     }  # fmt: skip
-    found = destinations(read_run([write_log(tmp_path / "a.jsonl", steps)]))
+    path = write_log(tmp_path / "a.jsonl", steps)
+    found = destinations(read_run([path]))
     assert {part: counts.tolist() for part, counts in found.items()} == {
-        "trained": [0, 6, 12], "discarded: too_hard": [0, 0, 5], "failed": [0, 1, 1], "buffered": [0, 3, 2],
+        "trained": [0, 6, 12], "discarded: solved": [0, 0, 1], "discarded: too_hard": [0, 0, 4], "failed": [0, 1, 1],
+        "buffered": [0, 3, 2],
     }  # fmt: skip
+    summary = summary_of([path])
+    summary["runs"] += [summary["runs"][0] | {"seconds": seconds} for seconds in (600, 10_800)]
+    table = tables(summary)[-1]
+    row, *others = (dict(zip(table.header, cells, strict=True)) for cells in table.rows)
+    assert row == {
+        "run": "a", "trained": "60.0%", "discarded": "25.0%", "failed": "5.0%", "buffered": "10.0%",
+        "groups per 1,000": "150.0", "time": "90.0 s", "deciding": "350.0 ms", "of step": "0.75%",
+    }  # fmt: skip
+    assert [other["time"] for other in others] == ["10.0 min", "3.0 h"]
 
 
 def test_groups_with_a_gradient_count_per_1000_sampled_rollouts(tmp_path):

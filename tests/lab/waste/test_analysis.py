@@ -1,12 +1,16 @@
 """Where logged rollouts went."""
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from support.rollout_logs import line, log_of, write_lines
 
 from verl_ext.lab.report.runs import Run
 from verl_ext.lab.waste.analysis import analyse, by_batch, kinds, spent
+from verl_ext.lab.waste.log import write_histories
+from verl_ext.lab.waste.plots import plots
 from verl_ext.lab.waste.reader import read_rollouts
+from verl_ext.lab.waste.tables import notes, tables
 
 LOG = log_of([(1, 0, 8, 8), (1, 1, 0, 8), (1, 2, 4, 8), (2, 0, 7, 8), (2, 1, 0, 4), (5, 1, 0, 2)])
 
@@ -46,6 +50,15 @@ def test_by_difficulty():
     assert parts["0 to 20 %"]["rollouts"]["all wrong"] == 14 and parts["20 to 40 %"]["success_rate"] is None
 
 
+def test_histories(tmp_path):
+    write_histories(LOG, tmp_path / "prompts.parquet")
+    assert pq.read_table(tmp_path / "prompts.parquet").to_pylist() == [
+        {"prompt": "p0", "step": [1, 2], "rollouts": [8, 8], "correct": [8, 7]},
+        {"prompt": "p1", "step": [1, 2, 5], "rollouts": [8, 4, 2], "correct": [0, 0, 0]},
+        {"prompt": "p2", "step": [1], "rollouts": [8], "correct": [4]},
+    ]
+
+
 def test_scores_decide_about_the_gradient(tmp_path):
     """Different scores among correct rollouts give a gradient; equal scores give none, for any verdicts."""
     rows = [line("a", 1.0, acc=1), line("a", 0.8, acc=1), line("b", 0.5, acc=1), line("b", 0.5, acc=0)]
@@ -64,6 +77,51 @@ def test_shares_of_each_step():
 def two_recipes(monkeypatch):
     """Analyses with two recipes, since all recipes would take twice as long."""
     monkeypatch.setattr("verl_ext.lab.waste.analysis.recipes", lambda: ["dynamic_sampling", "grpo"])
+
+
+def test_tables_and_plots_show_the_numbers_that_their_labels_name(two_recipes):
+    """Of groups of different sizes, in a run that sampled more rollouts than it logged."""
+    sampled = {1: 30.0, 2: 20.0, 5: 10.0}
+    run = Run("a", {step: {"rollouts/sampled": count} for step, count in sampled.items()})
+    found = analyse(LOG, run=run, repeats=1)
+    kind, epoch, _, method, allocation, _, predicted, moves = (
+        [dict(zip(table.header, row, strict=True)) for row in table.rows] for table in tables(found.summary)
+    )
+    assert kind[2] == {
+        "kind of group": "all wrong", "groups": "3", "% of groups": "50.0%", "rollouts": "14", "% of rollouts": "36.8%",
+        "characters": "140", "% of characters": "36.8%",
+    }  # fmt: skip
+    assert epoch[1] == {
+        "epoch": "2", "groups": "2", "rollouts": "12", "correct": "58.3%", "all correct": "0.0%", "all wrong": "50.0%",
+        "rollouts wasted": "4", "% wasted": "33.3%",
+    }  # fmt: skip
+    assert method[0] == {
+        "method": "the log", "steps": "3", "sampled": "60", "groups trained": "6", "groups with gradient, %": "33.3%",
+        "rollouts with gradient, %": "42.1%", "of all sampled, %": "26.7%", "groups with gradient": "2",
+        "per 1,000 rollouts": "33.3", "times fewer rollouts": "1.00",
+    }  # fmt: skip
+    assert list(allocation[0].values()) == ["the log", "4.7 (36.8%)", "–", "8.0 (21.1%)", "–", "8.0 (42.1%)"]
+    (history,) = (row for row in predicted if row.pop("estimator") == "history (last 16)")
+    errors = {"mean absolute error": 9 / 48, "calibration error": 1 / 48, "error, seen before": 2 / 48}
+    assert {name: float(history[name]) for name in errors} == pytest.approx(errors, abs=1e-3)
+    assert (moves[1]["from"], moves[1]["to easy"], moves[1]["groups"]) == ("extremely easy", "100.0%", "1")
+
+    axes = {plot.name: plot.figure.axes[0] for plot in plots(LOG, found)}
+    for name, line_of, x, xs, y, ys in (
+        ("gradient_groups", "the log", "rollouts sampled", [0, 30, 50, 60], "groups with a gradient", [0, 1, 2, 2]),
+        ("allocation", "the log", "success rate", [0.1, 0.5, 0.9], "rollouts per prompt", [14 / 3, 8, 8]),
+        ("prediction_error", "history (last 16)", "step", [1, 2, 5], "mean absolute error", [1 / 3, 1 / 16, 0]),
+    ):
+        assert (axes[name].get_xlabel(), axes[name].get_ylabel()) == (x, y)
+        (drawn,) = (each for each in axes[name].get_lines() if each.get_label() == line_of)
+        assert drawn.get_xydata().T == pytest.approx(np.array([xs, ys]))
+
+
+def test_a_method_that_ended_early_in_a_later_repeat_is_named(two_recipes):
+    """One of 72 rollouts is correct, so that dynamic sampling can run out of rounds."""
+    found = analyse(log_of([(1 + prompt, prompt, int(prompt == 0), 6) for prompt in range(12)]), repeats=3)
+    assert [spending.stopped is None for spending in found.spendings["dynamic_sampling"]] == [True, True, False]
+    assert any(note.startswith("dynamic_sampling ended early: step 2: none of") for note in notes(found.summary))
 
 
 def test_the_numbers_of_a_method_are_means_over_its_repeats(two_recipes):

@@ -77,11 +77,12 @@ def test_the_log_itself():
     assert own.rollouts_in_band.tolist() == [4, 0, 4, 0, 8] and own.prompts_in_band.tolist() == [1, 0, 1, 0, 1]
 
 
-@pytest.mark.parametrize("name", ["grpo", "hora", "vip", "knapsack"])
-def test_one_step_costs_what_a_step_of_the_log_cost(name):
+@pytest.mark.parametrize(("name", "trained"), [("grpo", 1), ("hora", 1), ("vip", 1), ("knapsack", 1), ("pods", 1 / 4)])
+def test_one_step_costs_what_a_step_of_the_log_cost(name, trained):
+    """PODS trains on a quarter of the rollouts."""
     log = recorded_log()
     outcome = run(name, log)
-    assert outcome.steps == 24 and outcome.sampled == outcome.trained_rollouts == 1536
+    assert outcome.steps == 24 and outcome.sampled == 1536 and outcome.trained_rollouts == trained * 1536
     assert outcome.rollouts_in_band.sum() == outcome.sampled and outcome.prompts_in_band.sum() == 24 * BATCH
     assert len(outcome.curve) == 24 and outcome.curve[-1] == (1536, outcome.gradient_groups)
 

@@ -73,6 +73,8 @@ def test_the_bound_of_each_form_of_an_export(tmp_path, ending):
     numbers = json.loads((tmp_path / "out" / "waste.json").read_text())
     assert numbers["most_with_gradient"] == pytest.approx((0 + 0.1 + 1 + 0.2) / 4) and numbers["scores"] == [-1, 1]
     assert "At least 67.5% of the rollouts of 4 steps were in groups without a gradient" in flat(result)
+    (plot,) = page_of(read_export([path]), 8).plots
+    assert plot.figure.axes[0].get_lines()[0].get_ydata().tolist() == pytest.approx([0, 0.1, 1, 0.2])
     assert "For exact figures" in flat(result) and "trainer.rollout_data_dir" in flat(result)
 
 
@@ -280,8 +282,8 @@ def test_the_folder_of_a_run_is_read_as_its_files(tmp_path):
 
 def test_rows_of_one_table_that_contradict_each_other_are_refused(tmp_path):
     """pd.concat of the histories of two runs."""
-    (tmp_path / "two.csv").write_text("_step,rollouts/trained,x\n1,5,0\n2,6,1\n1,7,2\n")
-    with pytest.raises(ValueError, match=r"two.csv: rollouts/trained is 7 in step 1, and 5 in a row or file before it"):
+    (tmp_path / "two.csv").write_text("_step,rollouts/trained,x\n1,5000,0\n2,6,1\n1,5001,2\n")
+    with pytest.raises(ValueError, match=r"two.csv: rollouts/trained is 5001 in step 1, and 5000 in a row or file bef"):
         read_export([tmp_path / "two.csv"])
 
 
