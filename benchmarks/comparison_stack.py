@@ -100,7 +100,7 @@ def train(text: str, setting: Setting, seed: int, rollouts: int, task: FolderSou
 
 
 def accuracy_of(model: Path, world: World) -> float:
-    """Mean probability of the correct response over the world's held-out questions; the model has its tokenizer."""
+    """Mean probability of the correct response over the world's held-out questions, which are encoded already."""
     from transformers import AutoModelForCausalLM
 
     loaded = HuggingFaceModel(AutoModelForCausalLM.from_pretrained(model))

@@ -44,7 +44,7 @@ class Usage:
 
 
 class Look(NamedTuple):
-    """The state behind a step: seconds on the clock, usage of each process, rollouts that the step has sampled, and
+    """The state after a step: seconds on the clock, usage of each process, rollouts that the step has sampled, and
     rows in the queue."""
 
     clock: float
@@ -184,7 +184,7 @@ def loaded_trainer(
 def looks(
     recipe: str, model: Path, prompts: int, rollouts: int, tokens: int, steps: int, every: int = 1
 ) -> Iterator[Look]:
-    """A look after a warm-up step, then after every ``every`` of ``steps`` further steps."""
+    """Yields a look after the warm-up step, and after each ``every``-th of ``steps`` further steps."""
     with loaded_trainer(recipe, model, prompts=prompts, rollouts=rollouts, tokens=tokens, steps=steps) as trainer:
         for step in range(steps + 1):
             sampled = trainer.generate_step(step + 1)

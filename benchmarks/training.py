@@ -28,7 +28,7 @@ def run_training(
     Args:
         command: the command line.
         folder: for both files.
-        name: of the run.
+        name: the run's name; both files are named after it.
         look: called with the training about twenty times a second until it ends.
 
     Returns:

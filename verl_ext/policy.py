@@ -392,12 +392,13 @@ class RolloutPolicy:
         """Raise :class:`~verl_ext.checks.InvalidValue` if the settings cannot work in this ``trainer_mode``."""
 
     def start_run(self, total_steps: int | None, texts: Sequence[str]) -> None:
-        """The driver calls this once, before the first step and before it loads any state.
+        """The trainer calls this once, before the first step and before it loads any state.
 
         ``texts[row]`` is the text of the prompt in that row, read from disk on access, for estimators that embed it.
 
-        If a run is resumed, the preflight also calls this, on a policy of its own, with ``texts`` that cannot be read.
-        If the call raises, only the trainer checks that the policy can load its state.
+        If a run is resumed, the preflight also calls this, on a policy of its own. ``total_steps`` is then the key
+        ``trainer.total_training_steps``, which may be None, and ``texts`` cannot be read. If this call raises, only the
+        trainer checks that the policy can load its state.
         """
         self.total_steps = total_steps
 

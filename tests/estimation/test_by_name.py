@@ -81,7 +81,7 @@ def test_the_first_state_of_an_estimator_by_id_is_read(write):
     estimator = PromptEstimator("beta_posterior", {"state": write("state.json", state)})
     estimator.start_run(["", ""])
     assert estimator.predict([Prompt("a", 0), Prompt("b", 1)]).tolist() == [0.3, 0.5]
-    with pytest.raises(ValueError, match=rf"^{OPTIONS}\.state=.* is not valid for history"):
+    with pytest.raises(ValueError, match=rf"^{OPTIONS}\.state=.* is not valid: history cannot load it: "):
         PromptEstimator("history", {"state": write("state.json", state)})
 
 

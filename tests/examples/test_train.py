@@ -7,6 +7,7 @@ import pty
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -134,6 +135,7 @@ def test_an_interrupt_waits_until_the_runs_have_ended(tmp_path):
     )
     while not (tmp_path / "ready").exists() or "starts" not in shown.read_text():  # the run may be ahead of train.py
         assert process.poll() is None
+        time.sleep(0.05)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     assert process.wait(timeout=60) != 0
     assert (tmp_path / "ended").exists()

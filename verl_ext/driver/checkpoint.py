@@ -35,7 +35,7 @@ MAKE_ROOM = (
 
 
 class BadCheckpoint(RunError):
-    """A checkpoint cannot be read or written. The message names the path and a remedy."""
+    """A checkpoint cannot be read, written or merged. The message names the path, and a remedy if one is known."""
 
 
 def claim(run: Path) -> str:

@@ -166,8 +166,8 @@ class GroupReplayBuffer(ReplayBuffer):
         return waves
 
     def _read_rows(self, keys: list[str]) -> dict[str, Rollout]:
-        """Each row as a rollout of one output. Without a finite reward, or with a diverged prefix under
-        ``drop_diverged``, the rollout has failed. Keys with the status CANCELLED or FAILED have a tag and no row."""
+        """One rollout for each row. It has failed if its reward is not finite, or if its prefix has diverged under
+        ``drop_diverged``. Keys with the status CANCELLED or FAILED have a tag and no row."""
         tags = self.partitions[PARTITION]
         rows = {
             key: self._without_row(tags[key][GENERATED], cancelled=tags[key]["status"] == CANCELLED)

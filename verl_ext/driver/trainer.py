@@ -20,6 +20,7 @@ from verl.single_controller.ray import RayResourcePool
 from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import collate_fn
 
+from verl_ext.checks import InvalidValue
 from verl_ext.controller import WHY_ROLLOUTS_FAIL, RolloutController
 from verl_ext.driver.agent_loop import WaveManager
 from verl_ext.driver.allocation_table import AllocationTables
@@ -106,7 +107,7 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, GroupUpdates, WeightTurn
         torch.set_num_threads(len(os.sched_getaffinity(0)))
         try:
             self.policy.start_run(self.total_training_steps, PromptTexts(self.train_dataset))
-        except ValueError as error:  # such as a file of features for another number of prompts
+        except InvalidValue as error:  # such as a file of features for another number of prompts
             raise BadConfig(str(error)) from error
         finally:
             torch.set_num_threads(threads)

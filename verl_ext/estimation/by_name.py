@@ -147,7 +147,8 @@ class PromptEstimator:
         try:
             self._estimator.load_state_dict(self._state)
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{OPTIONS}.state={self._state_file} is not valid for {self.name}: {error}") from error
+            valid = f"{self.name} cannot load it: {error}"
+            raise checks.InvalidValue(f"{OPTIONS}.state", self._state_file, valid) from error
 
     def _names(self, prompts: Sequence[Prompt]) -> Sequence[str] | np.ndarray:
         if self.name in BY_ID:

@@ -12,7 +12,7 @@ ENOUGH = 0.97  # share of a profile's bytes that a GPU must have: GPUs of one ki
 
 
 def gpus() -> list[tuple[float, str, str]]:
-    """(bytes, name, driver's version) of each GPU of this machine; 0 bytes where nvidia-smi does not know them.
+    """(bytes, name, driver's version) of each GPU of this machine; 0 bytes where nvidia-smi does not tell.
 
     nvidia-smi sees the GPUs that Ray hides from a task, so the task needs to reserve none.
 

@@ -29,7 +29,8 @@ FORMER_NAMES = {  # of keys that are not in reward.<section> under the same name
     "reward_model.reward_kwargs": "reward.reward_kwargs",
     "reward_model.model.path": "reward.reward_model.model_path",
 }
-# Not trtllm: verl's server replaces a request's max_tokens and cannot cancel a wave, and verl reads no rewards from it.
+# Not trtllm: verl's server replaces a request's max_tokens and cannot cancel a wave, and verl reads no rewards from a
+# classifier there.
 ENGINE = one_of(*ENGINES)._replace(valid=f"use {' or '.join(ENGINES)}")
 
 # By engine: the quantizations that verl's server takes, and the engine's argument that verl fills with their settings.

@@ -68,9 +68,11 @@ ABSENT = {
     "actor_rollout_ref.actor.policy_loss.loss_mode": "vanilla",
     "actor_rollout_ref.actor.shuffle": False,
     "actor_rollout_ref.actor.use_kl_loss": False,
+    "actor_rollout_ref.rollout.top_k": -1,
+    "actor_rollout_ref.rollout.top_p": 1,
     "trainer.critic_warmup": 0,
 }
-"""Further keys that decide what a training learns, with the only value that the learner has: verl's default."""
+"""Further keys that decide what a training samples and learns. The lab has one value of each, verl's default."""
 
 
 @dataclass(frozen=True)
@@ -264,7 +266,7 @@ def row_weights(rows: Rows, training: Training) -> np.ndarray:
         return 1 / np.maximum(total, 1)[rows.mini_batch]
     if mode == "seq-mean-token-mean":
         return 1 / (size * np.maximum(rows.tokens, 1))
-    if mode == "seq-mean-token-sum-norm" and training.loss_scale_factor is not None:
+    if mode == "seq-mean-token-sum-norm":
         return np.full(rows.tokens.size, 1 / (size * training.loss_scale_factor))
     return np.full(rows.tokens.size, 1 / size)
 

@@ -65,7 +65,7 @@ def verify(
 
 
 class Verification:
-    """One pass over a record, with its counts so far. The controller under test takes it for its engine.
+    """One pass over a record, with its counts so far. It is also the engine of the controller under test.
 
     Attributes:
         run: the controller, with the policy under test.
