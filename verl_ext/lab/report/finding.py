@@ -15,7 +15,8 @@ def finding(summary: Mapping[str, Any]) -> str:
 
     The sentence has an interval if both methods were validated equally often and have two seeds or more in common, and
     the ratios of these seeds differ.
-    A method that misses the target with a seed, or has two runs of one seed, has no ratio.
+    A method that misses the target with a seed, or has two runs of one seed, has no ratio. If none has one, the reason
+    and the mean accuracies at the end are given.
     """
     reference, *others = summary["methods"]
     rated = [method for method in others if method["times_fewer_rollouts"] is not None]
@@ -38,7 +39,9 @@ def finding(summary: Mapping[str, Any]) -> str:
             if (repeated := repeated_seeds(method["runs"]))
         ]
         why = why or ["no other method has a seed in common with it"]
-        return f"Nothing compares with {reference['name']}: {'; '.join(why)}."
+        ends = [(method["name"], method["final_accuracy"]) for method in summary["methods"]]
+        shown = ", ".join(f"{name} {'unknown' if final is None else f'{final:.1%}'}" for name, final in ends)
+        return f"No method has a ratio to {reference['name']}: {'; '.join(why)}. Accuracies at the end: {shown}."
     best = max(rated, key=lambda method: method["times_fewer_rollouts"])
     times, choice = best["times_fewer_rollouts"], len(others)
     shown = f"{max(times, 1 / times):.2f}"
