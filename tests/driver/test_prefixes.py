@@ -86,7 +86,7 @@ def test_a_prefix_counts_toward_every_limit_and_the_engine_is_asked_only_for_wha
 
 @pytest.mark.parametrize("ratio", [0.2, 0.5])
 def test_without_log_probabilities_a_prefix_is_replayed_as_well(tokenizer, tool, ratio):
-    """A prefix that ends within a turn, and one that ends with an observation."""
+    """The shorter prefix ends within a turn, the longer prefix ends with an observation."""
     turns = [*STEPS, "22"]
     first, _, _ = run("tool_agent", tokenizer, turns, tools=[tool], logprobs=False)
     prefix = recorded(first).prefix(ratio)

@@ -82,7 +82,7 @@ def tiny(hub):
 
 
 def test_embeddings_have_length_1_whatever_the_model_does(tiny, tmp_path, capfd):
-    """This model has no layer of its own that normalises."""
+    """The model itself has no layer that normalises."""
     texts = ["what is two", "prove that", "two is"]
     vectors = embeddings.embed(texts, cache=tmp_path / "made/on/demand", model=tiny, progress=False)
     assert vectors.shape == (3, 16) and vectors.dtype == np.float32

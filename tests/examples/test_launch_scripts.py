@@ -399,7 +399,7 @@ def test_the_first_run_without_an_environment_says_what_to_do():
 
 @pytest.mark.parametrize("command", [("train.sh", "pilot_commit", "qwen3_8b"), ("first_run.sh",)])
 def test_the_checkout_of_the_script_is_run_where_cd_looks_in_other_folders(command, tmp_path):
-    """With CDPATH, `cd` prints the folder that it has found."""
+    """If CDPATH is set, `cd` prints the name of the folder."""
     (tmp_path / "python").write_text("#!/usr/bin/env bash\nprintenv PYTHONPATH\n")
     (tmp_path / "python").chmod(0o755)
     environment = os.environ | {"PYTHON": str(tmp_path / "python"), "CDPATH": ".:/", "PYTHONPATH": ""}

@@ -124,15 +124,16 @@ def test_an_interrupt_waits_until_the_runs_have_ended(tmp_path):
     script = "trap 'sleep 1; touch ended; exit' INT; touch ready; while :; do sleep 0.1; done"
     command = [sys.executable, FOLDER / "train.py", tmp_path, "", "grpo", "bash", "-c", script]
     shown = tmp_path / "shown"
-    process = subprocess.Popen(
-        command,
-        cwd=tmp_path,
-        stdout=shown.open("w"),
-        stderr=subprocess.DEVNULL,
-        process_group=0,
-        # A shell's job in the background ignores the signal, and so would all processes that it starts.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
+    with shown.open("w") as output:
+        process = subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            stdout=output,
+            stderr=subprocess.DEVNULL,
+            process_group=0,
+            # A shell's job in the background ignores the signal, and so would all processes that it starts.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
     while not (tmp_path / "ready").exists() or "starts" not in shown.read_text():  # the run may be ahead of train.py
         assert process.poll() is None
         time.sleep(0.05)

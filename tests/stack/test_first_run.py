@@ -1,4 +1,4 @@
-"""`bash examples/first_run.sh` on the CPU: one recipe in one mode is stopped and resumed. Two Ray nodes are checked."""
+"""`bash examples/first_run.sh` on the CPU stops and resumes a training. Two Ray nodes are checked."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class DataSet:
         original_id: column with the data set's own id, kept in ``extra_info.original_id``.
         template: prompt with ``{question}``; None: the user chooses from ``PROMPTS``.
         extra: from a row as read, further arguments of :func:`~verl_ext.data.schema.make_row`.
-        terms: promise that the repository's page asks of its users; the hub then needs the token of a user who made it.
+        terms: promise that the repository's page asks for; the hub then needs the token of a user who has promised.
     """
 
     repository: str

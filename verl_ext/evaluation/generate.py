@@ -51,7 +51,8 @@ SET_HERE = {
     "trainer.val_only": "verl-ext train for a training",
     "trainer.val_before_train": "verl-ext train for a training",
 }
-# By signal, what the run of verl gets. At SIGUSR1 it would go on to the end of its validation, which can take hours.
+# The signal that verl's run gets, by the signal of this process. After SIGUSR1 verl would first finish its validation,
+# which can take hours.
 PASSED_ON = {number: number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
 PASSED_ON[signal.SIGUSR1] = signal.SIGTERM
 
@@ -207,7 +208,7 @@ def count_samples(out: Path) -> int:
 
 
 def _runs_in(out: Path) -> list[tuple[int, int]]:
-    """For every file of a run in ``out``, by their names and in order: samples of each row before it, and in it."""
+    """Two numbers for each run's file in ``out``, in order: a row's samples in earlier files, and in this file."""
     names = [OF_A_RUN.fullmatch(file.stem) for file in out.glob("*.jsonl")]
     return sorted((int(name[0].partition("_")[0]), int(name[1])) for name in names if name)
 

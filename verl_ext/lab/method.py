@@ -133,7 +133,7 @@ class Method:
 
 
 def check_names(methods: Sequence[Method]) -> None:
-    """Raise ValueError if two methods have one name, so that their logs would be one file."""
+    """Raise ValueError if two methods have the same name: both would write the same log."""
     names = [method.name for method in methods]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:

@@ -99,7 +99,7 @@ def missing_packages(config: DictConfig) -> list[str]:
 
 
 def conflicting_packages() -> list[str]:
-    """One sentence for an installed trl that breaks verl; empty without one."""
+    """A sentence about an installed version of trl that breaks verl; empty if verl works."""
     if not is_installed("trl") or is_installed("trl.experimental.ppo"):
         return []
     if VALUE_HEAD in Path(find_spec("trl").origin).read_text(encoding="utf-8"):

@@ -188,7 +188,7 @@ def _made(faults: Faults, number: int, tool: Any) -> Any:
 
 
 def _checked_schema(tool: type, schema: Any) -> Any:
-    """The schema of a tool's entry, as verl reads it. Without one, verl's base class takes that of the tool's class.
+    """The schema of a tool's entry, as verl reads it. An entry without a schema gets the schema of its class.
 
     Raises:
         ValueError: there is no such schema.

@@ -305,8 +305,8 @@ class Learner:
     def update(self, rows: Rows) -> dict[str, float]:
         """Train on a batch; returns metrics.
 
-        The gradient's norm and the share of clipped tokens are means over the optimizer steps, as in verl. The learning
-        rate is that of this step; verl logs that of the next one.
+        The gradient's norm and the share of clipped tokens are means over the optimizer steps, as in verl. ``actor/lr``
+        is the learning rate of this step; verl logs the learning rate of the next step.
         """
         training = self.training
         learning = np.flatnonzero((rows.advantages != 0) & (rows.tokens > 0))

@@ -39,9 +39,9 @@ def finding(summary: Mapping[str, Any]) -> str:
             if (repeated := repeated_seeds(method["runs"]))
         ]
         why = why or ["no other method has a seed in common with it"]
-        ends = [(method["name"], method["final_accuracy"]) for method in summary["methods"]]
-        shown = ", ".join(f"{name} {'unknown' if final is None else f'{final:.1%}'}" for name, final in ends)
-        return f"No method has a ratio to {reference['name']}: {'; '.join(why)}. Accuracies at the end: {shown}."
+        finals = [(method["name"], method["final_accuracy"]) for method in summary["methods"]]
+        ends = ", ".join(f"{name} {'unknown' if final is None else f'{final:.1%}'}" for name, final in finals)
+        return f"No method has a ratio to {reference['name']}: {'; '.join(why)}. Accuracies at the end: {ends}."
     best = max(rated, key=lambda method: method["times_fewer_rollouts"])
     times, choice = best["times_fewer_rollouts"], len(others)
     shown = f"{max(times, 1 / times):.2f}"
