@@ -6,6 +6,7 @@ A program of its own, for ``python -I -S``: it imports the smallest part of the 
 
 import json
 import os
+import select
 import signal
 import socket
 import struct
@@ -15,6 +16,7 @@ NUMBER = "!q"  # struct format of a request's size, of a process id and of an ex
 MOST_FILES = 250  # below Linux's limit of 253 open files in a message on a socket
 JOB, FIRST_JOB = "RAY_JOB_ID", "01000000"  # Ray's variable in workers, its value in a first job
 FLAGS = ("-u", "-B", "-W", "-X")  # options of Python that a fork may leave out
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # passed on to the fork; SIGUSR1 asks a run to stop
 
 
 def parsed(arguments: list[str]) -> tuple[str, str, list[str]] | None:
@@ -33,14 +35,14 @@ def parsed(arguments: list[str]) -> tuple[str, str, list[str]] | None:
     return ("", arguments[position], arguments[position + 1 :]) if position < len(arguments) else None
 
 
-def request(arguments: list[str], files: list[int]) -> bytes:
+def request(arguments: list[str], files: list[int], blocked: set[int]) -> bytes:
     """What the fork takes over from this process, besides the open files themselves."""
     content = {
         "arguments": arguments,
         "environment": dict(os.environ),
         "folder": os.getcwd(),
         "files": files,
-        "blocked": [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])],
+        "blocked": [int(number) for number in blocked],
     }
     return json.dumps(content).encode()
 
@@ -62,20 +64,21 @@ def main() -> None:
     python, address, job, *arguments = sys.argv[1:]
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     files = open_files()
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # a signal waits until there is a fork to pass it to
     try:
         if parsed(arguments) is None or len(files) > MOST_FILES or os.environ.get(JOB, job) != job:
             raise ConnectionError
         server.connect(address)
-        content = request(arguments, files)
+        content = request(arguments, files, blocked)
         socket.send_fds(server, [struct.pack(NUMBER, len(content))], files)
         server.sendall(content)
         pid = receive(server)
     except OSError:  # no server, or no fork can serve this command: start Python itself
         server.close()
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         os.execv(python, [python, *arguments])
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):  # SIGUSR1 asks a run to stop
-        signal.signal(number, lambda number, _: os.kill(pid, number))
     try:
+        pass_on_signals(pid, server, blocked)
         status = receive(server)
     except OSError:  # the server was killed
         status = 1
@@ -84,6 +87,26 @@ def main() -> None:
             signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     sys.exit(status)
+
+
+def pass_on_signals(pid: int, server: socket.socket, blocked: set[int]) -> None:
+    """Pass on ``SIGNALS`` to the fork, from now until the server has a number for :func:`receive`.
+
+    A handler that calls ``os.kill`` could come late: Python runs it between two statements, and a signal just before a
+    call to the system does not interrupt this call. Hence this function waits for signals and the server at once.
+    """
+    numbers, wake_up = os.pipe()
+    os.set_blocking(wake_up, False)
+    signal.set_wakeup_fd(wake_up)
+    for number in SIGNALS:
+        signal.signal(number, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    while server not in (readable := select.select([numbers, server], [], [])[0]) or numbers in readable:
+        for number in os.read(numbers, 100):
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:  # the fork has ended, and the server will say how
+                continue
 
 
 def receive(server: socket.socket) -> int:
