@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from functools import cache
 from pathlib import Path
+
+from filelock import FileLock
 
 from verl_ext.driver.cpu import fork_client
 
 ROOT = Path(__file__).parents[2]
 DRIVER = """
-import logging, sys
+import logging, shutil, sys
 logging.basicConfig()
 sys.path.insert(0, sys.argv[1])
 from verl_ext import launch
@@ -29,6 +32,8 @@ if sys.argv[2] == "serve as Ray":
 elif sys.argv[2] != "refuse":
     print(fork_server.command(), flush=True)
 sys.stdin.read()
+if sys.argv[4]:
+    shutil.rmtree(sys.argv[4])
 """
 
 
@@ -42,34 +47,60 @@ runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 @cache
-def with_verl() -> Driver:
-    """A process whose forks have imported verl and vLLM. Each process of pytest starts and ends one of its own."""
-    return Driver("serve with Ray")
+def with_verl() -> Forks:
+    """Forks that have imported verl and vLLM. All processes of pytest share one server, which ends with the last."""
+    folder = Path(tempfile.gettempdir(), f"verl_ext_{os.environ.get('PYTEST_XDIST_TESTRUNUID', os.getpid())}")
+    folder.mkdir(exist_ok=True)
+    lifeline, server = folder / "lifeline", folder / "server"
+    with FileLock(folder / "lock"):
+        if not server.exists():
+            os.mkfifo(lifeline)
+            stdin = os.open(lifeline, os.O_RDONLY | os.O_NONBLOCK)
+            os.open(lifeline, os.O_WRONLY)  # and stays open until this process ends
+            os.set_blocking(stdin, True)
+            driver = Driver("serve with Ray", stdin=stdin, folder=folder)
+            server.write_text(f"{driver.python}\n{driver.pid}")
+            os.close(stdin)
+        else:
+            os.open(lifeline, os.O_WRONLY)
+    python, pid = server.read_text().splitlines()
+    return Forks(python, int(pid))
 
 
-class Driver:
-    """Starts a process with a fork server. ``python`` is the executable of the server's forks; ``close`` ends it all.
+class Forks:
+    """``python`` is the executable that starts forks, and ``pid`` the process that has the servers."""
 
-    Args:
-        mode: "serve", "serve with Ray" and all that a run imports, "serve as Ray" starts its own programs, or "refuse".
-        job: Ray's number of the job whose workers are forks.
-    """
-
-    def __init__(self, mode: str = "serve", job: str = fork_client.FIRST_JOB):
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", DRIVER, str(ROOT), mode, job],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OF_THE_DRIVER": "1"},
-        )
-        self.python = self.process.stdout.readline().strip() if mode != "refuse" else ""
+    def __init__(self, python: str, pid: int):
+        self.python, self.pid = python, pid
 
     def run(self, *arguments: str, **options: object) -> subprocess.CompletedProcess:
         """``python`` with these arguments, as :func:`subprocess.run` does it."""
         return subprocess.run(
             [self.python, *arguments], capture_output=True, text=True, timeout=60, **({"cwd": "/"} | options)
         )
+
+
+class Driver(Forks):
+    """Starts a process with a fork server, which ends at the end of its ``stdin``; ``close`` ends it all.
+
+    Args:
+        mode: "serve", "serve with Ray" and all that a run imports, "serve as Ray" starts its own programs, or "refuse".
+        job: Ray's number of the job whose workers are forks.
+        stdin: an open file; by default a pipe, which ``close`` closes.
+        folder: removed at the end.
+    """
+
+    def __init__(
+        self, mode: str = "serve", job: str = fork_client.FIRST_JOB, stdin: int = subprocess.PIPE, folder: str = ""
+    ):
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", DRIVER, str(ROOT), mode, job, str(folder)],
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OF_THE_DRIVER": "1"},
+        )
+        super().__init__(self.process.stdout.readline().strip() if mode != "refuse" else "", self.process.pid)
 
     def close(self) -> None:
         self.process.stdin.close()

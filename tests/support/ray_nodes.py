@@ -19,25 +19,24 @@ RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 
 
 class RayNodes:
-    """A head with the server for `ray job submit`, and workers; each node claims 16 CPUs and ``gpus`` GPUs.
+    """A head and workers; each node claims 16 CPUs and a GPU.
 
     Attributes:
         environment: environment variables for a program that joins.
-        jobs: the address for `ray job submit`.
     """
 
-    def __init__(self, folder: Path, *, gpus: int = 1):
-        self.folder, self.gpus = folder, gpus
+    def __init__(self, folder: Path):
+        self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         ip = ray.util.get_node_ip_address()
-        self._port, dashboard, self._client = free_ports(3)
-        self.address, self.jobs = f"{ip}:{self._port}", f"http://127.0.0.1:{dashboard}"
+        port, client = free_ports(2)
+        self.address = f"{ip}:{port}"
         token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         self._start_environment = {**os.environ, **token, "RAY_USAGE_STATS_ENABLED": "0"}
         self.environment = {**self._start_environment, "RAY_ADDRESS": self.address}
         self._processes: dict[str, subprocess.Popen] = {}
-        self._options = ["--head", f"--node-ip-address={ip}", f"--port={self._port}"]
-        self._options += [f"--dashboard-port={dashboard}", f"--ray-client-server-port={self._client}"]
+        self._options = ["--head", f"--node-ip-address={ip}", f"--port={port}"]
+        self._options += ["--include-dashboard=false", f"--ray-client-server-port={client}"]
         self._options += ['--system-config={"health_check_period_ms": 1000}']  # a loss is noticed in 5 s, not in 15
 
     def __enter__(self) -> RayNodes:
@@ -51,7 +50,7 @@ class RayNodes:
     def start(self, name: str, *options: str) -> None:
         """Start a node and wait until the node is up; without ``options``, a worker."""
         ports = ["--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]
-        command = [*RAY, "start", "--block", f"--node-name={name}", "--num-cpus=16", f"--num-gpus={self.gpus}", *ports]
+        command = [*RAY, "start", "--block", f"--node-name={name}", "--num-cpus=16", "--num-gpus=1", *ports]
         command += [f"--temp-dir={self.folder}/{name}", *(options or [f"--address={self.address}"])]
         log = self.folder / f"{name}.log"
         for _ in range(3):  # on a busy machine Ray gives up on its own processes

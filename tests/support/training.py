@@ -91,9 +91,9 @@ class TrainingRun(Training):
         path = os.pathsep.join(filter(None, (str(ROOT), python_path)))
         command, environment = [sys.executable, "-m", f"recipe.{recipe}"], {"PYTHONPATH": path}
         if forked:
-            driver = with_verl()
-            command = [driver.python, "-c", RUN_MODULE, path, f"recipe.{recipe}"]
-            environment |= dict(zip(FORKS, (FIRST_JOB, str(driver.process.pid)), strict=True))
+            forks = with_verl()
+            command = [forks.python, "-c", RUN_MODULE, path, f"recipe.{recipe}"]
+            environment |= dict(zip(FORKS, (FIRST_JOB, str(forks.pid)), strict=True))
         command += task.overrides()
         command += [f"trainer.default_local_dir={self.checkpoints}", f"rollout_driver.record={self.record}", *overrides]
         metrics = folder / f"metrics_{len(list(folder.glob('metrics_*')))}.jsonl"

@@ -276,7 +276,7 @@ def test_a_driver_prepares_its_forks():
 @pytest.mark.stack
 def test_forks_share_no_random_numbers_of_ray():
     """Ray's C++ part identifies calls of actors by random numbers."""
-    driver = with_verl()
+    forks = with_verl()
     code = """if True:
         import sys, threading
         from ray import UniqueID
@@ -286,7 +286,7 @@ def test_forks_share_no_random_numbers_of_ray():
         thread.start()
         thread.join()
     """
-    numbers = [number for _ in range(2) for number in driver.run("-c", code).stdout.split()]
+    numbers = [number for _ in range(2) for number in forks.run("-c", code).stdout.split()]
     assert len(numbers) == len(set(numbers)) == 4
 
 
