@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import logging
 import os
 import sys
@@ -58,7 +57,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             not item.path.stem.endswith(WAIT),
         )
     )
-    items[:] = dealt(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
     for item in items:
         if item.get_closest_marker("stack") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(STACK_TIMEOUT))
@@ -66,24 +64,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.stack)
         if item.get_closest_marker("container"):
             MAY_BE_SKIPPED[item.nodeid] = NO_CONTAINER
-
-
-def dealt(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
-    """``items``, with the tests that train at the start of each worker's share, a module to each worker in turns.
-
-    At first pytest-xdist gives each of the workers a share of the list, one after another. A worker that has no tests
-    left takes half of what another has, from the end of its share.
-    """
-    trains = {item: bool(item.get_closest_marker("stack")) for item in items}
-    modules = [list(tests) for _, tests in itertools.groupby(filter(trains.get, items), lambda item: item.path)]
-    others, order = [item for item in items if not trains[item]], []
-    for worker in range(workers):
-        size = (len(items) - len(order)) // (workers - worker)
-        share = list(itertools.chain.from_iterable(modules[worker::workers]))
-        fast = max(size - len(share), 0)
-        order += share + others[:fast]
-        del others[:fast]
-    return order + others
 
 
 def pytest_collection_finish() -> None:

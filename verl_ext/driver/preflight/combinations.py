@@ -142,9 +142,14 @@ def check_reward_model(faults: Faults) -> None:
 
 
 def check_fsdp(faults: Faults) -> None:
-    """FSDP's sizes divide the devices. A sequence divided among devices needs flash attention and unpadded rows."""
+    """FSDP's sizes divide the devices. A sequence divided among devices needs flash attention and unpadded rows.
+
+    verl's engine for FSDP compares the number of warm-up steps with 0 once the model is loaded.
+    """
     if not faults[f"{ACTOR}.strategy"].startswith("fsdp"):
         return
+    key = f"{ACTOR}.optim.lr_warmup_steps"
+    faults.refuse_if(faults[key] is None, key, "verl's engine for FSDP needs a number; -1 means lr_warmup_steps_ratio")
     devices = faults["trainer.nnodes"] * faults["trainer.n_gpus_per_node"]
     share = f"it must divide the {devices} devices of trainer.nnodes and trainer.n_gpus_per_node"
     key, size = f"{ACTOR}.fsdp_config.fsdp_size", faults[f"{ACTOR}.fsdp_config.fsdp_size"]
