@@ -53,16 +53,16 @@ def with_verl() -> Forks:
     folder.mkdir(exist_ok=True)
     lifeline, server = folder / "lifeline", folder / "server"
     with FileLock(folder / "lock"):
-        if not server.exists():
+        first = not lifeline.exists()
+        if first:
             os.mkfifo(lifeline)
             stdin = os.open(lifeline, os.O_RDONLY | os.O_NONBLOCK)
-            os.open(lifeline, os.O_WRONLY)  # and stays open until this process ends
+        os.open(lifeline, os.O_WRONLY)  # stays open until this process ends
+        if first:
             os.set_blocking(stdin, True)
-            driver = Driver("serve with Ray", stdin=stdin, folder=folder)
-            server.write_text(f"{driver.python}\n{driver.pid}")
+            driver = Driver("serve with Ray", stdin=stdin, folder=str(folder))
             os.close(stdin)
-        else:
-            os.open(lifeline, os.O_WRONLY)
+            server.write_text(f"{driver.python}\n{driver.pid}")
     python, pid = server.read_text().splitlines()
     return Forks(python, int(pid))
 
@@ -94,7 +94,7 @@ class Driver(Forks):
         self, mode: str = "serve", job: str = fork_client.FIRST_JOB, stdin: int = subprocess.PIPE, folder: str = ""
     ):
         self.process = subprocess.Popen(
-            [sys.executable, "-c", DRIVER, str(ROOT), mode, job, str(folder)],
+            [sys.executable, "-c", DRIVER, str(ROOT), mode, job, folder],
             stdin=stdin,
             stdout=subprocess.PIPE,
             text=True,

@@ -18,7 +18,7 @@ from verl_ext.errors import option_errors
 from verl_ext.files import check_folder
 from verl_ext.lab.comparison import LabRun, Methods, compare, cost_table, print_comparison
 from verl_ext.lab.learn.run import AlreadyRunning, Length
-from verl_ext.lab.learn.sweep import Job, Source, check, run_all, variants
+from verl_ext.lab.learn.sweep import LR, Job, Source, check, run_all, variants
 from verl_ext.lab.learn.tasks import TASKS
 from verl_ext.lab.learn.worlds import WORLDS, WorldSource
 from verl_ext.lab.table import open_console
@@ -43,7 +43,7 @@ def main(
     ] = None,
     rollouts: Annotated[int, typer.Option(min=1, help="Rollouts of a run, pilots included.")] = 20_000,
     test_every: Annotated[int, typer.Option(min=1, help="Rollouts between two measurements.")] = 500,
-    lr: Annotated[str, typer.Option(help=f"Learning rate (0.001). {SWEPT}")] = "",
+    lr: Annotated[str, typer.Option(help=f"Learning rate (0.001; with --model yours). {SWEPT}")] = "",
     n: Annotated[str, typer.Option(help=f"Rollouts per trained prompt (the recipe's). {SWEPT}")] = "",
     batch_size: Annotated[str, typer.Option(help=f"Prompts per step (8, or the method's). {SWEPT}")] = "",
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each method and setting.")] = 3,
@@ -65,7 +65,7 @@ def main(
     console = open_console()
     with option_errors():
         check_folder(out)
-        source = _source(world, task, model, data, prompts)
+        source = _source(world, task, model, data, prompts, bool(lr) or all(LR in text for text in methods))
         length = Length(rollouts, test_every, embedding_correlation)
         sizes = _numbers("--batch-size", batch_size, int)
         settings = [
@@ -89,11 +89,13 @@ def main(
     print_comparison(cost_table(found, costs), costs, out, console)
 
 
-def _source(world: str, task: str, model: Path | None, data: Path | None, prompts: int | None) -> Source:
+def _source(world: str, task: str, model: Path | None, data: Path | None, prompts: int | None, has_lr: bool) -> Source:
     if (model is None) != (data is None):
         raise ValueError("--model and --data belong together: give both or neither.")
     if model is None or data is None:
         return WorldSource(world, task, prompts)
+    if not has_lr:
+        raise ValueError("--lr is missing: 0.001 is for the lab's model; use that of yours, 5e-5 for the quickstart's.")
     from verl_ext.lab.learn.hugging_face import FolderSource
 
     return FolderSource(model, data, prompts)
