@@ -90,7 +90,9 @@ def test_a_run_that_learns_nothing_leaves_the_target_to_the_others_and_is_named(
     console = Console(width=200, record=True, file=io.StringIO())
     print_comparison(cost_table(target, costs), costs, tmp_path, console)
     assert console.export_text().splitlines()[-2] == f"{NO_GAIN}: stuck_0."
-    assert compare({"stuck": [stuck]})[0] == 0.1
+    alone, costs = compare({"stuck": [stuck]})
+    print_comparison(cost_table(alone, costs), costs, tmp_path, console)
+    assert alone == 0.1 and console.export_text().splitlines()[-2] == f"{NO_GAIN}: stuck_0."
 
 
 def test_lines_of_a_log_that_were_skipped_are_named(tmp_path):

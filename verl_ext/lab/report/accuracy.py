@@ -13,7 +13,10 @@ from verl_ext.lab.plot import Series
 from verl_ext.lab.report.runs import Run, as_series
 
 ROLLOUTS, TOKENS, SECONDS = "rollouts/sampled_total", "tokens/sampled_total", "timing_s/step"
-NO_GAIN = "Runs never better than before their first step, so a common target is that of the other runs"
+NO_GAIN = (
+    "Runs never better than before their first step, so a common target is that of the other runs (without others, it "
+    "is the accuracy at the start, and reached at no cost)"
+)
 ACCURACY = re.compile(r"val-core/(?P<source>.+)/acc/mean@(?P<samples>\d+)")
 REWARD = re.compile(r"val-core/(?P<source>.+)/reward/mean@\d+")
 
@@ -160,14 +163,14 @@ def gains(validations: Sequence[Point]) -> bool:
 
 
 def without_gain(validations: Iterable[tuple[str, Sequence[Point]]]) -> list[str]:
-    """Names of the runs that :func:`common_target` leaves out.
+    """Names of the runs that :func:`common_target` leaves out, or of all runs if none has a gain.
 
     Args:
-        validations: each run's name and validations.
+        validations: each run's name and validations. If no run has a gain, those with one validation are not named.
     """
-    found = [(name, gains(each)) for name, each in validations if each]
-    names = [name for name, has_gain in found if not has_gain]
-    return names if len(names) < len(found) else []
+    found = [(name, each, gains(each)) for name, each in validations if each]
+    others = any(has_gain for *_, has_gain in found)
+    return [name for name, each, has_gain in found if not has_gain and (others or len(each) > 1)]
 
 
 def first_at(run: Run, target: float | None) -> Point | None:
