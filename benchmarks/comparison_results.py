@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,6 +40,7 @@ TITLES = {
     "confirm_stack256": "256 rollouts a step, on the stack, confirmed",
     "lab256": "256 rollouts a step, the stack's prompts and a model from the same commands, in verl-ext learn",
 }
+TITLE_WIDTH = 40  # characters of a line above a panel
 TUNING = dict.fromkeys(TITLES, (100, 101, 102))
 TUNING |= {"confirm256": tuple(range(103, 119))} | dict.fromkeys(("confirm_stack256", "lab256"), tuple(range(103, 111)))
 """Seeds on which the settings of a question are chosen."""
@@ -348,7 +350,7 @@ def picture(found: Mapping[tuple[str, str], Sequence[Result]]) -> Figure:
             _draw(panel, height, ratio, style[method].color)
         _frame(panel, [label for label, *_ in each])
         where = f"{worlds[question][0]}: " if len(worlds[question]) == 1 else ""
-        panel.set_title(f"{where}{TITLES[question]}", fontsize=10)
+        panel.set_title(textwrap.fill(f"{where}{TITLES[question]}", TITLE_WIDTH), fontsize=10)
     for panel in panels.flat[len(lines) :]:
         panel.set_axis_off()
     figure.supxlabel(XLABEL)
