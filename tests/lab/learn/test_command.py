@@ -229,6 +229,7 @@ def test_the_command_compares_methods_and_the_report_draws_their_logs(tmp_path, 
         (["grpo", "--model", "m", "--data", "d"], "--lr is missing: 0.001 is for the lab's model"),
         (["grpo", "--model", "m", "--data", "d", "--lr", "5e-5"], "--model m: config.json is missing"),
         (["grpo actor_rollout_ref.actor.optim.lr=5e-5", "--model", "m", "--data", "d"], "config.json is missing"),
+        (["grpo actor_rollout_ref.actor.optim.lr_warmup_steps=5", "--model", "m", "--data", "d"], "--lr is missing"),
         (["grpo trainer.nnodes=2"], "trainer.nnodes has no effect here"),
     ],
 )

@@ -43,7 +43,7 @@ def main(
     ] = None,
     rollouts: Annotated[int, typer.Option(min=1, help="Rollouts of a run, pilots included.")] = 20_000,
     test_every: Annotated[int, typer.Option(min=1, help="Rollouts between two measurements.")] = 500,
-    lr: Annotated[str, typer.Option(help=f"Learning rate (0.001; with --model yours). {SWEPT}")] = "",
+    lr: Annotated[str, typer.Option(help=f"Learning rate (0.001; required with --model). {SWEPT}")] = "",
     n: Annotated[str, typer.Option(help=f"Rollouts per trained prompt (the recipe's). {SWEPT}")] = "",
     batch_size: Annotated[str, typer.Option(help=f"Prompts per step (8, or the method's). {SWEPT}")] = "",
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each method and setting.")] = 3,
@@ -65,7 +65,7 @@ def main(
     console = open_console()
     with option_errors():
         check_folder(out)
-        source = _source(world, task, model, data, prompts, bool(lr) or all(LR in text for text in methods))
+        source = _source(world, task, model, data, prompts, bool(lr) or all(f"{LR}=" in text for text in methods))
         length = Length(rollouts, test_every, embedding_correlation)
         sizes = _numbers("--batch-size", batch_size, int)
         settings = [
