@@ -142,14 +142,9 @@ def check_reward_model(faults: Faults) -> None:
 
 
 def check_fsdp(faults: Faults) -> None:
-    """FSDP's sizes divide the devices. A sequence divided among devices needs flash attention and unpadded rows.
-
-    verl's engine for FSDP compares the number of warm-up steps with 0 once the model is loaded.
-    """
+    """FSDP's sizes divide the devices. A sequence divided among devices needs flash attention and unpadded rows."""
     if not faults[f"{ACTOR}.strategy"].startswith("fsdp"):
         return
-    key = f"{ACTOR}.optim.lr_warmup_steps"
-    faults.refuse_if(faults[key] is None, key, "verl's engine for FSDP needs a number; -1 means lr_warmup_steps_ratio")
     devices = faults["trainer.nnodes"] * faults["trainer.n_gpus_per_node"]
     share = f"it must divide the {devices} devices of trainer.nnodes and trainer.n_gpus_per_node"
     key, size = f"{ACTOR}.fsdp_config.fsdp_size", faults[f"{ACTOR}.fsdp_config.fsdp_size"]
@@ -164,6 +159,15 @@ def check_fsdp(faults: Faults) -> None:
     faults.refuse_if(devices % sharing != 0, key, share)
     packed = f"{MODEL}.use_remove_padding"
     faults.refuse_if(not faults[packed], packed, f"{key}={sharing} needs sequences without padding, use true")
+
+
+def check_warm_up(faults: Faults) -> None:
+    """verl's engine for FSDP compares the number of warm-up steps with 0, after it has loaded the model."""
+    key, valid = (
+        f"{ACTOR}.optim.lr_warmup_steps",
+        "verl's engine for FSDP needs a number; -1 means lr_warmup_steps_ratio",
+    )
+    faults.refuse_if(faults[f"{ACTOR}.strategy"].startswith("fsdp") and faults[key] is None, key, valid)
 
 
 def check_heads(faults: Faults) -> None:
@@ -370,6 +374,7 @@ COMBINATIONS = (
     check_saving,
     check_reward_model,
     check_fsdp,
+    check_warm_up,
     check_micro_batch,
     check_profile,
     check_quantization,
