@@ -129,10 +129,10 @@ def _key(run: Mapping[str, Any]) -> tuple[str, Setting, int]:
 def cost_of(run: Mapping[str, Any], target: float, unit: str, budget: float = math.inf) -> Cost:
     """Cost when the accuracy first reaches the target; between two measurements the accuracy is a straight line.
 
-    A run that misses the target within ``budget`` rollouts costs what it spent on ``budget`` rollouts. If such a run
-    ended earlier, it costs what ``budget`` rollouts would have cost at the same rate. An early end thus makes no run
-    cheaper, and a last step beyond the budget makes no run dearer. Without a budget, the cost of a run that misses the
-    target is all that the run spent.
+    If a run misses the target within ``budget`` rollouts, its cost is the cost of its first ``budget`` rollouts. If
+    such a run ended earlier, it costs what ``budget`` rollouts would have cost at the same rate. An early end thus
+    makes no run cheaper, and a last step beyond the budget makes no run dearer. Without a budget, the cost of a run
+    that misses the target is all that the run spent.
     """
     rollouts, spent, accuracy = (np.array(run[name], float) for name in ("rollouts", unit, "accuracy"))
     reached = np.flatnonzero(accuracy >= target)

@@ -149,7 +149,7 @@ def test_a_missing_model_is_refused_with_a_remedy(model, remedy, monkeypatch):
 
 @pytest.fixture
 def downloads(monkeypatch):
-    """What would be asked of the network, which is not there."""
+    """The requests to the network so far. There is no network, so each request fails."""
     calls = []
 
     def no_network(*arguments):

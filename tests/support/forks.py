@@ -48,7 +48,10 @@ runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 @cache
 def with_verl() -> Forks:
-    """Forks that have imported verl and vLLM. All processes of pytest share one server, which ends with the last."""
+    """Forks that have imported verl and vLLM.
+
+    All processes of pytest share one server. The server ends when the last of these processes has ended.
+    """
     folder = Path(tempfile.gettempdir(), f"verl_ext_{os.environ.get('PYTEST_XDIST_TESTRUNUID', os.getpid())}")
     folder.mkdir(exist_ok=True)
     lifeline, server = folder / "lifeline", folder / "server"

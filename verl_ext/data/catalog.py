@@ -187,7 +187,7 @@ def yes_or_no(question: Question, row: Row) -> str | None:
 def text(value: Any) -> str:
     """The value of a column as text without surrounding space; empty for None and nan, which pandas writes for None.
 
-    A whole number loses its ".0", with which pandas stores a column of integers that has a gap.
+    pandas stores a column of integers as floats if a value is missing, so a whole number is written without ".0".
     """
     if isinstance(value, float) and value.is_integer():
         value = int(value)

@@ -27,8 +27,8 @@ class Row:
         why: the finding of a check that passed; otherwise the reason of the result, in one sentence.
         seconds: duration of the check or training.
         rollouts_per_second: of the steps of a training, starts not included.
-        peak_bytes: the most bytes that the training reserved on one GPU; None on the CPU.
-        predicted_bytes: the same as computed by ``verl-ext hardware``; None on the CPU.
+        peak_bytes: the training's peak of reserved memory, on the GPU with the highest peak; None on the CPU.
+        predicted_bytes: this peak as computed by ``verl-ext hardware``; None on the CPU.
     """
 
     what: str

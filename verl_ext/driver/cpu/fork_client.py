@@ -110,7 +110,10 @@ def pass_on_signals(pid: int, server: socket.socket, blocked: set[int]) -> None:
 
 
 def receive(server: socket.socket) -> int:
-    """The server's next number: first the fork's process id, then its exit status or minus the signal that ended it."""
+    """The server's next number. The first number is the fork's process id, and the second says how the fork has ended.
+
+    The second number is the exit status; if a signal ended the fork, it is the negative number of this signal.
+    """
     content = server.recv(struct.calcsize(NUMBER), socket.MSG_WAITALL)
     if len(content) < struct.calcsize(NUMBER):
         raise ConnectionError

@@ -110,7 +110,7 @@ def conflicting_packages() -> list[str]:
 
 
 def needed_modules(config: DictConfig) -> Iterator[tuple[str, object, str]]:
-    """Modules that verl imports for this configuration, each after the key and the value that need it."""
+    """(key, value, module): with this value of the key, verl imports the module."""
 
     def of(key: str, modules: dict[str, str]) -> Iterator[tuple[str, object, str]]:
         value = OmegaConf.select(config, key)
