@@ -23,7 +23,8 @@ from typing import Annotated
 
 import numpy as np
 import typer
-from comparison_results import (
+from comparison_results import write_page
+from comparison_runs import (
     BUDGETS,
     FRESH,
     METHODS,
@@ -34,7 +35,6 @@ from comparison_results import (
     choose,
     ranked,
     target_of,
-    write_page,
 )
 from comparison_stack import mostly_solved, train
 from rich.console import Console

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from comparison_results import Setting
+from comparison_runs import Setting
 from training import of_recipe, run_training
 
 from verl_ext.allocation.heuristics import proportional
@@ -80,7 +80,7 @@ def train(text: str, setting: Setting, seed: int, rollouts: int, task: FolderSou
     ``folder`` holds the models until they are scored. Metrics and log of the run lie beside it.
 
     Returns:
-        steps, rollouts, tokens and accuracies of a run, as :class:`~comparison_results.Kept` keeps them.
+        steps, rollouts, tokens and accuracies of a run, as :class:`~comparison_runs.Kept` keeps them.
     """
     shutil.rmtree(folder, ignore_errors=True)
     recipe, arguments = overrides(text, setting, seed, rollouts, task)

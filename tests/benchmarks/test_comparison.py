@@ -10,19 +10,8 @@ import comparison
 import numpy as np
 import pytest
 from comparison import QUESTIONS, Experiment, Question, extended
-from comparison_results import (
-    SHARES,
-    Kept,
-    Setting,
-    choose,
-    cost_of,
-    in_every_world,
-    ranked,
-    results,
-    table,
-    target_of,
-    write_page,
-)
+from comparison_results import in_every_world, results, table, write_page
+from comparison_runs import SHARES, Kept, Setting, choose, cost_of, ranked, target_of
 from comparison_stack import in_shares
 from support.commands import invoke
 

@@ -14,7 +14,7 @@ import pytest
 import queue_trainer
 import step_time
 import typer
-from comparison_results import FRESH, Setting
+from comparison_runs import FRESH, Setting
 from omegaconf import OmegaConf
 from support.configs import compose, write_model, write_rows
 
