@@ -8,8 +8,8 @@
 ``run`` tunes every method, and then runs the chosen settings on fresh seeds. It can be stopped and started again at any
 time: runs that are kept in ``docs/comparison/`` are not repeated. The world ``quickstart`` is the quickstart's model
 and data; ``world`` makes ``quickstart_mostly_solved``, the same model with other words. In these two worlds, tuning
-runs are those of ``verl-ext learn``, and fresh seeds of ``stack64``, ``stack256`` and ``confirm_stack256`` train on the
-real stack.
+runs are those of ``verl-ext learn``, and fresh seeds of the questions with ``stack`` in their names train on the real
+stack.
 ``report`` reads the files and writes docs/comparison_results.md with its picture.
 """
 
@@ -125,6 +125,7 @@ QUESTIONS = {
     "free": Question([(n, prompts) for n in NS[:3] for prompts in NS[1:]], CONFIRMED, LRS[1:5]),
     "stack64": Question([(64, 4)], ON_STACK_64, STACK_LRS, quickstart=True, on_stack=True),
     "stack256": Question([(n, 256 // n) for n in (4, 8, 16, 64)], ON_STACK, STACK_LRS, quickstart=True, on_stack=True),
+    "confirm_stack64": Question([(64, 4)], ON_STACK_64, STACK_LRS[1:5], quickstart=True, on_stack=True),
     "confirm_stack256": Question([(4, 64), (8, 32)], AGAIN, STACK_LRS[2:], quickstart=True, on_stack=True),
     "lab256": Question([(4, 64), (8, 32)], AGAIN, STACK_LRS[2:5], quickstart=True),
 }

@@ -30,17 +30,20 @@ TITLES = {
     "free": "nothing held fixed",
     "stack64": "n = 64, 4 prompts a step, on the stack",
     "stack256": "256 rollouts a step, on the stack",
+    "confirm_stack64": "n = 64, 4 prompts a step, on the stack, confirmed",
     "confirm_stack256": "256 rollouts a step, on the stack, confirmed",
     "lab256": "256 rollouts a step, the stack's prompts and a model from the same commands, in verl-ext learn",
 }
 TUNING = dict.fromkeys(TITLES, (100, 101, 102))
-TUNING |= {"confirm256": tuple(range(103, 119))} | dict.fromkeys(("confirm_stack256", "lab256"), tuple(range(103, 111)))
+TUNING |= {"confirm256": tuple(range(103, 119))}
+TUNING |= dict.fromkeys(("confirm_stack64", "confirm_stack256", "lab256"), tuple(range(103, 111)))
 """Seeds on which the settings of a question are chosen."""
 FRESH = dict.fromkeys(TITLES, tuple(range(12))) | {"confirm256": tuple(range(12, 36))}
-FRESH |= dict.fromkeys(("stack64", "stack256"), tuple(range(5))) | {"confirm_stack256": tuple(range(5, 13))}
+FRESH |= dict.fromkeys(("stack64", "stack256"), tuple(range(5)))
+FRESH |= dict.fromkeys(("confirm_stack64", "confirm_stack256"), tuple(range(5, 13)))
 """Seeds that no tuning has seen."""
 BUDGETS = dict.fromkeys(TITLES, 20_000) | {"n64": 40_000, "step1024": 80_000}
-BUDGETS |= dict.fromkeys(("stack64", "stack256", "confirm_stack256"), 8_000)
+BUDGETS |= dict.fromkeys(("stack64", "stack256", "confirm_stack64", "confirm_stack256"), 8_000)
 """Rollouts of a run, pilots included. The step that passes this number is the last; on the stack, the step whose count
 is nearest to it."""
 

@@ -23,6 +23,7 @@ from verl_ext.lab.learn.worlds import CLASSES, HELD_OUT, SEED, WORLDS, World
 from verl_ext.lab.method import Method
 from verl_ext.lab.report.accuracy import ROLLOUTS
 
+STEP, SAVING = "timing_s/step", "timing_s/save_checkpoint"  # seconds of a step, and within it of writing the model
 PROMPTS = 2048  # as in the quickstart
 POOL, LETTERS = 6400, {7: 20, 8: 35, 9: 40, 10: 5}  # words to choose from, and the weight of each length
 FIXED = [
@@ -80,7 +81,8 @@ def train(text: str, setting: Setting, seed: int, rollouts: int, task: FolderSou
     ``folder`` holds the models until they are scored. Metrics and log of the run lie beside it.
 
     Returns:
-        steps, rollouts, tokens and accuracies of a run, as :class:`~comparison_runs.Kept` keeps them.
+        steps, rollouts, tokens, seconds and accuracies of a run, as :class:`~comparison_runs.Kept` keeps them. The
+        seconds are those of the steps without writing models, so start-up does not count.
     """
     shutil.rmtree(folder, ignore_errors=True)
     recipe, arguments = overrides(text, setting, seed, rollouts, task)
@@ -95,6 +97,7 @@ def train(text: str, setting: Setting, seed: int, rollouts: int, task: FolderSou
         "steps": [0, *logged],
         "rollouts": [0, *(int(data[ROLLOUTS]) for data in logged.values())],
         "tokens": [0, *(int(data["tokens/sampled_total"]) for data in logged.values())],
+        "seconds": [0.0, *np.cumsum([data[STEP] - data[SAVING] for data in logged.values()]).round(2).tolist()],
         "accuracy": [round(each, 4) for each in accuracy],
     }
 
