@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ from comparison_runs import (
     ratio_of,
     target_of,
 )
+from comparison_time import Cluster
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -35,7 +37,9 @@ from verl_ext.lab.table import NOTHING
 
 EVERY_WORLD = "n32"  # the question that all methods answer in several worlds
 XLABEL = "times fewer rollouts than GRPO, with 95 % interval (right of the line: the method needs less)"
+TIMED = SHARES[:2]  # targets whose times are shown
 TITLE_WIDTH = 40  # characters of a line above a panel
+CLUSTER = Cluster()
 
 
 class Result(NamedTuple):
@@ -48,6 +52,7 @@ class Result(NamedTuple):
         missed: seeds that miss the target at each of :data:`SHARES`.
         tokens: ratio at the target by which settings are chosen.
         waves: the same; None: the runs do not count waves.
+        times: ratio at each of :data:`SHARES`; None: the runs have neither waves nor seconds.
         needed: geometric mean of the rollouts to this target.
         accuracy: best accuracy of each seed.
     """
@@ -58,6 +63,7 @@ class Result(NamedTuple):
     missed: list[int]
     tokens: Ratio
     waves: Ratio | None
+    times: list[Ratio] | None
     needed: float
     accuracy: list[float]
 
@@ -76,6 +82,7 @@ def results(kept: Kept, tuning: Sequence[int], fresh: Sequence[int], budget: flo
     base = choose(kept, REFERENCE, tuning)
     if base not in kept.settings(REFERENCE, fresh):
         return
+    kept = timed(kept, base, fresh)
     targets = [target_of(kept, tuning, share) for share in SHARES]
     chosen_target = targets[PLACE]
     for method in dict.fromkeys((REFERENCE, *(name for name, _, _ in kept.runs))):
@@ -101,16 +108,42 @@ def results(kept: Kept, tuning: Sequence[int], fresh: Sequence[int], budget: flo
             [sum(not cost.reached for cost in costs(target, "rollouts")[1]) for target in targets],
             ratio_of(*costs(chosen_target, "tokens")),
             ratio_of(*costs(chosen_target, "waves")) if "waves" in kept.runs[method, setting, fresh[0]] else None,
+            [ratio_of(*costs(target, "seconds")) for target in targets]
+            if "seconds" in kept.runs[method, setting, fresh[0]]
+            else None,
             math.exp(float(np.mean([math.log(cost.amount) for cost in own]))),
             kept.final(method, setting, fresh),
         )
 
 
-def _shown(ratio: Ratio | None, is_reference: bool) -> str:
+def timed(kept: Kept, base: Setting, fresh: Sequence[int]) -> Kept:
+    """The runs, those on fresh seeds with the seconds of a modelled cluster if they count waves and have no seconds.
+
+    Args:
+        kept: the runs.
+        base: the setting of the reference. Rollouts of its first measurements stand for rollouts of usual length.
+        fresh: fresh seeds.
+    """
+    first = [kept.runs[REFERENCE, base, seed] for seed in fresh]
+    usual = sum(run["tokens"][1] for run in first) / sum(run["rollouts"][1] for run in first)
+    found = copy.copy(kept)
+    found.runs = {
+        key: {"seconds": CLUSTER.seconds(run, base.n * base.prompts, usual).tolist()} | run
+        if key[2] in fresh and "waves" in run
+        else run
+        for key, run in kept.runs.items()
+    }
+    return found
+
+
+def _shown(ratio: Ratio | None, is_reference: bool, fair: bool = True) -> str:
+    """A ratio with its interval; in parentheses and without it if the method's cost is counted too low."""
     if ratio is None:
         return NOTHING
     if is_reference:
         return "1"
+    if not fair:
+        return f"({ratio.mean:.2f})"
     text = f"{ratio.mean:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
     return f"**{text}**" if _is_certain(ratio) else text
 
@@ -118,17 +151,20 @@ def _shown(ratio: Ratio | None, is_reference: bool) -> str:
 def table(found: Sequence[Result]) -> list[str]:
     """Lines of one table in Markdown."""
     header = ["method", "lr, n, prompts", "rollouts"]
-    header += [f"× at {share:.0%}" for share in SHARES] + ["tokens ×", "waves ×", "missed", "best accuracy"]
+    header += [f"× at {share:.0%}" for share in SHARES] + ["tokens ×", "waves ×"]
+    header += [f"time × at {share:.0%}" for share in TIMED] + ["missed", "best accuracy"]
     lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
     for result in found:
         first = result.method == REFERENCE
+        fair = result.missed[PLACE] <= found[0].missed[PLACE]
         cells = [
             f"`{result.method}`",
             str(result.setting),
             f"{result.needed:,.0f}",
             *(_shown(ratio, first) for ratio in result.rollouts),
             _shown(result.tokens, first),
-            _shown(result.waves, first),
+            _shown(result.waves, first, fair),
+            *(time_cell(result, found[0], SHARES.index(share)) for share in TIMED),
             "/".join(map(str, result.missed)) if any(result.missed) else NOTHING,
             f"{np.mean(result.accuracy):.3f} ± {np.std(result.accuracy, ddof=1):.3f}",
         ]
@@ -136,17 +172,28 @@ def table(found: Sequence[Result]) -> list[str]:
     return lines
 
 
-def in_every_world(found: Mapping[str, Sequence[Result]]) -> list[str]:
-    """Lines of a table in Markdown: each method's ratio in each world."""
-    ratios = {
-        world: {result.method: result.rollouts[PLACE] for result in each if result.method != REFERENCE}
+def in_every_world(found: Mapping[str, Sequence[Result]], cell: Callable[[Result, Result], str]) -> list[str]:
+    """Lines of a table in Markdown: each method's cell in each world, from its result and that of the reference."""
+    cells = {
+        world: {result.method: cell(result, each[0]) for result in each if result.method != REFERENCE}
         for world, each in found.items()
     }
-    lines = ["| method | " + " | ".join(f"`{world}`" for world in ratios) + " |", "|---" * (1 + len(ratios)) + "|"]
+    lines = ["| method | " + " | ".join(f"`{world}`" for world in cells) + " |", "|---" * (1 + len(cells)) + "|"]
     for method in _in_order(found):
-        cells = [_shown(own.get(method), False) for own in ratios.values()]
-        lines.append(f"| `{method}` | " + " | ".join(cells) + " |")
+        line = [own.get(method, NOTHING) for own in cells.values()]
+        lines.append(f"| `{method}` | " + " | ".join(line) + " |")
     return lines
+
+
+def rollouts_cell(result: Result, _: Result) -> str:
+    """Ratio of rollouts at the target by which settings are chosen."""
+    return _shown(result.rollouts[PLACE], False)
+
+
+def time_cell(result: Result, reference: Result, place: int = 0) -> str:
+    """Ratio of times at the first target, which most runs reach, or at another."""
+    fair = result.missed[place] <= reference.missed[place]
+    return _shown(result.times[place] if result.times else None, result.method == REFERENCE, fair)
 
 
 def _in_order(found: Mapping[str, Sequence[Result]]) -> list[str]:
@@ -242,8 +289,10 @@ def write_page(page: Path, kept: Mapping[tuple[str, str], Kept]) -> dict[tuple[s
         "[protocol](comparison.md) says how methods are tuned and compared. `×` is the cost of GRPO divided by the",
         "method's, over fresh seeds, with its 95 % interval: above 1, the method needs less. Percentages",
         "are of the way from the warm start to GRPO's best accuracy; `rollouts`, `tokens ×` and `waves ×` are at 80 %.",
+        "`time ×` is that of a [modelled cluster](comparison.md#time), and on the stack that of two cores.",
         "`missed` counts the fresh seeds that do not reach the three targets within the rollouts of a run, and then",
-        "cost all of these. Accuracies: mean ± standard deviation.",
+        "cost all of these. If more seeds of the method miss a target than of GRPO, its waves and its time up to this",
+        "target are counted too low; the ratio is then in parentheses. Accuracies: mean ± standard deviation.",
         "Markers are filled, and ratios in bold letters, where the interval does not contain 1.",
     ]
     for ending, part, draw in (("_worlds", worlds, picture_of_worlds), ("", others, picture)):
@@ -252,7 +301,9 @@ def write_page(page: Path, kept: Mapping[tuple[str, str], Kept]) -> dict[tuple[s
             draw(part).savefig(drawing, dpi=110, metadata={"Software": None})
             lines += ["", f"![Ratios with intervals]({drawing.name})"]
     if worlds:
-        lines += ["", f"## {TITLES[EVERY_WORLD]}: × at {CHOICE:.0%} in every world", "", *in_every_world(worlds)]
+        title = f"## {TITLES[EVERY_WORLD]}:"
+        lines += ["", f"{title} × at {CHOICE:.0%} in every world", "", *in_every_world(worlds, rollouts_cell)]
+        lines += ["", f"{title} time × at {SHARES[0]:.0%} in every world", "", *in_every_world(worlds, time_cell)]
     for (world, question), each in found.items():
         runs = len(kept[world, question].runs)
         counts = f"{runs:,} runs, tuning included; {len(FRESH[question])} fresh seeds."

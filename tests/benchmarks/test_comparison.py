@@ -10,7 +10,7 @@ import comparison
 import numpy as np
 import pytest
 from comparison import QUESTIONS, Experiment, Question, extended
-from comparison_results import in_every_world, results, table, write_page
+from comparison_results import in_every_world, results, rollouts_cell, table, time_cell, write_page
 from comparison_runs import SHARES, Kept, Setting, choose, cost_of, ranked, target_of
 from comparison_stack import in_shares
 from support.commands import invoke
@@ -146,17 +146,41 @@ def test_a_result_is_that_of_the_fresh_seeds_at_the_targets_of_the_tuning_seeds(
     ratio = vip.rollouts[1]
     mean = pytest.approx((2 * 2 * 240 / last) ** (1 / 3))
     assert ratio.mean == mean and vip.tokens.mean == mean and vip.waves.mean == mean
+    assert vip.times[1].mean == mean  # waves of equal sizes
     assert ratio.low < 1 < ratio.high
     assert (reference.missed, vip.missed, vip.accuracy) == ([0, 0, 0], [0, 0, 1], [0.6, 0.6, 0.57])
     lines = table([reference, vip])
-    assert lines[2] == "| `grpo` | 0.0001, 32, 8 | 145 | 1 | 1 | 1 | 1 | 1 | – | 0.700 ± 0.000 |"
-    assert lines[3].endswith("| 0/0/1 | 0.590 ± 0.017 |")
+    assert lines[2] == "| `grpo` | 0.0001, 32, 8 | 145 | 1 | 1 | 1 | 1 | 1 | 1 | 1 | – | 0.700 ± 0.000 |"
+    assert lines[3].endswith("] | 0/0/1 | 0.590 ± 0.017 |")
+    shown = f"{mean.expected:.2f} [{ratio.low:.2f}, {ratio.high:.2f}] |"
+    assert lines[3].count(shown) == 6  # rollouts and time at two targets, tokens and waves
+    (*_, unfair) = table([reference, vip._replace(missed=[0, 1, 1])])
+    assert unfair.count(shown) == 4 and unfair.count(f" ({mean.expected:.2f}) |") == 2
     steady = [vip._replace(method=name, rollouts=[Ratio(mean, low, high)] * 3) for name, mean, low, high in CERTAIN]
-    assert in_every_world({"few_prompts": [reference, *steady]})[2:] == [
-        "| `hora` | **2.00 [1.50, 2.50]** |",
-        "| `vip` | 1.50 [0.90, 2.50] |",
-        "| `pods` | **0.50 [0.40, 0.60]** |",
+    worlds = {"few_prompts": [reference, *steady], "all_medium": [reference, steady[0]._replace(missed=[1, 1, 1])]}
+    assert in_every_world(worlds, rollouts_cell)[2:] == [
+        "| `hora` | **2.00 [1.50, 2.50]** | – |",
+        "| `vip` | 1.50 [0.90, 2.50] | – |",
+        "| `pods` | **0.50 [0.40, 0.60]** | **0.50 [0.40, 0.60]** |",
     ]
+    assert in_every_world(worlds, time_cell)[4] == f"| `pods` | {shown} ({mean.expected:.2f}) |"
+
+
+def test_time_is_measured_or_modelled_or_unknown(tmp_path):
+    """On the stack, runs have seconds; older runs there have neither seconds nor waves."""
+    runs = [run_of(method, LOW, seed, [0.2, 0.6]) for method in ("grpo", "vip") for seed in (*TUNING, *FRESH)]
+    (_, vip) = results(kept(tmp_path / "lab", *runs), TUNING, FRESH)
+    assert [ratio.mean for ratio in vip.times] == [1, 1, 1]
+    for run in runs[-len(FRESH) :]:
+        run["seconds"] = [0.0, 8.0]
+    for run in runs[len(TUNING) : len(TUNING) + len(FRESH)]:
+        run["seconds"] = [0.0, 12.0]
+    (_, vip) = results(kept(tmp_path / "stack", *runs), TUNING, FRESH)
+    assert [ratio.mean for ratio in vip.times] == pytest.approx([1.5] * 3)
+    for run in runs:
+        run.pop("seconds", None), run.pop("waves")
+    (_, vip) = results(kept(tmp_path / "older", *runs), TUNING, FRESH)
+    assert vip.times is vip.waves is None and table([vip])[-1].count(" | – | – | – |") == 1
 
 
 @pytest.mark.parametrize(
