@@ -7,7 +7,7 @@ import math
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from comparison_runs import (
@@ -27,7 +27,7 @@ from comparison_runs import (
     ratio_of,
     target_of,
 )
-from comparison_time import Cluster
+from comparison_time import AT_MOST, Cluster
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -50,10 +50,11 @@ class Result(NamedTuple):
         setting: chosen by the method's tuning.
         rollouts: ratio at each of :data:`SHARES`.
         missed: seeds that miss the target at each of :data:`SHARES`.
+        times: ratio at each of :data:`TIMED`; None: the runs have neither seconds nor waves from which to model them.
+        times_at_most: whether the method's times may be shorter than counted.
         tokens: ratio at the target by which settings are chosen.
         waves: the same; None: the runs do not count waves.
-        times: ratio at each of :data:`SHARES`; None: the runs have neither waves nor seconds.
-        needed: geometric mean of the rollouts to this target.
+        needed: geometric mean of the rollouts to the target by which settings are chosen.
         accuracy: best accuracy of each seed.
     """
 
@@ -61,9 +62,10 @@ class Result(NamedTuple):
     setting: Setting
     rollouts: list[Ratio]
     missed: list[int]
+    times: list[Ratio] | None
+    times_at_most: bool
     tokens: Ratio
     waves: Ratio | None
-    times: list[Ratio] | None
     needed: float
     accuracy: list[float]
 
@@ -106,46 +108,53 @@ def results(kept: Kept, tuning: Sequence[int], fresh: Sequence[int], budget: flo
             setting,
             [ratio_of(*costs(target, "rollouts")) for target in targets],
             [sum(not cost.reached for cost in costs(target, "rollouts")[1]) for target in targets],
-            ratio_of(*costs(chosen_target, "tokens")),
-            ratio_of(*costs(chosen_target, "waves")) if "waves" in kept.runs[method, setting, fresh[0]] else None,
-            [ratio_of(*costs(target, "seconds")) for target in targets]
+            [ratio_of(*costs(target, "seconds")) for target in targets[: len(TIMED)]]
             if "seconds" in kept.runs[method, setting, fresh[0]]
             else None,
+            method in AT_MOST and "waves" in kept.runs[method, setting, fresh[0]],
+            ratio_of(*costs(chosen_target, "tokens")),
+            ratio_of(*costs(chosen_target, "waves")) if "waves" in kept.runs[method, setting, fresh[0]] else None,
             math.exp(float(np.mean([math.log(cost.amount) for cost in own]))),
             kept.final(method, setting, fresh),
         )
 
 
 def timed(kept: Kept, base: Setting, fresh: Sequence[int]) -> Kept:
-    """The runs, those on fresh seeds with the seconds of a modelled cluster if they count waves and have no seconds.
+    """The runs; those on fresh seeds that count waves and have no seconds get the seconds of a modelled cluster.
+
+    A run whose steps are larger or smaller than those of the reference gets none.
 
     Args:
         kept: the runs.
-        base: the setting of the reference. Rollouts of its first measurements stand for rollouts of usual length.
+        base: the setting of the reference. Rollouts of its first measurements have the usual length.
         fresh: fresh seeds.
     """
-    first = [kept.runs[REFERENCE, base, seed] for seed in fresh]
-    usual = sum(run["tokens"][1] for run in first) / sum(run["rollouts"][1] for run in first)
+    first, step = [kept.runs[REFERENCE, base, seed] for seed in fresh], base.n * base.prompts
+    usual_tokens = sum(run["tokens"][1] for run in first) / sum(run["rollouts"][1] for run in first)
+
+    def with_seconds(run: dict[str, Any]) -> dict[str, Any]:
+        if "seconds" in run or "waves" not in run or run["n"] * run["prompts"] != step:
+            return run
+        return run | {"seconds": CLUSTER.seconds(run, step, usual_tokens).tolist()}
+
     found = copy.copy(kept)
-    found.runs = {
-        key: {"seconds": CLUSTER.seconds(run, base.n * base.prompts, usual).tolist()} | run
-        if key[2] in fresh and "waves" in run
-        else run
-        for key, run in kept.runs.items()
-    }
+    found.runs = {key: with_seconds(run) if key[2] in fresh else run for key, run in kept.runs.items()}
     return found
 
 
-def _shown(ratio: Ratio | None, is_reference: bool, fair: bool = True) -> str:
-    """A ratio with its interval; in parentheses and without it if the method's cost is counted too low."""
+def _shown(ratio: Ratio | None, is_reference: bool, fair: bool = True, at_least: bool = False) -> str:
+    """A ratio with its interval; in parentheses and without it if the method's cost is counted too low.
+
+    ``at_least``: the method's cost may be counted too high.
+    """
     if ratio is None:
         return NOTHING
     if is_reference:
         return "1"
     if not fair:
         return f"({ratio.mean:.2f})"
-    text = f"{ratio.mean:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
-    return f"**{text}**" if _is_certain(ratio) else text
+    text = f"{'≥ ' if at_least else ''}{ratio.mean:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
+    return f"**{text}**" if ratio.low > 1 or (_is_certain(ratio) and not at_least) else text
 
 
 def table(found: Sequence[Result]) -> list[str]:
@@ -191,9 +200,10 @@ def rollouts_cell(result: Result, _: Result) -> str:
 
 
 def time_cell(result: Result, reference: Result, place: int = 0) -> str:
-    """Ratio of times at the first target, which most runs reach, or at another."""
+    """Ratio of times at one of :data:`TIMED`, by default at the first, which most runs reach."""
     fair = result.missed[place] <= reference.missed[place]
-    return _shown(result.times[place] if result.times else None, result.method == REFERENCE, fair)
+    ratio = result.times[place] if result.times else None
+    return _shown(ratio, result.method == REFERENCE, fair, result.times_at_most)
 
 
 def _in_order(found: Mapping[str, Sequence[Result]]) -> list[str]:
@@ -289,10 +299,13 @@ def write_page(page: Path, kept: Mapping[tuple[str, str], Kept]) -> dict[tuple[s
         "[protocol](comparison.md) says how methods are tuned and compared. `×` is the cost of GRPO divided by the",
         "method's, over fresh seeds, with its 95 % interval: above 1, the method needs less. Percentages",
         "are of the way from the warm start to GRPO's best accuracy; `rollouts`, `tokens ×` and `waves ×` are at 80 %.",
-        "`time ×` is that of a [modelled cluster](comparison.md#time), and on the stack that of two cores.",
+        "`time ×` is that of a [modelled cluster](comparison.md#time), and on the stack that of two cores; `≥`: the",
+        "method's time may be shorter than counted.",
         "`missed` counts the fresh seeds that do not reach the three targets within the rollouts of a run, and then",
-        "cost all of these. If more seeds of the method miss a target than of GRPO, its waves and its time up to this",
-        "target are counted too low; the ratio is then in parentheses. Accuracies: mean ± standard deviation.",
+        "cost all of these, with the waves and the time that these took. A method with large waves then has fewer",
+        "waves and less time than GRPO with as many rollouts. If more seeds of the method than of GRPO miss a target,",
+        "its ratios of waves and time are therefore too high, and stand in parentheses.",
+        "Accuracies: mean ± standard deviation.",
         "Markers are filled, and ratios in bold letters, where the interval does not contain 1.",
     ]
     for ending, part, draw in (("_worlds", worlds, picture_of_worlds), ("", others, picture)):

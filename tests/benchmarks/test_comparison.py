@@ -163,6 +163,12 @@ def test_a_result_is_that_of_the_fresh_seeds_at_the_targets_of_the_tuning_seeds(
         "| `vip` | 1.50 [0.90, 2.50] | – |",
         "| `pods` | **0.50 [0.40, 0.60]** | **0.50 [0.40, 0.60]** |",
     ]
+    bounded = [own._replace(method="recall", times=own.rollouts, times_at_most=True) for own in steady]
+    assert [time_cell(own, reference) for own in bounded] == [
+        "≥ 0.50 [0.40, 0.60]",
+        "**≥ 2.00 [1.50, 2.50]**",
+        "≥ 1.50 [0.90, 2.50]",
+    ]
     assert in_every_world(worlds, time_cell)[4] == f"| `pods` | {shown} ({mean.expected:.2f}) |"
 
 
@@ -170,13 +176,16 @@ def test_time_is_measured_or_modelled_or_unknown(tmp_path):
     """On the stack, runs have seconds; older runs there have neither seconds nor waves."""
     runs = [run_of(method, LOW, seed, [0.2, 0.6]) for method in ("grpo", "vip") for seed in (*TUNING, *FRESH)]
     (_, vip) = results(kept(tmp_path / "lab", *runs), TUNING, FRESH)
-    assert [ratio.mean for ratio in vip.times] == [1, 1, 1]
+    assert [ratio.mean for ratio in vip.times] == [1, 1]
+    larger = [run_of("recall", LOW._replace(prompts=9), seed, [0.2, 0.6]) for seed in (*TUNING, *FRESH)]
+    (_, recall) = results(kept(tmp_path / "other", *runs[: len(runs) // 2], *larger), TUNING, FRESH)
+    assert recall.times is None  # its steps are larger than those of the reference
     for run in runs[-len(FRESH) :]:
         run["seconds"] = [0.0, 8.0]
     for run in runs[len(TUNING) : len(TUNING) + len(FRESH)]:
         run["seconds"] = [0.0, 12.0]
     (_, vip) = results(kept(tmp_path / "stack", *runs), TUNING, FRESH)
-    assert [ratio.mean for ratio in vip.times] == pytest.approx([1.5] * 3)
+    assert [ratio.mean for ratio in vip.times] == pytest.approx([1.5] * 2)
     for run in runs:
         run.pop("seconds", None), run.pop("waves")
     (_, vip) = results(kept(tmp_path / "older", *runs), TUNING, FRESH)
