@@ -38,7 +38,7 @@ from verl_ext.lab.table import NOTHING
 EVERY_WORLD = "n32"  # the question that all methods answer in several worlds
 XLABEL = "times fewer rollouts than GRPO, with 95 % interval (right of the line: the method needs less)"
 TIMED = SHARES[:2]  # targets whose times are shown
-TITLE_WIDTH = 40  # characters of a line above a panel
+TITLE_WIDTH = 36  # characters of a line above a panel
 CLUSTER = Cluster()
 
 

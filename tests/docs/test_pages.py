@@ -167,7 +167,7 @@ def test_the_methods_that_the_comparison_names_for_a_question_are_those_that_wer
                 for file in files if methods else ():
                     assert {run["method"] for run in kept(file.stem)} == set(methods), file.name
                     compared += 1
-    assert compared == 8
+    assert compared == 9
 
 
 def test_the_settings_of_free_are_as_many_as_the_page_says():
