@@ -20,6 +20,7 @@ names = {re.sub(r"[-_.]+", "-", each.name).lower(): each.version for each in dis
 print(*(f"{name}=={version}" for name, version in sorted(names.items())), sep="\n")'
 }
 installed >/dev/null || { echo "error: PYTHON=$PYTHON cannot list its packages: name the Python of verl's image." >&2; exit 2; }
+PYTHON=$("$PYTHON" -c 'import sys; print(sys.executable)')   # uv takes a bare name for a version, and looks for a .venv
 kept() { installed | grep -E "^($KEPT)==" || true; }
 
 if [[ $1 == constraints ]]; then kept; exit; fi
@@ -30,7 +31,7 @@ grep -q '^torch==' "$before" || { echo "error: $PYTHON has no torch; use verl's 
 # Overrides replace every requirement of their packages. With constraints there would be no solution on verl's image: its
 # NCCL is newer than the version that its torch asks for.
 grep -vE "^($(installed | sed -E 's/==.*//' | paste -sd'|'))==" "$LOCK" >"$missing" || true
-"${UV:-uv}" pip install --python "$PYTHON" --break-system-packages --no-cache --constraints "$missing" \
+"${UV:-uv}" pip install --python "$PYTHON" --break-system-packages --no-cache --compile-bytecode --constraints "$missing" \
   --overrides "$before" --overrides <(grep -vE "^($KEPT)[;=<> ]" "$ROOT/requirements/gpu_overrides.txt") "$@"
 if ! kept | diff "$before" -; then
   echo "error: the packages above were changed, and they were built for one another." >&2

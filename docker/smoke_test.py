@@ -2,7 +2,7 @@
 
 The checks cover versions, imports, the packages of the chosen engines, an allocation, a judged answer, and the composed
 and validated configuration of every recipe. They train no model. With a GPU profile but without a GPU (as on a login
-node), packages that import only beside a GPU are looked up, not imported, and the output says so.
+node), the engines' packages are found, not imported, and the output says so; ``--need-gpu`` refuses such a machine.
 """
 
 from __future__ import annotations
@@ -23,11 +23,15 @@ VERL = "0.9.1"
 
 @dataclass(frozen=True)
 class Setup:
-    """The installation to check: a hardware profile, the engine of the rollouts, and whether Megatron is in it."""
+    """The installation to check: a hardware profile, the engine of the rollouts, and whether Megatron is in it.
+
+    ``need_gpu``: a machine without a GPU in sight is a fault.
+    """
 
     hardware: str
     engine: str
     megatron: bool
+    need_gpu: bool
 
     @property
     def overrides(self) -> list[str]:
@@ -40,18 +44,24 @@ def main(
     hardware: Annotated[str, typer.Option(help="A hardware profile.")] = "cpu",
     engine: Annotated[str, typer.Option(help="Engine of the rollouts: vllm or sglang.")] = "vllm",
     megatron: Annotated[int, typer.Option(help="1: Megatron is installed.", max=1)] = 0,
+    need_gpu: Annotated[bool, typer.Option("--need-gpu", help="A machine without a GPU in sight is a fault.")] = False,
 ) -> None:
     """Check an installation; the first fault ends with one sentence and exit code 1."""
     sys.path.insert(0, str(ROOT))
-    from verl_ext.launch import collect_rarely, export_environment
+    from verl_ext.driver.preflight.packages import ENGINES
+    from verl_ext.launch import GPUS, collect_rarely, export_environment
+
+    for option, value, valid in (("--hardware", hardware, ("cpu", *GPUS)), ("--engine", engine, tuple(ENGINES))):
+        if value not in valid:
+            raise typer.BadParameter(f"{option}={value} is not valid: use {', '.join(valid)}.")
 
     collect_rarely()
     export_environment(hardware)  # before anything imports verl
-    console, setup = Console(highlight=False), Setup(hardware, engine, bool(megatron))
-    for check in (_versions, _imports, _packages, _allocation, _reward, _recipes, _gpu):
+    console, setup = Console(highlight=False), Setup(hardware, engine, bool(megatron), need_gpu)
+    for check in CHECKS:
         try:
             console.print(f"{check.__name__.strip('_'):10}  {check(setup)}", soft_wrap=True)
-        except (ImportError, LookupError, ValueError, RuntimeError) as error:
+        except (ImportError, LookupError, OSError, ValueError, RuntimeError) as error:
             console.print(f"error: {check.__name__.strip('_')}: {error}", style="red", soft_wrap=True)
             raise typer.Exit(1) from error
 
@@ -72,6 +82,7 @@ def _imports(setup: Setup) -> str:
 
 def _packages(setup: Setup) -> str:
     import hydra
+    import torch
 
     from verl_ext.driver.preflight.packages import missing_packages, needed_modules
     from verl_ext.resolvers import register_resolvers
@@ -83,7 +94,12 @@ def _packages(setup: Setup) -> str:
         config = hydra.compose("grpo", [*setup.overrides, *separate])
     if missing := missing_packages(config):
         raise RuntimeError(" ".join(missing))
-    return ", ".join(module for _, _, module in needed_modules(config))
+    modules = [module for _, _, module in needed_modules(config)]
+    if not torch.cuda.is_available():
+        return f"{', '.join(modules)} (found, not imported)"
+    for module in modules:
+        import_module(module)
+    return ", ".join(modules)
 
 
 def _allocation(setup: Setup) -> str:
@@ -146,6 +162,8 @@ def _gpu(setup: Setup) -> str:
     if setup.hardware == "cpu":
         return "none needed"
     if not torch.cuda.is_available():
+        if setup.need_gpu:
+            raise RuntimeError("no GPU is in sight: the driver is missing or too old, or the container has no GPUs.")
         return "none in sight, not tried"
     square = torch.ones(1024, 1024, dtype=torch.bfloat16, device="cuda") @ torch.ones(
         1024, 1024, dtype=torch.bfloat16, device="cuda"
@@ -154,6 +172,8 @@ def _gpu(setup: Setup) -> str:
         raise RuntimeError(f"a product of ones is {square[0, 0].item()} and not 1024.")
     return torch.cuda.get_device_name()
 
+
+CHECKS = (_versions, _imports, _packages, _allocation, _reward, _recipes, _gpu)
 
 if __name__ == "__main__":  # the reward's worker processes import this again
     typer.run(main)

@@ -30,6 +30,12 @@ check_machine() {  # check_machine <stack>
   ((free_gb >= NEEDED_GB)) || refuse "installing needs about $NEEDED_GB GB of disk, and $PWD has $free_gb GB free."
 }
 
+compiles() {  # whether the environment's Python can build a package that has no wheel
+  "$VENV/bin/python" -c 'import os, shlex, shutil, sys, sysconfig
+compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
+sys.exit(not shutil.which(compiler) or not os.path.exists(sysconfig.get_path("include") + "/Python.h"))'
+}
+
 make_environment() {  # make_environment <stack>
   if [[ -e $VENV/bin/activate ]]; then  # the last file that venv writes
     [[ ! -f $VENV/.stack || $(<"$VENV/.stack") == "$1" ]] ||
@@ -46,6 +52,7 @@ make_environment() {  # make_environment <stack>
       refuse "$python cannot make virtual environments; install its venv module (on Debian: apt-get install python3-venv)."
     "$python" -m venv "$VENV"
   fi
+  compiles || refuse "pycosat, which reasoning-gym needs, is compiled while it is installed: install a C compiler and Python's headers (on Debian: apt-get install gcc python3-dev)."
   rm -f "$VENV/.install"
   echo "$1" >"$VENV/.stack"
   : >"$LOG"

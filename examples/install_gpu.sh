@@ -29,8 +29,6 @@ check_gpus() {
   ! older "${glibc:-0}" "$GLIBC" ||
     refuse "the GPU stack needs glibc $GLIBC or newer (Ubuntu 22.04, Debian 12, RHEL 9), and this is ${glibc:-another libc}; use the container (docker/Dockerfile)."
   [[ $MEGATRON == 0 ]] || command -v git >/dev/null || refuse "MEGATRON=1 installs megatron-core from git: install git."
-  command -v "${CC:-gcc}" >/dev/null || command -v clang >/dev/null ||
-    echo "No C compiler is here. Triton needs one, and Python's headers, on every node with GPUs: install gcc and python3.12-dev."
   command -v nvidia-smi >/dev/null || { echo "No GPU here: the driver (R$DRIVER or newer) is checked at the first run."; return; }
   driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -1) || true
   ! older "${driver:-0}" "$DRIVER" || refuse "CUDA 13.0 needs driver R$DRIVER or newer, and this machine has ${driver:-none that answers}."

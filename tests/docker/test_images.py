@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from support.commands import flat, invoke
 from support.configs import RECIPES
 from support.wheels import make_wheel, pretend_installed
 
@@ -57,13 +58,28 @@ def test_nothing_that_git_ignores_gets_into_an_image():
     assert ignored <= left_out
 
 
-@pytest.mark.stack
+@pytest.mark.ray
 def test_the_smoke_test_passes_in_a_process_of_its_own():
     command = [sys.executable, "docker/smoke_test.py", "--hardware", "cpu"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert result.returncode == 0, result.stdout + result.stderr
     assert f"recipes     {', '.join(RECIPES)}\n" in result.stdout and "1/2 equals 0.5" in result.stdout
     assert len(RECIPES) >= 7
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "sentence"),
+    [
+        (["--hardware", "h20"], 2, "--hardware=h20 is not valid: use cpu, h100, h200"),
+        (["--engine", "trtllm"], 2, "--engine=trtllm is not valid: use vllm, sglang."),
+        (["--hardware", "h200", "--need-gpu"], 1, "error: gpu: no GPU is in sight: the driver is missing or too old"),
+    ],
+)
+def test_the_smoke_test_refuses_in_one_sentence(arguments, status, sentence):
+    main = runpy.run_path(str(ROOT / "docker" / "smoke_test.py"))["main"]
+    main.__globals__["CHECKS"] = (main.__globals__["_gpu"],)
+    result = invoke(main, *arguments)
+    assert result.exit_code == status and sentence in flat(result)
 
 
 def test_the_smoke_test_wants_the_verl_that_the_project_wants():
@@ -135,6 +151,16 @@ def test_an_interpreter_that_cannot_be_started_is_refused():
         assert result.stderr.endswith(
             "error: PYTHON=/no/python cannot list its packages: name the Python of verl's image.\n"
         )
+
+
+def test_an_interpreter_may_be_a_name_on_the_path(base):
+    """uv takes ``python3`` for a version, and would look for an environment in the current folder."""
+    (base / "uv").write_text(f'#!/bin/sh\necho "$@" >{base}/asked\n')
+    (base / "uv").chmod(0o755)
+    path = f"{base}/base/bin{os.pathsep}{os.environ['PATH']}"
+    result = install("project", PYTHON="python3", UV=str(base / "uv"), PATH=path, LOCK=os.devnull)
+    assert result.returncode == 0, result.stderr
+    assert f"pip install --python {base}/base/bin/python3 --break-system-packages" in (base / "asked").read_text()
 
 
 def test_an_environment_without_the_gpu_stack_is_refused(tmp_path):

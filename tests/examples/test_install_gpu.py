@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ case "$*" in
     echo "VIRTUAL_ENV=${@: -1}" >"${@: -1}/bin/activate" ;;
   *"-m uv "*) echo "${UV_COMPILE_BYTECODE:-}" >>"$NOTES.compile" ;;
   *follow.py*) cat >/dev/null ;;
+  *"sysconfig"*) [[ -z ${NO_COMPILER:-} ]] ;;
   *"sys.version_info"*) [[ ${MINOR:-12} == 12 ]] ;;
 esac
 """
@@ -121,6 +123,10 @@ def test_an_environment_that_was_interrupted_is_made_again(checkout):
         ({"MEGATRON": "yes"}, "MEGATRON=yes is not valid: use 1, or 0 for FSDP2 alone."),
         ({"MINOR": "11"}, "the GPU stack needs Python 3.12 (found: "),
         ({"PYTHON": "/nix"}, "PYTHON=/nix cannot be started; name Python 3.12 in its place, or leave PYTHON out."),
+        (
+            {"NO_COMPILER": "1"},
+            "install a C compiler and Python's headers (on Debian: apt-get install gcc python3-dev).",
+        ),
         ({"HERE_GLIBC": "2.31"}, "needs glibc 2.34 or newer (Ubuntu 22.04, Debian 12, RHEL 9), and this is 2.31;"),
         ({"HERE_GLIBC": "none"}, "and this is another libc; use the container (docker/Dockerfile)."),
         ({"HERE_DRIVER": "570.172.08"}, "CUDA 13.0 needs driver R580 or newer, and this machine has 570.172.08."),
@@ -130,3 +136,12 @@ def test_what_cannot_finish_is_refused_before_the_first_download(environment, se
     result = install(checkout, **environment)
     assert result.returncode == 2 and sentence in result.stderr, result.stderr
     assert not (checkout / "notes").exists() or not installed(checkout)
+
+
+def test_a_compiler_and_the_headers_are_looked_for():
+    """By the Python of the environment; here, where this environment was made, both are there."""
+    code = f"source examples/install_common.sh; VENV={sys.prefix}; compiles"
+    for compiler, status in ((None, 0), ("/no/compiler -O2", 1)):
+        environment = {name: value for name, value in os.environ.items() if name != "CC"}
+        environment |= {} if compiler is None else {"CC": compiler}
+        assert subprocess.run(["bash", "-c", code], cwd=ROOT, env=environment, timeout=60).returncode == status

@@ -248,6 +248,22 @@ def test_hard_limits_count_and_may_be_none(question, monkeypatch):
         assert node.limits(question) == f"open files {text}, processes {text}"
 
 
+def test_adapters_of_infiniband_without_their_devices_are_told(question, tmp_path, monkeypatch):
+    monkeypatch.setattr(node.resource, "getrlimit", lambda number: (1, node.resource.RLIM_INFINITY))
+    monkeypatch.setattr(node, "ADAPTERS", tmp_path / "adapters")
+    monkeypatch.setattr(node, "RDMA", tmp_path / "devices")
+    several = replace(question, place=replace(question.place, nodes=2))
+    assert "NCCL" not in node.limits(several)
+    (tmp_path / "adapters/mlx5_0").mkdir(parents=True)
+    assert node.limits(several).endswith(
+        f"NCCL will use TCP: {tmp_path}/adapters has adapters, and {tmp_path}/devices is "
+        f"missing (docker run --device {tmp_path}/devices)"
+    )
+    assert "NCCL" not in node.limits(question)
+    (tmp_path / "devices").mkdir()
+    assert "NCCL" not in node.limits(several)
+
+
 def test_a_full_disk_and_a_folder_that_cannot_be_written_to(question, tmp_path, monkeypatch):
     full = replace(question, limits=ON_CPU._replace(disk=10**15))
     sentence = refused(node.disks, full)

