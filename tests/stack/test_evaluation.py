@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -18,12 +17,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from verl_ext.data.reasoning_gym import compute_score
 from verl_ext.prompts import prompt_id
 
-pytestmark = pytest.mark.stack
+pytestmark = pytest.mark.ray
 SAVE_CHECKPOINT, SAMPLE = (Path(__file__).parents[1] / f"support/{name}.py" for name in ("save_checkpoint", "sample"))
 
 
 def evaluate(task, checkpoint, model, out):
-    command = [sys.executable, "-m", "verl_ext", "evaluate", "run", "--out", out, "--n", "4"]
+    forks = with_verl()
+    python = forks.as_python(out.parent / "python", forks.of_a_training())
+    command = [python, "-m", "verl_ext", "evaluate", "run", "--out", out, "--n", "4"]
     command += ["--data", task.folder / "data/validation.parquet", "--checkpoint", checkpoint]
     command += ["hardware=cpu", f"actor_rollout_ref.model.path={model}", "data.max_prompt_length=96"]
     command += ["data.max_response_length=24", "actor_rollout_ref.rollout.max_model_len=128"]

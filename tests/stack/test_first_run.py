@@ -10,9 +10,10 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from support.forks import with_verl
 from support.ray_nodes import RayNodes
 
-pytestmark = pytest.mark.stack
+pytestmark = pytest.mark.ray
 ROOT = Path(__file__).parents[2]
 
 
@@ -28,7 +29,10 @@ def rows_of(folder: Path) -> dict[str, dict]:
 
 
 def test_a_first_run_on_the_cpu(tmp_path):
-    result = first_run(tmp_path, "--recipes", "speed_rl", "--modes", "colocate_async", "--limit", "900")
+    forks = with_verl()
+    python = forks.as_python(tmp_path / "python", forks.of_a_training())
+    options = ("--recipes", "speed_rl", "--modes", "colocate_async", "--limit", "900")
+    result = first_run(tmp_path, *options, PYTHON=str(python))
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     rows = rows_of(tmp_path)
     assert {row["result"] for row in rows.values()} == {"passed"}

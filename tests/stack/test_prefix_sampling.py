@@ -7,7 +7,7 @@ from support.training import TrainingRun, assert_books_balance, optimizer_steps
 
 from verl_ext.driver.checkpoint import load_state
 
-pytestmark = pytest.mark.stack
+pytestmark = pytest.mark.ray
 BATCH, ROLLOUTS, UPDATES, STEPS = 8, 8, 2, 5
 
 

@@ -7,7 +7,7 @@ import json
 import pytest
 from support.training import ROOT, TrainingRun, assert_books_balance
 
-pytestmark = pytest.mark.stack
+pytestmark = pytest.mark.ray
 POLICY = """
 from recipe.grpo.policy import Uniform
 from verl_ext.policy import Cancel, Discard, Request, Sampling

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import sys
 import tempfile
 from pathlib import Path
 
 import pytest
-from support.forks import RUN_MODULE, Driver
+from support.forks import Driver
 from support.slurm import ENDED, Slurm, missing
 from support.training import assert_nothing_lost, optimizer_steps
 
@@ -18,7 +17,7 @@ from verl_ext.driver.checkpoint import load_state
 from verl_ext.first_run.process import metrics_of
 
 pytestmark = [
-    pytest.mark.stack,
+    pytest.mark.ray,
     pytest.mark.skipif(bool(missing()), reason=f"Slurm is not installed: {', '.join(missing())}"),
 ]
 ROOT = Path(__file__).parents[2]
@@ -50,11 +49,7 @@ def test_a_pre_empted_training_saves_and_resumes_and_a_node_dies(task, tmp_path)
     # and Ray start for them. train.sbatch asks Ray for its nodes first, so the training is Ray's second job.
     forks = Driver("serve with Ray", job="02000000")
     overrides += [f"+ray_kwargs.ray_init.runtime_env.py_executable={forks.python}"]
-    python.write_text(
-        f'#!/bin/bash\n[[ $1 == -m && $2 == recipe.* ]] || exec {sys.executable} "$@"\n'
-        f'exec {forks.python} -c {shlex.quote(RUN_MODULE)} {ROOT} "${{@:2}}"\n'
-    )
-    python.chmod(0o755)
+    forks.as_python(python)
     with (
         tempfile.TemporaryDirectory(prefix="slurm_") as folder,
         Slurm(Path(folder)) as slurm,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.training import TrainingRun, assert_books_balance, optimizer_steps
 
-pytestmark = pytest.mark.stack
+pytestmark = pytest.mark.ray
 BATCH, TRAINED, ROUND, UPDATES = 4, 4, 6, 2
 
 

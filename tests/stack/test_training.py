@@ -14,7 +14,7 @@ from support.training import TrainingRun, assert_books_balance, optimizer_steps
 from verl_ext.driver.checkpoint import load_state
 from verl_ext.errors import DataUsedUp
 
-pytestmark = pytest.mark.stack
+pytestmark = pytest.mark.ray
 YOUR_OWN_POLICY = Path(__file__).parents[2] / "docs/your_own_policy.md"
 BROKEN_REWARDS = Path(__file__).parents[1] / "faults/rewards.py"
 UPDATES = 2  # train_batch_size 4 / ppo_mini_batch_size 2

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 
 from filelock import FileLock
 
 from verl_ext.driver.cpu import fork_client
+from verl_ext.launch import FIRST_JOB, FORKS
 
 ROOT = Path(__file__).parents[2]
 DRIVER = """
@@ -44,6 +48,13 @@ sys.path[:0], module = sys.argv[1].split(":"), sys.argv[2]
 del sys.argv[1:3]
 runpy.run_module(module, run_name="__main__", alter_sys=True)
 """
+# An executable like Python, which starts recipes as forks. `python -m verl_ext` starts programs with this executable.
+PYTHON = """#!/bin/bash
+[[ $1 == -m && $2 == @(recipe.*|verl_ext) ]] || exec {python} "$@"
+[[ $2 == recipe.* ]] || SELF=$0 exec {python} -c 'import os, sys; sys.executable = os.environ["SELF"]
+{run_module}' {root} "${{@:2}}"
+exec env {environment} {forks} -c '{run_module}' {root} "${{@:2}}"
+"""
 
 
 @cache
@@ -75,6 +86,18 @@ class Forks:
 
     def __init__(self, python: str, pid: int):
         self.python, self.pid = python, pid
+
+    def as_python(self, file: Path, environment: Mapping[str, str] = MappingProxyType({})) -> Path:
+        """Write an executable like Python, which starts recipes as forks with these variables."""
+        variables = shlex.join(map("=".join, environment.items()))
+        parts = {"python": sys.executable, "forks": self.python, "root": ROOT, "run_module": RUN_MODULE}
+        file.write_text(PYTHON.format(environment=variables, **parts))
+        file.chmod(0o755)
+        return file
+
+    def of_a_training(self) -> dict[str, str]:
+        """Variables with which a training has a fork server of its own: see :func:`verl_ext.launch.prepare_forks`."""
+        return dict(zip(FORKS, (FIRST_JOB, str(self.pid)), strict=True))
 
     def run(self, *arguments: str, **options: object) -> subprocess.CompletedProcess:
         """``python`` with these arguments, as :func:`subprocess.run` does it."""

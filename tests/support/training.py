@@ -19,7 +19,6 @@ from support.configs import good_overrides
 from support.forks import RUN_MODULE, with_verl
 from verl_ext.first_run.process import TOTALS, Steps, Training, balances
 from verl_ext.lab.simulate.verify_record import verify
-from verl_ext.launch import FIRST_JOB, FORKS
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT = 900  # seconds; a run takes two or three minutes, and a broken weight sync would block for ever
@@ -93,7 +92,7 @@ class TrainingRun(Training):
         if forked:
             forks = with_verl()
             command = [forks.python, "-c", RUN_MODULE, path, f"recipe.{recipe}"]
-            environment |= dict(zip(FORKS, (FIRST_JOB, str(forks.pid)), strict=True))
+            environment |= forks.of_a_training()
         command += task.overrides()
         command += [f"trainer.default_local_dir={self.checkpoints}", f"rollout_driver.record={self.record}", *overrides]
         metrics = folder / f"metrics_{len(list(folder.glob('metrics_*')))}.jsonl"
