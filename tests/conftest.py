@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -32,8 +33,20 @@ settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.register_profile("random", deadline=None)
 settings.load_profile("repeatable")
 
+TESTS = Path(__file__).parent
 WAIT = "slurm"  # end of the names of modules whose tests take the longest, most of it waiting
 QUEUE = "queue"  # fixture of tests/driver
+# Folders and modules whose tests import verl or start other programs: they have the marker `stack`.
+OF_THE_STACK = [
+    TESTS / name
+    for name in (
+        *("benchmarks", "docker", "driver", "evaluation", "examples", "first_run", "sandbox", "stack"),
+        *("data/test_swe_reward.py", "docs/test_agents.py", "docs/test_your_own_policy.py"),
+        *("lab/learn/test_update.py", "lab/report/test_events.py"),
+        *("test_announce.py", "test_fault_cases.py", "test_launch.py", "test_matrix.py", "test_weights.py"),
+    )
+]
+WITHOUT_STACK = "not stack"
 STACK_TIMEOUT = 1800  # seconds of a test that trains; `timeout` in pyproject.toml holds for all others
 # Tests that may be skipped, and where.
 MAY_BE_SKIPPED = {
@@ -47,26 +60,40 @@ HOW_TO_INSTALL = (
 )
 
 
+def of_the_stack(path: Path) -> bool:
+    """Whether the path is one of :data:`OF_THE_STACK`, or lies in one."""
+    return any(path.is_relative_to(each) for each in OF_THE_STACK)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With ``-m "not stack"``, modules of the stack are not imported: importing verl takes seconds."""
+    return True if config.option.markexpr == WITHOUT_STACK and of_the_stack(collection_path) else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # Tests that wait for Slurm, and other tests that train, come first: fast tests run beside them, and no worker of
     # pytest-xdist is left with a long test at the end. Tests with a queue come last, and share it.
     items.sort(
         key=lambda item: (
             QUEUE in item.fixturenames,
-            not item.get_closest_marker("stack"),
+            not item.get_closest_marker("ray"),
             not item.path.stem.endswith(WAIT),
         )
     )
     for item in items:
-        if item.get_closest_marker("stack") and not item.get_closest_marker("timeout"):
+        if of_the_stack(item.path):
+            item.add_marker(pytest.mark.stack)
+        if item.get_closest_marker("ray") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(STACK_TIMEOUT))
         if QUEUE in item.fixturenames:
-            item.add_marker(pytest.mark.stack)
+            item.add_marker(pytest.mark.ray)
         if item.get_closest_marker("container"):
             MAY_BE_SKIPPED[item.nodeid] = NO_CONTAINER
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if session.config.option.markexpr == WITHOUT_STACK and "verl" in sys.modules:
+        raise pytest.UsageError("a test's module imports verl, and OF_THE_STACK in tests/conftest.py lacks the module")
     # All that the tests' modules have imported stays, and searches for garbage leave it out. With verl imported, a
     # search takes 0.3 s, and tests of sandboxes make many.
     gc.freeze()

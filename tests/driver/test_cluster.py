@@ -59,7 +59,7 @@ def profile(hardware: str, gpus: int):
     return OmegaConf.create({"hardware_name": hardware, "trainer": {"nnodes": 1, "n_gpus_per_node": gpus}})
 
 
-@pytest.mark.stack
+@pytest.mark.ray
 def test_gpus_with_less_memory_than_the_profiles_are_refused(tmp_path, monkeypatch):
     """A stand-in answers for nvidia-smi."""
     tool = tmp_path / "nvidia-smi"

@@ -26,7 +26,7 @@ from verl_ext.driver.liveness import (
 )
 from verl_ext.errors import EveryRolloutFailed
 
-pytestmark = pytest.mark.stack
+pytestmark = pytest.mark.ray
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import ray
 from verl_ext.driver.cluster import await_queue
 from verl_ext.errors import RunError
 
-pytestmark = pytest.mark.stack
+pytestmark = pytest.mark.ray
 
 RUN = """
 import sys, time

@@ -14,7 +14,7 @@ from ray.exceptions import RpcError
 
 from verl_ext.driver import stop
 
-pytestmark = pytest.mark.stack
+pytestmark = pytest.mark.ray
 
 DRIVER = """
 import os, signal, sys, time

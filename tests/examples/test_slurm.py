@@ -25,7 +25,7 @@ PROGRAM = ROOT / "tests/support/count_nodes.py"
 def needs_slurm(test: Callable[..., None]) -> Callable[..., None]:
     """Such a test starts Slurm and Ray, and takes a minute or two."""
     skip = pytest.mark.skipif(bool(missing()), reason=f"Slurm is not installed: {', '.join(missing())}")
-    return pytest.mark.stack(skip(test))
+    return pytest.mark.ray(skip(test))
 
 
 @pytest.fixture(scope="module")

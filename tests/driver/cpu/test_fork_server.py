@@ -273,7 +273,7 @@ def test_a_driver_prepares_its_forks():
     assert (job, raylet) == (fork_client.FIRST_JOB, str(pid)) and launch.FORKS == ("RAY_JOB_ID", "RAY_RAYLET_PID")
 
 
-@pytest.mark.stack
+@pytest.mark.ray
 def test_forks_share_no_random_numbers_of_ray():
     """Ray's C++ part identifies calls of actors by random numbers."""
     forks = with_verl()

@@ -287,7 +287,7 @@ def test_files_that_are_no_data_are_refused(tmp_path):
         validate(compose("grpo", *good_overrides(tmp_path), f"data.val_files={tmp_path}/none.parquet"))
 
 
-@pytest.mark.stack  # stack: its process is a fork of the stack tests' server, which has imported verl
+@pytest.mark.ray  # its process is a fork of the stack tests' server, which has imported verl
 def test_the_command_line_refuses_without_starting_ray(tmp_path):
     command = [with_verl().python, "-c", RUN_MODULE, str(ROOT), "recipe.pilot_commit"]
     command += [*good_overrides(tmp_path), "rollout_policy.p_upper=2"]
