@@ -193,7 +193,8 @@ def test_time_is_measured_or_modelled_or_unknown(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("question", "method"), [(name, method) for name in ("tool256", "stack64", "confirm_stack64") for method in QUESTIONS[name].methods]
+    ("question", "method"),
+    [(name, method) for name in ("tool256", "stack64", "confirm_stack64") for method in QUESTIONS[name].methods],
 )
 def test_a_method_has_the_rollouts_of_its_setting(question, method):
     for n, prompts in QUESTIONS[question].sizes:
