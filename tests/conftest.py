@@ -36,14 +36,16 @@ settings.load_profile("repeatable")
 TESTS = Path(__file__).parent
 WAIT = "slurm"  # end of the names of modules whose tests take the longest, most of it waiting
 QUEUE = "queue"  # fixture of tests/driver
-# Folders and modules whose tests import verl or start other programs: they have the marker `stack`.
+# Folders and modules whose tests import verl, or start programs such as Ray, a database or a browser. They have the
+# marker `stack`.
 OF_THE_STACK = [
     TESTS / name
     for name in (
         *("benchmarks", "docker", "driver", "evaluation", "examples", "first_run", "sandbox", "stack"),
-        *("data/test_swe_reward.py", "docs/test_agents.py", "docs/test_your_own_policy.py"),
-        *("lab/learn/test_update.py", "lab/report/test_events.py"),
-        *("test_announce.py", "test_fault_cases.py", "test_launch.py", "test_matrix.py", "test_weights.py"),
+        *("data/test_swe_reward.py", "data/test_untrusted_answers.py", "docs/test_agents.py", "docs/test_site.py"),
+        *("docs/test_your_own_policy.py", "lab/learn/test_update.py", "lab/report/test_browser.py"),
+        *("lab/report/test_events.py", "test_announce.py", "test_fault_cases.py", "test_launch.py", "test_matrix.py"),
+        *("test_new.py", "test_packaging.py", "test_requirements.py", "test_weights.py"),
     )
 ]
 WITHOUT_STACK = "not stack"
