@@ -109,7 +109,7 @@ class Kept:
     def costs(
         self, method: str, setting: Setting, seeds: Sequence[int], target: float, unit: str, budget: float = math.inf
     ) -> list[Cost]:
-        """Cost of the target for each seed, in ``rollouts``, ``tokens``, ``waves`` or ``steps``."""
+        """Cost of the target for each seed, in ``rollouts``, ``tokens``, ``waves``, ``steps`` or ``seconds``."""
         return [cost_of(self.runs[method, setting, seed], target, unit, budget) for seed in seeds]
 
     def final(self, method: str, setting: Setting, seeds: Sequence[int]) -> list[float]:
