@@ -267,7 +267,7 @@ def make_world(
     task: Annotated[Path, typer.Option(help="The quickstart's output folder, with model/.")],
     out: Annotated[Path, typer.Option(help="Folder to write, with model/ and data/.")],
 ) -> None:
-    """Make the world quickstart_mostly_solved: the quickstart's model, and words that it mostly spells right."""
+    """Make the world quickstart_mostly_solved: the quickstart's model, with words of which it spells most."""
     with option_errors():
         for file, words in mostly_solved(task / "model", out).items():
             console.print(f"{file}: {words:,} words")

@@ -1,4 +1,4 @@
-"""The page of results of benchmarks/comparison.py: its tables and its pictures."""
+"""Writes the page of results of benchmarks/comparison.py, with tables and pictures."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def table(found: Sequence[Result]) -> list[str]:
             *(_shown(ratio, first) for ratio in result.rollouts),
             _shown(result.tokens, first),
             _shown(result.waves, first, fair),
-            *(time_cell(result, found[0], SHARES.index(share)) for share in TIMED),
+            *(time_cell(result, found[0], place) for place in range(len(TIMED))),
             "/".join(map(str, result.missed)) if any(result.missed) else NOTHING,
             f"{np.mean(result.accuracy):.3f} ± {np.std(result.accuracy, ddof=1):.3f}",
         ]

@@ -21,9 +21,9 @@ from verl_ext.lab.learn.hugging_face import SPLITS, FolderSource, HuggingFaceMod
 from verl_ext.lab.learn.sampler import success_rates
 from verl_ext.lab.learn.worlds import CLASSES, HELD_OUT, SEED, WORLDS, World
 from verl_ext.lab.method import Method
-from verl_ext.lab.report.accuracy import ROLLOUTS
+from verl_ext.lab.report.accuracy import ROLLOUTS, SECONDS, TOKENS
 
-STEP, SAVING = "timing_s/step", "timing_s/save_checkpoint"  # seconds of a step, and within it of writing the model
+SAVING = "timing_s/save_checkpoint"  # a part of a step's seconds
 PROMPTS = 2048  # as in the quickstart
 POOL, LETTERS = 6400, {7: 20, 8: 35, 9: 40, 10: 5}  # words to choose from, and the weight of each length
 FIXED = [
@@ -96,8 +96,8 @@ def train(text: str, setting: Setting, seed: int, rollouts: int, task: FolderSou
     return {
         "steps": [0, *logged],
         "rollouts": [0, *(int(data[ROLLOUTS]) for data in logged.values())],
-        "tokens": [0, *(int(data["tokens/sampled_total"]) for data in logged.values())],
-        "seconds": [0.0, *np.cumsum([data[STEP] - data[SAVING] for data in logged.values()]).round(2).tolist()],
+        "tokens": [0, *(int(data[TOKENS]) for data in logged.values())],
+        "seconds": [0.0, *np.cumsum([data[SECONDS] - data[SAVING] for data in logged.values()]).round(2).tolist()],
         "accuracy": [round(each, 4) for each in accuracy],
     }
 

@@ -63,7 +63,7 @@ HOW_TO_INSTALL = (
 
 
 def of_the_stack(path: Path) -> bool:
-    """Whether the path is one of :data:`OF_THE_STACK`, or lies in one."""
+    """Whether :data:`OF_THE_STACK` has the path itself, or a folder that contains the path."""
     return any(path.is_relative_to(each) for each in OF_THE_STACK)
 
 
@@ -181,7 +181,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="session")
 def few_prompts(tmp_path_factory: pytest.TempPathFactory) -> WorldSource:
-    """A world of the lab's learner. Its real warm start takes about 20 s on one core."""
+    """A world of the lab's learner. Training its model takes about 20 s on one core."""
     import torch  # by far not all tests need it
     from support.once import made_once
 

@@ -179,7 +179,7 @@ def test_time_is_measured_or_modelled_or_unknown(tmp_path):
     assert [ratio.mean for ratio in vip.times] == [1, 1]
     larger = [run_of("recall", LOW._replace(prompts=9), seed, [0.2, 0.6]) for seed in (*TUNING, *FRESH)]
     (_, recall) = results(kept(tmp_path / "other", *runs[: len(runs) // 2], *larger), TUNING, FRESH)
-    assert recall.times is None  # its steps are larger than those of the reference
+    assert recall.times is None  # recall's steps are larger than GRPO's
     for run in runs[-len(FRESH) :]:
         run["seconds"] = [0.0, 8.0]
     for run in runs[len(TUNING) : len(TUNING) + len(FRESH)]:

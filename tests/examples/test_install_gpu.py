@@ -1,4 +1,4 @@
-"""examples/install_gpu.sh and install_cpu.sh with a stand-in for Python 3.12 that notes what it is asked to install."""
+"""examples/install_gpu.sh and install_cpu.sh. A stand-in for Python 3.12 notes the packages to install."""
 
 from __future__ import annotations
 

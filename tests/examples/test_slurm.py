@@ -160,7 +160,7 @@ def test_outside_of_a_job_it_says_what_to_do():
 ALONE = {
     "srun": 'while [[ $1 == --* ]]; do shift; done\nexec "$@"',
     "scancel": "touch cancelled",
-    "scontrol": "exit 1",  # so that the job does not wait for its end
+    "scontrol": "exit 1",  # requeueing fails, so train.sbatch ends at once
     "python": """case "$*" in
       *token_hex*) echo 127.0.0.1 1 2 0 ;;
       *scripts*) for ((looks = 0; looks < 400; looks++)); do [[ ! -f cancelled ]] || break; sleep 0.05; done ;;

