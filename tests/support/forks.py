@@ -101,9 +101,8 @@ class Forks:
 
     def run(self, *arguments: str, **options: object) -> subprocess.CompletedProcess:
         """``python`` with these arguments, as :func:`subprocess.run` does it."""
-        return subprocess.run(
-            [self.python, *arguments], capture_output=True, text=True, timeout=60, **({"cwd": "/"} | options)
-        )
+        options = {"cwd": "/", "timeout": 60} | options
+        return subprocess.run([self.python, *arguments], capture_output=True, text=True, **options)
 
 
 class Driver(Forks):
