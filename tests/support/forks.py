@@ -101,8 +101,9 @@ class Forks:
 
     def run(self, *arguments: str, **options: object) -> subprocess.CompletedProcess:
         """``python`` with these arguments, as :func:`subprocess.run` does it."""
-        options = {"cwd": "/", "timeout": 60} | options
-        return subprocess.run([self.python, *arguments], capture_output=True, text=True, **options)
+        return subprocess.run(
+            [self.python, *arguments], capture_output=True, text=True, timeout=60, **({"cwd": "/"} | options)
+        )
 
 
 class Driver(Forks):
