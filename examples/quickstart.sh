@@ -65,6 +65,8 @@ source .venv/bin/activate
 mkdir -p "$OUT"
 OUT=$(CDPATH= cd "$OUT" && pwd)  # in overrides it has quotes of its own, for characters with a meaning in hydra
 [[ $MODEL != agent ]] || TASK+=(actor_rollout_ref.rollout.multi_turn.tool_config_path="\"$OUT/data/tools.yaml\"")
+# 128 MiB, enough for 256 sequences of the two models that are made here: vLLM first fills the cache with zeros.
+[[ $MODEL == smollm2 ]] || TASK+=(actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_memory_bytes=134217728)
 
 followed() {  # followed <name> <command>...: shows the command's last line and its seconds; all output is in $OUT/<name>.log
   local name=$1

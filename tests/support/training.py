@@ -40,6 +40,7 @@ class Task:
             "data.max_response_length=32",
             f"actor_rollout_ref.model.path={self.folder}/model",
             "actor_rollout_ref.rollout.max_model_len=128",
+            "actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_memory_bytes=67108864",
             "actor_rollout_ref.actor.ppo_mini_batch_size=2",
             "actor_rollout_ref.actor.optim.lr=1e-5",
             "reward.custom_reward_function.path=pkg://verl_ext.data.reasoning_gym",

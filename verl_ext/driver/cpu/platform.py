@@ -119,7 +119,7 @@ class PlatformCPU(PlatformBase):
         return False  # weights go to vLLM through POSIX shared memory
 
     def rollout_env_vars(self) -> dict[str, str]:
-        names = ("VLLM_CPU_KVCACHE_SPACE", "VLLM_CPU_OMP_THREADS_BIND", "TORCHDYNAMO_DISABLE")
+        names = ("VLLM_CPU_OMP_THREADS_BIND", "TORCHDYNAMO_DISABLE")
         return {name: os.environ[name] for name in names if name in os.environ}
 
     def cudart(self) -> None:
