@@ -12,7 +12,7 @@ def main(model: str, data: str, out: str) -> None:
     from vllm import LLM, SamplingParams
 
     prompts = [row["prompt"] for row in pq.read_table(data, columns=["prompt"]).to_pylist()]
-    engine = LLM(model, max_model_len=128, enforce_eager=True)
+    engine = LLM(model, max_model_len=128, kv_cache_memory_bytes=2**26, enforce_eager=True)
     texts = engine.get_tokenizer().apply_chat_template(prompts, add_generation_prompt=True, tokenize=False)
     answers = engine.generate(texts, SamplingParams(n=4, temperature=1.0, max_tokens=24))
     with open(out, "w") as file:
