@@ -82,6 +82,7 @@ def _signatures() -> dict[Callable, tuple[str, ...]]:
     from verl.experimental.agent_loop.tool_parser import ToolParser
     from verl.experimental.reward_loop import RewardLoopWorker
     from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
+    from verl.trainer.ppo.metric_utils import bootstrap_metric, calc_maj_val
     from verl.trainer.ppo.rollout_corr_helper import _parse_rollout_is_threshold, _parse_rollout_rs_thresholds
     from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
     from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
@@ -121,6 +122,11 @@ def _signatures() -> dict[Callable, tuple[str, ...]]:
         PPOTrainer.step: ("self", "metrics", "timing_raw"),
         PPOTrainer._save_checkpoint: ("self",),
         PPOTrainer._validate: ("self",),
+        PPOTrainer._val_metrics_update: (
+            *("self", "data_sources", "sample_uids", "reward_extra_infos_dict", "sample_turns", "expected_acc_counts"),
+        ),
+        bootstrap_metric: ("data", "subset_size", "reduce_fns", "n_bootstrap", "seed"),
+        calc_maj_val: ("data", "vote_key", "val_key"),
         PPOTrainer._load_checkpoint: ("self",),
         PPOTrainer._get_required_batch_multiple: ("self", "dp_size"),
         PPOTrainer._balance_batch: ("self", "batch", "metrics", "logging_prefix", "keep_minibatch"),
@@ -149,6 +155,7 @@ def _signatures() -> dict[Callable, tuple[str, ...]]:
 def _constants() -> dict[Callable, tuple[str, ...]]:
     from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
     from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
+    from verl.trainer.ppo.metric_utils import bootstrap_metric, calc_maj_val, process_validation_metrics
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
     from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
@@ -192,6 +199,9 @@ def _constants() -> dict[Callable, tuple[str, ...]]:
         worker.generate_sequences: ("without waiting for the results", "asyncio.create_task("),
         ToolAgentLoop._handle_generating_state: ("self.server_manager.generate(", "if not agent_data.extra_fields"),
         default_compute_score: ("raise NotImplementedError(",),
+        process_validation_metrics: ("= bootstrap_metric(", "[partial(calc_maj_val, vote_key=", "[np.max, np.min]"),
+        bootstrap_metric: ("np.random.seed(seed)", "np.random.choice(n_data, size=(n_bootstrap, subset_size)"),
+        calc_maj_val: ("max(vote2cnt, key=vote2cnt.get)", "vote2vals[maj_vote][0]"),
         compute_rollout_correction_and_rejection_mask: ("response_mask must contain at least one valid token",),
         PPOTrainerSeparateAsync.on_step_begin: ("self.current_mode != HybridEngineMode.ROLLOUT",),
         PPOTrainerSeparateAsync._compute_old_log_prob: (

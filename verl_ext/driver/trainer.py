@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hydra
 import numpy as np
@@ -46,6 +47,7 @@ from verl_ext.driver.step_line import VALIDATION_FAILED, step_line
 from verl_ext.driver.stop import stop_requested
 from verl_ext.driver.stoppable import StoppableTrainer
 from verl_ext.driver.update import GroupUpdates
+from verl_ext.driver.validation_metrics import bootstrap_at_once
 from verl_ext.driver.weight_sync import WeightTurns
 from verl_ext.errors import BadConfig, CannotFillBatch, EveryRolloutFailed
 from verl_ext.policy import Group, Prompt, RolloutPolicy
@@ -242,6 +244,10 @@ class PolicyTrainer(StoppableTrainer, AllocationTables, GroupUpdates, WeightTurn
         metrics = super()._validate()
         failed = len(self.val_dataset) * n - (buffer.validated - before)
         return metrics | {VALIDATION_FAILED: float(failed), "val-aux/rollouts_late": float(buffer.late - late)}
+
+    def _val_metrics_update(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        with bootstrap_at_once():
+            return super()._val_metrics_update(*args, **kwargs)
 
     def on_sample_end(self) -> None:
         super().on_sample_end()
