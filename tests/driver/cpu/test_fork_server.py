@@ -71,6 +71,15 @@ def test_a_script_has_its_arguments_folder_environment_and_files(driver, tmp_pat
     os.close(reader)
 
 
+def test_a_module_has_its_arguments_and_folder(driver, tmp_path):
+    (tmp_path / "own.py").write_text(
+        "import sys; print([__name__, *sys.argv, sys.path[0], 'fractions' in sys.modules])"
+    )
+    result = driver.run("-u", "-m", "own", "-c", "--a", cwd=tmp_path)
+    file = str(tmp_path / "own.py")
+    assert result.stdout == f"{['__main__', file, '-c', '--a', str(tmp_path), True]}\n"
+
+
 def test_code_runs_as_multiprocessing_starts_it(driver):
     code = "import sys, multiprocessing.spawn as s; print(sys.argv, s.get_executable().decode())"
     result = driver.run("-B", "-X", "dev", "-Wignore", "-c", code, "--multiprocessing-fork")
@@ -290,13 +299,25 @@ def test_forks_share_no_random_numbers_of_ray():
     assert len(numbers) == len(set(numbers)) == 4
 
 
+@pytest.mark.ray
+def test_vllm_looks_at_models_in_a_fork():
+    code = """if True:
+        import sys
+        from vllm.model_executor.models.registry import _run_in_subprocess
+        print(_run_in_subprocess(lambda: "verl" in sys.modules), sys.executable)
+    """
+    result = with_verl().run("-c", code)
+    assert result.stdout == f"True {sys.executable}\n", result.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
         (["-u", "a.py", "-c", "x"], ("", "a.py", ["-c", "x"])),
         (["-B", "-Wignore", "-W", "error", "-c", "x", "-c"], ("-c", "x", ["-c"])),
         (["-E", "a.py"], None),
-        (["-m", "module"], None),
+        (["-B", "-m", "module", "-c"], ("-m", "module", ["-c"])),
+        (["-m"], None),
         (["-c"], None),
         (["-u"], None),
         ([], None),

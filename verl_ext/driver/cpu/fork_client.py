@@ -22,13 +22,14 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # passed on to the fo
 def parsed(arguments: list[str]) -> tuple[str, str, list[str]] | None:
     """Kind, target and arguments of a command line of Python; None if a fork cannot serve it.
 
-    The kind is "-c", and the target the code; or the kind is "", and the target a script.
+    The kind is "-c", and the target the code; or "-m", and the target a module; or "", and the target a script.
     """
     position = 0
     while position < len(arguments) and arguments[position].startswith("-"):
         argument = arguments[position]
-        if argument == "-c":
-            return ("-c", arguments[position + 1], arguments[position + 2 :]) if position + 1 < len(arguments) else None
+        if argument in ("-c", "-m"):
+            target, rest = arguments[position + 1 : position + 2], arguments[position + 2 :]
+            return (argument, target[0], rest) if target else None
         if not argument.startswith(FLAGS):
             return None
         position += 2 if argument in ("-W", "-X") else 1

@@ -23,6 +23,7 @@ import json
 import logging
 import multiprocessing.spawn
 import os
+import runpy
 import selectors
 import shlex
 import shutil
@@ -173,9 +174,13 @@ class _Server:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def _serve_all(self, modules: Iterable[str]) -> None:
+        # While vLLM is imported, it notes the executable that looks at the class of a model, once on each machine, in a
+        # process of its own: 9 s, if that process imports vLLM anew.
+        executable, sys.executable = sys.executable, str(self.folder / COMMAND)
         for module in modules:
             with contextlib.suppress(ImportError):  # the worker that needs the module says so
                 importlib.import_module(module)
+        sys.executable = executable
         gc.freeze()  # a search for garbage would write to every object, and so copy the shared memory
         self.signalled.setblocking(False)
         signal.set_wakeup_fd(self.signalled.fileno())
@@ -301,20 +306,23 @@ def _renew() -> None:
 
 
 def _execute(arguments: list[str]) -> None:
-    """Run ``arguments`` of Python's command line: a script or ``-c code``, with its own arguments."""
+    """Run ``arguments`` of Python's command line: a script, ``-c code`` or ``-m module``, with its own arguments."""
     kind, target, rest = fork_client.parsed(arguments)
+    folder = {"-c": "", "-m": os.getcwd()}.get(kind, os.path.dirname(os.path.abspath(target)))
+    if not sys.flags.safe_path:
+        sys.path[0] = folder  # in place of the driver's
+    sys.argv = [kind if kind == "-c" else target, *rest]
+    if kind == "-m":
+        runpy.run_module(target, run_name="__main__", alter_sys=True)
+        return
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = __builtins__
     sys.modules["__main__"] = main
     if kind == "-c":
-        sys.argv, folder = ["-c", *rest], ""
         code = compile(target, "<string>", "exec")
     else:
-        sys.argv, folder = [target, *rest], os.path.dirname(os.path.abspath(target))
         main.__file__ = target
         code = compile(Path(target).read_bytes(), target, "exec")
-    if not sys.flags.safe_path:
-        sys.path[0] = folder  # in place of the driver's
     exec(code, main.__dict__)
 
 
