@@ -7,9 +7,9 @@ shares their memory with the other forks.
 The driver forks two servers once the configuration is composed, before any thread exists. The first server has imported
 what the driver imports, and forks Ray's own programs: Ray starts them with the driver's ``sys.executable``. The second
 server imports vLLM, too, and forks the workers, which Ray starts with the runtime environment's ``py_executable``, and
-the workers' children, which :mod:`multiprocessing` starts with the program given to ``set_executable``. All three
-executables are :mod:`.fork_client`. It sends its command line, environment and open files to a server, and lives as
-long as the fork that the server makes from them.
+the workers' children: those of :mod:`multiprocessing`, which starts the program given to ``set_executable``, and the
+process in which vLLM looks at the class of a model. All these executables are :mod:`.fork_client`. It sends its command
+line, environment and open files to a server, and lives as long as the fork that the server makes from them.
 """
 
 from __future__ import annotations
