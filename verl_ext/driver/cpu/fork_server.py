@@ -54,7 +54,7 @@ MODULES = (  # what workers and engine import
 GO = b"g"  # from the driver: serve
 GRACE = 30.0  # seconds that workers have to end after the driver
 GRACE_OF_RAY = 2.0  # the same for Ray's own programs: Ray's agents would look for a killed Ray for a minute
-PATIENCE = 60.0  # seconds that a client may take to send its request
+PATIENCE = 60.0  # seconds for a client to send its request
 HIGH = 1000  # descriptors of received files, until they get their own numbers
 
 
@@ -125,9 +125,14 @@ def starting_ray() -> Iterator[None]:
     Ray's programs start while the workers' server still imports vLLM. One of the programs runs before each worker, to
     set up the worker's environment: without a fork, it imports Ray for 0.7 s.
     """
-    before = sys.executable
-    if _started is not None:
-        sys.executable = str(_started[0].command())
+    with _python_is(sys.executable if _started is None else _started[0].command()):
+        yield
+
+
+@contextlib.contextmanager
+def _python_is(executable: str | Path) -> Iterator[None]:
+    """While this context lasts, ``sys.executable`` is this executable."""
+    before, sys.executable = sys.executable, str(executable)
     try:
         yield
     finally:
@@ -176,11 +181,10 @@ class _Server:
     def _serve_all(self, modules: Iterable[str]) -> None:
         # While vLLM is imported, it notes the executable that looks at the class of a model, once on each machine, in a
         # process of its own: 9 s, if that process imports vLLM anew.
-        executable, sys.executable = sys.executable, str(self.folder / COMMAND)
-        for module in modules:
-            with contextlib.suppress(ImportError):  # the worker that needs the module says so
-                importlib.import_module(module)
-        sys.executable = executable
+        with _python_is(self.folder / COMMAND):
+            for module in modules:
+                with contextlib.suppress(ImportError):  # the worker that needs the module says so
+                    importlib.import_module(module)
         gc.freeze()  # a search for garbage would write to every object, and so copy the shared memory
         self.signalled.setblocking(False)
         signal.set_wakeup_fd(self.signalled.fileno())
@@ -308,10 +312,13 @@ def _renew() -> None:
 def _execute(arguments: list[str]) -> None:
     """Run ``arguments`` of Python's command line: a script, ``-c code`` or ``-m module``, with its own arguments."""
     kind, target, rest = fork_client.parsed(arguments)
-    folder = {"-c": "", "-m": os.getcwd()}.get(kind, os.path.dirname(os.path.abspath(target)))
+    sys.argv = ["-c" if kind == "-c" else target, *rest]
+    if kind == "":
+        folder = os.path.dirname(os.path.abspath(target))
+    else:
+        folder = os.getcwd() if kind == "-m" else ""
     if not sys.flags.safe_path:
         sys.path[0] = folder  # in place of the driver's
-    sys.argv = [kind if kind == "-c" else target, *rest]
     if kind == "-m":
         runpy.run_module(target, run_name="__main__", alter_sys=True)
         return
