@@ -6,6 +6,7 @@ import pytest
 import ray
 from omegaconf import OmegaConf
 from support.configs import compose
+from support.forks import with_verl
 
 from verl_ext.driver import cluster
 from verl_ext.driver.cluster import check_cores, check_gpus, check_queue_full, join_cluster
@@ -66,7 +67,8 @@ def test_gpus_with_less_memory_than_the_profiles_are_refused(tmp_path, monkeypat
     tool.write_text("#!/bin/sh\nprintf '6144, 1.2, NVIDIA T1000\\n81920, 1.2, NVIDIA A800-SXM4-80GB\\n'\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    ray.init(address="local", num_cpus=1, num_gpus=2, include_dashboard=False, log_to_driver=False)
+    with with_verl().starting_ray():
+        ray.init(address="local", num_cpus=1, num_gpus=2, include_dashboard=False, log_to_driver=False)
     try:
         holds_all = ray.remote(num_cpus=1, num_gpus=2)(type("Busy", (), {"ready": lambda self: True})).remote()
         assert ray.get(holds_all.ready.remote())  # the check takes no resources

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from support.commands import flat, invoke
+from support.forks import with_verl
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
@@ -44,7 +44,7 @@ def model(tmp_path_factory) -> Path:
 def trained(model, tmp_path_factory) -> Path:
     """A run with one checkpoint, saved by verl from two ranks."""
     folder = tmp_path_factory.mktemp("run")
-    subprocess.run([sys.executable, SAVE_CHECKPOINT, model, folder, "3", "2"], check=True, timeout=300)
+    subprocess.run([with_verl().python, SAVE_CHECKPOINT, model, folder, "3", "2"], check=True, timeout=300)
     (folder / "latest_checkpointed_iteration.txt").write_text("3")
     return folder
 

@@ -85,11 +85,9 @@ class AgentLoops:
         self.trainer, self.writer, self.waiting = trainer, WholeRows(), []
 
     def start(self, batch):
-        for uid, count, first in zip(
-            list(batch["uid"]), batch[ROLLOUTS].tolist(), batch[SESSION_OFFSET].tolist(), strict=True
-        ):
-            prompt = {"is_prompt": True, "status": "pending", "global_steps": 1}
-            tq.kv_batch_put(keys=[uid], partition_id="train", tags=[prompt])
+        uids, prompt = list(batch["uid"]), {"is_prompt": True, "status": "pending", "global_steps": 1}
+        tq.kv_batch_put(keys=uids, partition_id="train", tags=[prompt] * len(uids))
+        for uid, count, first in zip(uids, batch[ROLLOUTS].tolist(), batch[SESSION_OFFSET].tolist(), strict=True):
             self.waiting.append((number_of(uid), uid, range(first, first + count)))
 
     def answer(self, partition, last_debug):

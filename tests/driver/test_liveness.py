@@ -11,6 +11,7 @@ import ray
 from ray.cluster_utils import Cluster
 from ray.exceptions import RpcError
 from ray.util.placement_group import placement_group
+from support.forks import with_verl
 
 from verl_ext.driver import liveness
 from verl_ext.driver.liveness import (
@@ -33,9 +34,10 @@ pytestmark = pytest.mark.ray
 def all_nodes():
     quick = {"health_check_period_ms": 500}  # instead of 3 s: Ray asks five times before a node counts as lost
     head = {"num_cpus": 1, "node_name": "head", "include_dashboard": False, "_system_config": quick}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
-    yield cluster
-    cluster.shutdown()
+    with with_verl().starting_ray():
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+        yield cluster
+        cluster.shutdown()
 
 
 @pytest.fixture

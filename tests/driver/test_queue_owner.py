@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 
 import pytest
 import ray
+from ray.cluster_utils import Cluster
+from support.forks import with_verl
 
 from verl_ext.driver.cluster import await_queue
 from verl_ext.errors import RunError
@@ -17,6 +17,7 @@ pytestmark = pytest.mark.ray
 RUN = """
 import sys, time
 import ray, transfer_queue as tq
+sys.path.insert(0, sys.argv[2])
 from support.configs import compose
 
 ray.init(address=sys.argv[1], log_to_driver=False)
@@ -34,24 +35,21 @@ time.sleep(3600)
 
 
 def test_a_queue_belongs_to_one_run_and_goes_with_it(pytestconfig):
-    address = ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False).address_info[
-        "address"
-    ]
-    root = pytestconfig.rootpath
-    first = subprocess.Popen(
-        [sys.executable, "-c", RUN, address],
-        env={**os.environ, "PYTHONPATH": f"{root}:{root}/tests"},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    forks = with_verl()
+    with forks.starting_ray():
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 8, "include_dashboard": False})
+    run = [forks.python, "-c", RUN, cluster.address, str(pytestconfig.rootpath / "tests")]
+    first = subprocess.Popen(run, stdout=subprocess.PIPE, text=True)
     try:
-        await_queue(seconds=0)
         assert any("has the queue" in line for line in first.stdout)
+        ray.init(address=cluster.address, log_to_driver=False)
         with pytest.raises(RunError, match="another run on this Ray cluster .* or on a separate cluster"):
             await_queue(seconds=1)
         first.kill()
         first.wait()
         await_queue()
+        await_queue(seconds=0)
     finally:
         first.kill()
         ray.shutdown()
+        cluster.shutdown()

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support.forks import with_verl
 from support.slurm import ENDED, Slurm, missing
 
 from verl_ext.errors import EXIT_STOPPED
@@ -35,7 +36,8 @@ def slurm() -> Iterator[Slurm]:
 
 
 def submit(slurm: Slurm, folder: Path, *command: str, options: tuple[str, ...] = (), **environment: str) -> str:
-    environment = {"PYTHON": sys.executable, "PYTHONPATH": str(ROOT)} | environment
+    """Ray's own programs are forks, which saves their imports; Ray's workers are not."""
+    environment = {"PYTHON": str(with_verl().as_python(folder / "python")), "PYTHONPATH": str(ROOT)} | environment
     return slurm.submit("--nodes=2", "--gpus-per-node=1", *options, str(SBATCH), *command, cwd=folder, **environment)
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.forks import with_verl
 from support.once import made_once
 from support.training import ROOT, Task, kill_running, make_task
 
@@ -31,9 +31,10 @@ def agent_task(tmp_path_factory) -> Task:
 
 
 def make_agent_task(folder: Path) -> None:
-    data = [sys.executable, "-m", "verl_ext", "data", "sql_tasks", "--out", f"{folder}/data", "--random-share", "0.6"]
+    python = with_verl().python
+    data = [python, "-m", "verl_ext", "data", "sql_tasks", "--out", f"{folder}/data", "--random-share", "0.6"]
     subprocess.run([*data, "--train", "96", "--validation", "8"], check=True, timeout=120)
-    warm_start = [sys.executable, ROOT / "examples/quickstart/warm_start_agent.py", "--data", f"{folder}/data"]
+    warm_start = [python, ROOT / "examples/quickstart/warm_start_agent.py", "--data", f"{folder}/data"]
     subprocess.run(
         [*warm_start, "--out", f"{folder}/model", "--steps", "900", "--batch", "16"], check=True, timeout=600
     )

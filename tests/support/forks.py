@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
+from unittest import mock
 
 from filelock import FileLock
 
@@ -48,12 +50,18 @@ sys.path[:0], module = sys.argv[1].split(":"), sys.argv[2]
 del sys.argv[1:3]
 runpy.run_module(module, run_name="__main__", alter_sys=True)
 """
-# An executable like Python, which starts recipes as forks. `python -m verl_ext` starts programs with this executable.
+# An executable like Python. Recipes, `verl_ext` and the programs that `ray start` starts are forks; `verl_ext` starts
+# programs with this executable, too.
 PYTHON = """#!/bin/bash
-[[ $1 == -m && $2 == @(recipe.*|verl_ext) ]] || exec {python} "$@"
-[[ $2 == recipe.* ]] || SELF=$0 exec {python} -c 'import os, sys; sys.executable = os.environ["SELF"]
-{run_module}' {root} "${{@:2}}"
-exec env {environment} {forks} -c '{run_module}' {root} "${{@:2}}"
+[[ $1 == -m ]] || exec {python} "$@"
+case $2 in
+  ray.scripts.scripts) exec {python} -c 'import sys; sys.executable = "{forks}"
+{run_module}' {root} "${{@:2}}" ;;
+  verl_ext) SELF=$0 exec {forks} -c 'import os, sys; sys.executable = os.environ["SELF"]
+{run_module}' {root} "${{@:2}}" ;;
+  recipe.*) exec env {environment} {forks} -c '{run_module}' {root} "${{@:2}}" ;;
+  *) exec {python} "$@" ;;
+esac
 """
 
 
@@ -88,7 +96,7 @@ class Forks:
         self.python, self.pid = python, pid
 
     def as_python(self, file: Path, environment: Mapping[str, str] = MappingProxyType({})) -> Path:
-        """Write an executable like Python, which starts recipes as forks with these variables."""
+        """Write an executable like Python, which starts recipes as forks with these variables: see ``PYTHON``."""
         variables = shlex.join(map("=".join, environment.items()))
         parts = {"python": sys.executable, "forks": self.python, "root": ROOT, "run_module": RUN_MODULE}
         file.write_text(PYTHON.format(environment=variables, **parts))
@@ -98,6 +106,15 @@ class Forks:
     def of_a_training(self) -> dict[str, str]:
         """Environment variables with which a training starts a fork server (:func:`verl_ext.launch.prepare_forks`)."""
         return dict(zip(FORKS, (FIRST_JOB, str(self.pid)), strict=True))
+
+    @contextlib.contextmanager
+    def starting_ray(self) -> Iterator[None]:
+        """While this context lasts, a Ray that this process starts has forks as its programs.
+
+        Workers of the first job are forks, too.
+        """
+        with mock.patch.object(sys, "executable", self.python):
+            yield
 
     def run(self, *arguments: str, **options: object) -> subprocess.CompletedProcess:
         """``python`` with these arguments, as :func:`subprocess.run` does it."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
-from unittest import mock
 
 import ray
 import torch
@@ -26,9 +24,8 @@ def start_queue() -> None:
     """
     global _running
     if not _running:
-        python = with_verl().python
-        with mock.patch.object(sys, "executable", python):
-            _start_ray({"py_executable": python})
+        with with_verl().starting_ray():
+            _start_ray()
         size = f"transfer_queue.backend.SimpleStorage.total_storage_size={CAPACITY}"
         tq.init(changed(compose("grpo"), size).transfer_queue)
         _running = True
@@ -43,11 +40,11 @@ def end_queue() -> None:
         _running = False
 
 
-def _start_ray(runtime_env: dict[str, str], attempts: int = 4) -> None:
+def _start_ray(attempts: int = 4) -> None:
     """Start a Ray of one's own. Ray gives its processes 30 seconds to start, which a very busy machine can exceed."""
     for attempt in range(1, attempts + 1):
         try:
-            ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, runtime_env=runtime_env)
+            ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
             return
         except Exception as error:  # Ray's own has no narrower class
             if attempt == attempts or "timed out during startup" not in str(error):

@@ -51,9 +51,10 @@ class Task:
 
 def make_task(folder: Path) -> Task:
     """96 prompts of graded difficulty, and a model able to answer some of them."""
-    data = [sys.executable, "-m", "verl_ext", "data", "reasoning_gym", "--out", f"{folder}/data"]
+    python = with_verl().python
+    data = [python, "-m", "verl_ext", "data", "reasoning_gym", "--out", f"{folder}/data"]
     subprocess.run([*data, "--train", "96", "--validation", "8"], check=True, timeout=120)
-    warm_start = [sys.executable, ROOT / "examples/quickstart/warm_start.py", "--data", f"{folder}/data"]
+    warm_start = [python, ROOT / "examples/quickstart/warm_start.py", "--data", f"{folder}/data"]
     settings = ["--steps", "300", "--batch", "32", "--decay", "0.5", "--lr", "2e-3", "--silent", "0.65"]
     subprocess.run([*warm_start, "--out", f"{folder}/model", *settings], check=True, timeout=300)
     return Task(folder)
