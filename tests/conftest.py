@@ -25,6 +25,14 @@ os.environ.setdefault("WANDB_MODE", "offline")  # the launch scripts log to wand
 for forces_a_terminal in ("FORCE_COLOR", "GITHUB_ACTIONS", "PY_COLORS", "TTY_COMPATIBLE", "TERMINAL_WIDTH"):
     os.environ.pop(forces_a_terminal, None)
 os.environ["TERM"] = "xterm"
+# Variables that launch scripts, recipes and train.sbatch read. The user may have exported some.
+for read_by_scripts in (
+    *("NNODES", "GPUS_PER_NODE", "HARDWARE", "MODEL_PATH", "MODEL_SIZE", "DATA_DIR", "CHECKPOINT_DIR", "OUT"),
+    *("TRAIN_FILES", "VAL_FILES", "RECIPE", "N", "ESTIMATOR", "LENGTH", "BASELINE", "TOOLS", "MODEL", "BUDGET"),
+    *("SEEDS", "AT_ONCE", "STOP_TIMEOUT", "RAY_ADDRESS", "RAY_ARGS", "RAY_TIMEOUT", "HEAD_ADDRESS"),
+    *("CONTAINER", "MOUNTS", "VERL_FILE_LOGGER_PATH", "VERL_FILE_LOGGER_ROOT"),
+):
+    os.environ.pop(read_by_scripts, None)
 LOGGERS = ("recipe", "verl_ext")
 
 # Every run draws the same examples, and no example has a deadline: a verdict depends neither on luck nor on the

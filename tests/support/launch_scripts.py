@@ -21,21 +21,17 @@ from support.commands import run_recipe
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 SCRIPTS = sorted(path.stem.removeprefix("run_") for path in EXAMPLES.glob("run_*.sh"))
-MACHINE = ("NNODES", "GPUS_PER_NODE", "HARDWARE", "MODEL_PATH", "MODEL_SIZE")
 READ_BY_EXPERIMENTS = ("DATA_DIR", "CHECKPOINT_DIR")
-CHOICES = ("RECIPE", "N", "ESTIMATOR", "LENGTH", "BASELINE", "TOOLS")
-OURS = (*MACHINE, *READ_BY_EXPERIMENTS, "TRAIN_FILES", "VAL_FILES", *CHOICES)
 
 
 def run_script(
     script: str, python: str, *arguments: str, folder: Path = ROOT, **environment: str
 ) -> subprocess.CompletedProcess:
-    """Run ``examples/run_<script>.sh`` with this Python in this folder. Of OURS, only ``environment`` is set."""
-    inherited = {name: value for name, value in os.environ.items() if name not in OURS}
+    """Run ``examples/run_<script>.sh`` with this Python in this folder."""
     return subprocess.run(
         ["bash", str(EXAMPLES / f"run_{script}.sh"), *arguments],
         cwd=folder,
-        env=inherited | {"PYTHON": python, "CUDA_VISIBLE_DEVICES": ""} | environment,
+        env=os.environ | {"PYTHON": python, "CUDA_VISIBLE_DEVICES": ""} | environment,
         capture_output=True,
         text=True,
         timeout=240,
@@ -85,7 +81,5 @@ def dry_run(script: str, *arguments: str, **environment: str) -> tuple[int, str,
 
 
 def _read_by_experiments(environment: dict[str, str]) -> AbstractContextManager:
-    """In this context, OURS are unset, except those that experiments read, which are set as in ``environment``."""
-    read = {name: environment[name] for name in READ_BY_EXPERIMENTS if name in environment}
-    inherited = {name: value for name, value in os.environ.items() if name not in OURS}
-    return patch.dict(os.environ, inherited | read, clear=True)
+    """In this context, the variables that experiments read are set as in ``environment``."""
+    return patch.dict(os.environ, {name: environment[name] for name in READ_BY_EXPERIMENTS if name in environment})
