@@ -189,7 +189,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="session")
 def few_prompts(tmp_path_factory: pytest.TempPathFactory) -> WorldSource:
-    """A world of the lab's learner. Training its model takes about 20 s on one core."""
+    """A world of the lab's learner. The model of this world is trained in about 20 s on one core."""
     import torch  # by far not all tests need it
     from support.once import made_once
 

@@ -25,7 +25,7 @@ import transfer_queue as tq
 import wandb
 from support.agent_loops import make_tokenizer
 from support.configs import compose, good_overrides
-from support.queue_rows import QueueWriter, clear, stored
+from support.queue_rows import QueueWriter, clear, register, stored
 from support.tracker_files import text_of_tensorboard, wandb_history
 from tqdm import tqdm
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
@@ -85,8 +85,8 @@ class AgentLoops:
         self.trainer, self.writer, self.waiting = trainer, WholeRows(), []
 
     def start(self, batch):
-        uids, prompt = list(batch["uid"]), {"is_prompt": True, "status": "pending", "global_steps": 1}
-        tq.kv_batch_put(keys=uids, partition_id="train", tags=[prompt] * len(uids))
+        uids = list(batch["uid"])
+        register(uids)
         for uid, count, first in zip(uids, batch[ROLLOUTS].tolist(), batch[SESSION_OFFSET].tolist(), strict=True):
             self.waiting.append((number_of(uid), uid, range(first, first + count)))
 

@@ -36,7 +36,7 @@ def slurm() -> Iterator[Slurm]:
 
 
 def submit(slurm: Slurm, folder: Path, *command: str, options: tuple[str, ...] = (), **environment: str) -> str:
-    """Ray's own programs are forks, which saves their imports; Ray's workers are not."""
+    """Ray's own programs are forks, which saves their imports; the workers of a run are not."""
     environment = {"PYTHON": str(with_verl().as_python(folder / "python")), "PYTHONPATH": str(ROOT)} | environment
     return slurm.submit("--nodes=2", "--gpus-per-node=1", *options, str(SBATCH), *command, cwd=folder, **environment)
 

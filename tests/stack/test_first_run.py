@@ -13,8 +13,6 @@ import pytest
 from support.forks import with_verl
 from support.ray_nodes import RayNodes
 
-from verl_ext.first_run.made_up import write_model
-
 pytestmark = pytest.mark.ray
 ROOT = Path(__file__).parents[2]
 
@@ -51,9 +49,7 @@ def test_every_node_of_a_cluster_is_asked(tmp_path):
     """Two nodes on this machine, where three are needed."""
     with tempfile.TemporaryDirectory(prefix="rn", ignore_cleanup_errors=True) as folder, RayNodes(Path(folder)) as ray:
         ray.start("worker")
-        write_model(tmp_path / "model")
-        model = {"MODEL_PATH": str(tmp_path / "model")}
-        asked = first_run(tmp_path, "--checks-only", NNODES="3", **model, **ray.environment)
+        asked = first_run(tmp_path, "--checks-only", NNODES="3", **ray.environment)
     assert asked.returncode == 1, asked.stdout[-3000:] + asked.stderr[-3000:]
     rows = rows_of(tmp_path)
     nodes = rows.pop("nodes in Ray")

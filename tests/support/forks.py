@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -53,13 +53,12 @@ runpy.run_module(module, run_name="__main__", alter_sys=True)
 # An executable like Python. Recipes, `verl_ext` and the programs that `ray start` starts are forks; `verl_ext` starts
 # programs with this executable, too.
 PYTHON = """#!/bin/bash
-[[ $1 == -m ]] || exec {python} "$@"
-case $2 in
-  ray.scripts.scripts) exec {python} -c 'import sys; sys.executable = "{forks}"
+case "$1 $2" in
+  "-m ray.scripts.scripts") exec {python} -c 'import sys; sys.executable = "{forks}"
 {run_module}' {root} "${{@:2}}" ;;
-  verl_ext) SELF=$0 exec {forks} -c 'import os, sys; sys.executable = os.environ["SELF"]
+  "-m verl_ext") SELF=$0 exec {forks} -c 'import os, sys; sys.executable = os.environ["SELF"]
 {run_module}' {root} "${{@:2}}" ;;
-  recipe.*) exec env {environment} {forks} -c '{run_module}' {root} "${{@:2}}" ;;
+  "-m recipe."*) exec env {environment} {forks} -c '{run_module}' {root} "${{@:2}}" ;;
   *) exec {python} "$@" ;;
 esac
 """
@@ -107,14 +106,12 @@ class Forks:
         """Environment variables with which a training starts a fork server (:func:`verl_ext.launch.prepare_forks`)."""
         return dict(zip(FORKS, (FIRST_JOB, str(self.pid)), strict=True))
 
-    @contextlib.contextmanager
-    def starting_ray(self) -> Iterator[None]:
+    def starting_ray(self) -> AbstractContextManager:
         """While this context lasts, a Ray that this process starts has forks as its programs.
 
         Workers of the first job are forks, too.
         """
-        with mock.patch.object(sys, "executable", self.python):
-            yield
+        return mock.patch.object(sys, "executable", self.python)
 
     def run(self, *arguments: str, **options: object) -> subprocess.CompletedProcess:
         """``python`` with these arguments, as :func:`subprocess.run` does it."""

@@ -63,6 +63,12 @@ def clear(*partitions: str) -> None:
             tq.kv_clear(keys=left, partition_id=partition)
 
 
+def register(uids) -> None:
+    """The prompts of a wave, in one write, as verl does it."""
+    prompt = {"is_prompt": True, "status": "pending", "global_steps": 1}
+    tq.kv_batch_put(keys=uids, partition_id="train", tags=[prompt] * len(uids))
+
+
 def store(partition, keys, fields, tags) -> bool:
     """As an agent loop does; False if the queue is full."""
     with contextlib.suppress(RuntimeError):
@@ -92,9 +98,8 @@ class QueueWriter:
         self.version, self.versions, self.reported, self.prefix_tokens = 0, {}, {}, {}
 
     def submit(self, requests):
+        register([group.id for group, _ in requests])
         for group, count in requests:
-            prompt = {"is_prompt": True, "status": "pending", "global_steps": 1}
-            tq.kv_batch_put(keys=[group.id], partition_id="train", tags=[prompt])
             if not self.silent:
                 first = len(group.rollouts)
                 self.write(group.id, [n for n in range(first, first + count) if n not in self.missing])
