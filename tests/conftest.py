@@ -44,6 +44,7 @@ settings.load_profile("repeatable")
 TESTS = Path(__file__).parent
 WAIT = "slurm"  # end of the names of modules whose tests take the longest, most of it waiting
 QUEUE = "queue"  # fixture of tests/driver
+AGENT_TASK = "agent_task"  # fixture of tests/stack, whose model is trained longest
 # Folders and modules whose tests import verl, or start programs such as Ray, a database or a browser. They have the
 # marker `stack`.
 OF_THE_STACK = [
@@ -81,13 +82,15 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # Tests that wait for Slurm, and other tests that train, come first: fast tests run beside them, and no worker of
-    # pytest-xdist is left with a long test at the end. Tests with a queue come last, and share it.
+    # Tests that wait for Slurm, and other tests that train, come first, the longest before the others: fast tests run
+    # beside them, and no worker of pytest-xdist is left with a long test at the end. Tests with a queue come last, and
+    # share it.
     items.sort(
         key=lambda item: (
             QUEUE in item.fixturenames,
             not item.get_closest_marker("ray"),
             not item.path.stem.endswith(WAIT),
+            AGENT_TASK not in item.fixturenames,
         )
     )
     for item in items:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from verl.utils.net_utils import get_free_port
 
 from verl_ext.driver.cpu.checkpoint_engine import GlooCheckpointEngine
 
@@ -24,12 +24,13 @@ WEIGHTS = {
 
 def transferred() -> tuple[dict[str, torch.Tensor], list[bytes]]:
     """The received weights, and all descriptions of chunks as they were sent."""
-    port, _ = get_free_port("127.0.0.1")
+    engines = [GlooCheckpointEngine(BUCKET, is_master=rank == 0) for rank in (0, 1)]
+    meeting_point, _ = [engine.prepare() for engine in engines]
     sent: list[bytes] = []
 
     def run(rank: int) -> dict[str, torch.Tensor] | None:
-        engine = GlooCheckpointEngine(BUCKET, is_master=rank == 0)
-        engine.init_process_group(rank, 2, ("127.0.0.1", port))
+        engine = engines[rank]
+        engine.init_process_group(rank, 2, meeting_point)
         broadcast = engine._broadcast
         if rank == 0:
             engine._broadcast = lambda tensor: sent.append(tensor.numpy().tobytes()) or broadcast(tensor)
@@ -59,6 +60,19 @@ def test_weights_arrive_with_names_shapes_and_types_and_their_descriptions_are_j
     lengths_and_descriptions = [json.loads(sent[place]) for place in _descriptions(sent)]
     names = [name for name, count in chunks.items() for _ in range(count)]
     assert [fields and fields["name"] for fields in lengths_and_descriptions] == [*names, None]
+
+
+def test_the_master_listens_before_any_other_worker_knows_its_port():
+    master, other = GlooCheckpointEngine(BUCKET, is_master=True), GlooCheckpointEngine(BUCKET)
+    host, port = master.prepare()
+    assert other.prepare() is None
+    with socket.create_connection((host, port), timeout=10):
+        pass
+    with socket.socket() as taken, pytest.raises(OSError, match="in use"):
+        taken.bind((host, port))
+    master.finalize()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((host, port), timeout=10)
 
 
 def _descriptions(sent: list[bytes]) -> list[int]:

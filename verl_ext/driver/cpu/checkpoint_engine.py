@@ -21,7 +21,6 @@ from verl.checkpoint_engine.base import (
     merge_weight_chunks,
     split_weight_chunks,
 )
-from verl.utils.net_utils import get_free_port
 
 TIMEOUT = timedelta(minutes=10)
 
@@ -41,15 +40,19 @@ class GlooCheckpointEngine(CheckpointEngine):
     def __init__(self, bucket_size: int, is_master: bool = False):
         self.bucket_size, self.is_master = bucket_size, is_master
         self.rank = -1
+        self.store: TCPStore | None = None
         self.group: ProcessGroupGloo | None = None
 
     def prepare(self) -> tuple[str, int] | None:
-        """The host and a free port of the master, where the group meets; None from all other workers."""
+        """The master's host and port, where the group meets; None from all other workers.
+
+        The master listens from here on, so no other program can take the port.
+        """
         if not self.is_master:
             return None
         host = ray.util.get_node_ip_address()
-        port, _ = get_free_port(host)
-        return host, port
+        self.store = TCPStore(host, 0, is_master=True, timeout=TIMEOUT, wait_for_workers=False)
+        return host, self.store.port
 
     @classmethod
     def build_topology(
@@ -65,13 +68,13 @@ class GlooCheckpointEngine(CheckpointEngine):
 
     def init_process_group(self, rank: int, world_size: int, meeting_point: tuple[str, int]) -> None:
         self.rank = rank
+        if rank > 0:
+            self.store = TCPStore(*meeting_point, is_master=False, timeout=TIMEOUT, wait_for_workers=False)
         if rank >= 0:
-            host, port = meeting_point
-            store = TCPStore(host, port, world_size, is_master=rank == 0, timeout=TIMEOUT)
-            self.group = ProcessGroupGloo(store, rank, world_size, TIMEOUT)
+            self.group = ProcessGroupGloo(self.store, rank, world_size, TIMEOUT)
 
     def finalize(self) -> None:
-        self.group = None
+        self.group = self.store = None
 
     @torch.no_grad()
     async def send_weights(
