@@ -2,7 +2,7 @@
 # From nothing to a comparison of GRPO and Pilot-Commit, on a machine without a GPU: installs, builds tasks, warm-starts
 # a small model, trains both on the same number of rollouts, and shows a table and a plot.
 #
-#   bash examples/quickstart.sh                   5 to 11 minutes on two cores
+#   bash examples/quickstart.sh                   4 to 11 minutes on two cores
 #   MODEL=smollm2 bash examples/quickstart.sh     a few steps of a real pretrained model, SmolLM2-135M-Instruct
 #   MODEL=agent bash examples/quickstart.sh       an agent with an SQLite tool: Prefix Sampling and its baseline
 #
