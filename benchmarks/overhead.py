@@ -1,6 +1,6 @@
 """Processor time per rollout, by the processes of a run: ours beside verl's own.
 
-    python benchmarks/overhead.py --task outputs/spelling
+    python benchmarks/overhead.py --task outputs/quickstart_small
 
 Both kinds of run have the same model, data, settings and number of rollouts, with a learning rate of 0, and alternate.
 Processor times of all processes of a run (user and system) are read when a step's metrics appear; the first steps are
@@ -95,7 +95,7 @@ def measure(command: list[str], folder: Path, name: str, steps: int, rollouts: i
 
 
 def main(
-    task: Annotated[Path, typer.Option(help="Folder with model/ and data/, made as docs/results.md says.")],
+    task: Annotated[Path, typer.Option(help="Folder with model/ and data/, as the quickstart makes it.")],
     out: Annotated[Path, typer.Option(help="Folder for logs and results.")] = Path("outputs/benchmarks"),
     prompts: Annotated[int, typer.Option(min=8, help="Prompts of a step, a multiple of 8.")] = 8,
     n: Annotated[int, typer.Option(min=2, help="Rollouts of a prompt.")] = 32,

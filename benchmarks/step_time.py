@@ -1,6 +1,6 @@
 """Cost of the driver: our step against verl's own, and a bound pilot+commit step against one wave.
 
-    python benchmarks/step_time.py --task outputs/spelling
+    python benchmarks/step_time.py --task outputs/quickstart_small
 
 Both comparisons are ratios of medians over runs that alternate (A B A B), on the same model, data and number of
 rollouts, with a learning rate of 0 so that all runs keep the same model. The first steps are left out.
@@ -84,7 +84,7 @@ def compare(title: str, key: str, ours: list[dict], other: list[dict], names: tu
 
 
 def main(
-    task: Annotated[Path, typer.Option(help="Folder with model/ and data/, made as docs/results.md says.")],
+    task: Annotated[Path, typer.Option(help="Folder with model/ and data/, as the quickstart makes it.")],
     out: Annotated[Path, typer.Option(help="Folder for logs and results.")] = Path("outputs/benchmarks"),
     steps: Annotated[int, typer.Option(min=WARM_UP + 2, help="Training steps of each run.")] = 15,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each kind.")] = 2,
