@@ -189,6 +189,32 @@ def test_an_earlier_validation_file_is_not_left_beside_new_training_rows(gsm8k, 
     assert run(path, *GSM8K, "--out", out, "--validation", 0).exit_code == 0
 
 
+@pytest.mark.parametrize("name", ["train.json", "train.parquet", "validation.parquet"])
+def test_a_file_that_is_read_is_not_overwritten(name, tmp_path):
+    path = tmp_path / name
+    if path.suffix == ".parquet":
+        parquet.write_table(Table.from_pylist(ROWS), path)
+    else:
+        path.write_text(json.dumps(ROWS))
+    (tmp_path / "link").symlink_to(tmp_path)
+    before = path.read_bytes()
+    for source, out in ((path, tmp_path), (path, tmp_path / "link"), (tmp_path / "link" / name, tmp_path)):
+        refused = run(source, *GSM8K, "--out", out)
+        assert refused.exit_code == 2
+        assert f"--out {out}: {name} is read, and would be overwritten; name another folder." in flat(refused)
+    assert path.read_bytes() == before and {file.name for file in tmp_path.iterdir()} == {name, "link"}
+    assert run(path, *GSM8K, "--out", tmp_path / "out").exit_code == 0
+
+
+def test_the_splits_of_a_folder_are_not_overwritten(tmp_path):
+    for split, rows in (("train", ROWS[:15]), ("test", ROWS[15:])):
+        parquet.write_table(Table.from_pylist(rows), tmp_path / f"{split}.parquet")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    refused = run(tmp_path, *GSM8K, "--out", tmp_path)
+    assert refused.exit_code == 2 and "train.parquet is read, and would be overwritten" in flat(refused)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
 def test_an_interruption_leaves_no_earlier_validation_file(tmp_path, monkeypatch):
     path, out = jsonl(tmp_path / "sums.jsonl", ROWS), tmp_path / "out"
     assert run(path, *GSM8K, "--out", out).exit_code == 0

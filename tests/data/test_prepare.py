@@ -142,6 +142,17 @@ def test_every_data_set_becomes_verls_schema(name, tmp_path):
     assert account["rows"] + held_out + sum(account["left_out"].values()) == len(ROWS[name])
 
 
+@pytest.mark.parametrize("name", ["deepscaler", "math12k"])
+def test_a_file_that_is_read_is_not_overwritten(name, tmp_path, monkeypatch):
+    """By default, the files are written into the working directory."""
+    monkeypatch.chdir(tmp_path)
+    path = store(name, tmp_path).rename(tmp_path / f"{CATALOG[name].file}{Path(CATALOG[name].files[0]).suffix}")
+    before = path.read_bytes()
+    refused = run(name, "--local", path.name)
+    assert refused.exit_code == 2 and f"--out .: {path.name} is read, and would be overwritten" in flat(refused)
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+
+
 def test_what_was_left_out_is_counted_by_reason(tmp_path):
     for name, left_out in {
         "deepmath": {"yes/no question": 3},

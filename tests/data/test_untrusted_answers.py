@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -64,7 +65,10 @@ def score(task, answer, extra_info):
 def test_an_answer_that_is_code_is_wrong_and_does_not_run(task, tmp_path):
     right, extra_info = row(task)
     assert score(task, right, extra_info) == 1.0
+    code = "+".join(f"log({ord(letter)})" for letter in f"open('{tmp_path}/mark', 'w')")
     for attack in (
+        f"[exp('{tmp_path}/mark', 'w')or 0for exp in[open]]",
+        f"[exp({code})or 0for exp,log in[[exec,chr]]]",  # without quotes
         f"open('{tmp_path}/mark', 'w')",
         f"[open('{tmp_path}/mark', 'w')]",
         f"__import__('os').system('touch {tmp_path}/mark')",
@@ -104,6 +108,11 @@ def test_harmless(text):
         "x.diff",
         "f'{exec}'",
         "[x for x in y]",
+        "[exp('x')or 0for exp in[open]]",
+        "[exp('x')or 1jfor exp in[open]]",
+        "[exp('x')or 0xffor exp in[open]]",
+        "[exp('x')or 0o7for exp in[open]]",
+        "_︳import_︳('x')",
         "lambda x: x",
         "(y := 3)",
     ],
@@ -221,6 +230,19 @@ def test_ln_is_a_logarithm():
 def test_everything_that_a_verifier_does_is_a_score_and_counted(arguments, counted, monkeypatch):
     monkeypatch.setattr(limited, "TIMEOUT", 1.0 if arguments == ("sleep",) else 60.0)
     assert judge(misbehave, *arguments) == WRONG | counted
+
+
+def test_a_process_whose_caller_was_killed_ends_itself():
+    program = "from verl_ext.data import limited; limited.TIMEOUT = 0.5; limited._call(lambda: int('9')**9**9, ())"
+    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == -signal.SIGXCPU
+
+
+def test_each_answer_has_the_whole_limit_of_processor_time():
+    right = WRONG | {"score": 1.0, "acc": 1.0}
+    for _ in range(limited.workers()):
+        assert judge(misbehave, "spend", 2.0) == right
+    for _ in range(2 * limited.workers()):
+        assert judge(misbehave, "has seconds", 2 * limited.TIMEOUT) == right
 
 
 def test_a_process_may_allocate_the_limit_and_no_more_after_its_start():

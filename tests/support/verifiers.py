@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
 import time
@@ -32,6 +33,13 @@ def misbehave(kind: str, argument: Any = None) -> Any:
         return marked
     elif kind == "dies of SIGTERM":
         return signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    elif kind == "has seconds":  # of processor time
+        return argument - 1 < resource.getrlimit(resource.RLIMIT_CPU)[0] - sum(os.times()[:2]) <= argument + 1
+    elif kind == "spend":
+        until = time.process_time() + argument
+        while time.process_time() < until:
+            pass
+        return True
     elif kind == "die":
         os._exit(3)
     elif kind == "exit":

@@ -201,6 +201,7 @@ def main(
                 f"--out {out}: it holds validation.parquet of an earlier start, whose rows may be in the train.parquet "
                 "of this start; remove the file, or name another folder."
             )
+        sources.check_apart(files.values(), (out / f"{split}.parquet" for split in ("train", "validation", *files)))
         splits = read_splits(data, files, leave_out)
         if len(splits) == 1:
             splits = hold_out(next(iter(splits.values())), validation, seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import resource
@@ -106,7 +107,13 @@ def _start(verifier: Callable[..., bool], warm_up: tuple[Any, ...] | None) -> No
 
 
 def _call(verifier: Callable[..., bool], arguments: tuple[Any, ...]) -> str:
-    """Every exception ends here: some cannot be pickled, and ``SystemExit`` would end the caller."""
+    """Every exception ends here: some cannot be pickled, and ``SystemExit`` would end the caller.
+
+    If the caller has been killed, nobody ends this process after ``TIMEOUT`` seconds. The system ends it after twice as
+    many seconds of processor time, even within a C call.
+    """
+    used, hard = sum(os.times()[:2]), resource.getrlimit(resource.RLIMIT_CPU)[1]
+    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(used + 2 * TIMEOUT), hard))
     try:
         return "correct" if verifier(*arguments) else "wrong"
     except (TooExpensive, MemoryError):

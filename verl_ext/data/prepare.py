@@ -52,9 +52,12 @@ def write(
             validation. With one sample a row, the mean over the repeated rows is the mean of mean@repeat over problems.
 
     Raises:
-        ValueError: a file cannot be read, a row is not in the data set's format, or too few rows are left.
+        ValueError: a file cannot be read or would be overwritten, a row is not in the data set's format, or too few
+            rows are left.
     """
     data, rows, files = DATA_SETS[name], [], []
+    written = _files(data, out, prompt, sample, repeat)
+    sources.check_apart([source], written)
     answers: dict[str, str] = {}
     left_out: Counter[str] = Counter()
     for path in source.paths:
@@ -86,7 +89,7 @@ def write(
         raise ValueError(f"{name}: {len(rows)} problems are left, and more than {data.held_out} are needed.")
     held_out = set(Random(seed).sample(range(len(rows)), data.held_out))
     summary = Table("file", "problems", "left out")
-    for path, holds_out in _files(data, out, prompt, sample, repeat).items():
+    for path, holds_out in written.items():
         members = [row for place, row in enumerate(rows) if (place in held_out) == holds_out]
         number_rows(members, "validation" if holds_out else data.split)
         if sample is not None:

@@ -50,7 +50,8 @@ CALL = re.compile(r"((?<!\w)[^\W\d]\w*|[\])}'\"])\s*\(")
 ARITHMETIC = re.compile(r"(?:[\d\s()+-]|\*(?!\*)|/(?!/))*")
 NUMBER = re.compile(r"(?:(?<![\w)])-)?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?")  # in 3-4, the second is 4
 GSM_NUMBER = re.compile(r"((?<![\w)])[-−])?\b\d+(?:\.\d+)?\b")  # the verifier's first number, and its minus
-OTHER_CODE = re.compile(r"__|[\\#`{}@:=]|\.\s*[^\W\d]|\b(for|lambda|await|yield|import)\b")
+# A keyword may follow a number, as in 0for. Python reads some other characters as letters: ︳ as an underscore.
+OTHER_CODE = re.compile(r"__|[^\x00-\x7f]|[\\#`{}@:=]|\.\s*[^\W\d]|(for|lambda|await|yield|import)\b")
 
 
 @dataclass(frozen=True)
@@ -259,8 +260,8 @@ def is_correct(task: str, parameters: str, solution: str, entry: str, extract: s
 def is_harmless(answer: str, with_texts: bool = False) -> bool:
     """Whether evaluating the answer as Python can do nothing but take time and memory.
 
-    Allowed are arithmetic, lists and calls of mathematical functions; no attributes and no other code. Text in quotes
-    is for verifiers that do not use sympy, whose functions evaluate a text.
+    Allowed are arithmetic, lists and calls of mathematical functions, in ASCII; no attributes and no other code. Text
+    in quotes is for verifiers that do not use sympy, whose functions evaluate a text.
     """
     calls = all(match.group(1) in FUNCTIONS for match in CALL.finditer(answer))
     texts = with_texts or not ("'" in answer or '"' in answer)

@@ -6,7 +6,7 @@ import csv
 import fnmatch
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,6 +128,20 @@ def by_split(name: str, subset: str | None, revision: str) -> dict[str, Source]:
     if not sources:
         raise ValueError(f"{name} has no files in {', '.join(FORMATS)}; fetch them, and give a file or a folder.")
     return sources
+
+
+def check_apart(read: Iterable[Source], written: Iterable[Path]) -> None:
+    """Check that no parquet file to be written, nor the ``.json`` file beside it, is a file that is read.
+
+    Raises:
+        ValueError: such a file would be overwritten.
+    """
+    sources = {path.resolve() for source in read for path in source.paths}
+    for file in (file for path in written for file in (path, path.with_suffix(".json"))):
+        if file.resolve() in sources:
+            raise ValueError(
+                f"--out {file.parent}: {file.name} is read, and would be overwritten; name another folder."
+            )
 
 
 def rows(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
