@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -109,6 +110,16 @@ def test_a_checkpoint_that_is_written_anew_is_not_whole_until_then(tmp_path):
     assert folder_to_resume(tmp_path) == before
     begin_anew(tmp_path / "global_step_6", 2)  # its first writing changes nothing
     assert folder_to_resume(tmp_path) == before
+
+
+def test_a_kill_while_a_checkpoint_begins_anew_leaves_a_latest_that_is_whole(tmp_path, monkeypatch):
+    before, anew = whole_checkpoint(tmp_path, 2), whole_checkpoint(tmp_path, 4)
+    (tmp_path / TRACKER).write_text("4")
+    for change, latest in (("verl_ext.driver.checkpoint.write_text", anew), ("pathlib.Path.unlink", before)):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(change, Mock(side_effect=KeyboardInterrupt))  # killed before this change
+            begin_anew(anew, 2)
+        assert folder_to_resume(tmp_path) == latest and (latest / LAST_OF_VERL).exists()
 
 
 def test_what_verl_calls_the_latest(tmp_path):

@@ -30,7 +30,7 @@ if sys.argv[2] == "serve with Ray":
     launch.prepare_forks(sys.argv[3])
     fork_server.start(job=sys.argv[3])
 else:
-    fork_server.start(shared=["uuid"], modules=["numpy.random", "module_that_is_nowhere", "fractions"])
+    fork_server.start(shared=["uuid"], modules=["numpy.random", "module_that_is_nowhere", ".TypeError", "fractions"])
 if sys.argv[2] == "serve as Ray":
     with fork_server.starting_ray():
         print(sys.executable, flush=True)

@@ -79,11 +79,14 @@ def begin_anew(folder: Path, before: int | None) -> None:
     A run that has resumed from an earlier checkpoint by name writes the later checkpoints anew. If verl's tracker names
     this checkpoint, it names step ``before`` from now on; with ``before=None`` the tracker is removed. Without verl's
     last file the checkpoint counts as half written, although the others of its former files are there.
+
+    Raises:
+        BadCheckpoint: the tracker cannot be written.
     """
-    (folder / LAST_OF_VERL).unlink(missing_ok=True)
-    if _is_latest(folder):
+    if _is_latest(folder):  # first: a kill after this leaves no tracker that names a checkpoint without its last file
         tracker = folder.parent / TRACKER
-        tracker.unlink() if before is None else tracker.write_text(str(before))
+        tracker.unlink() if before is None else _write(tracker, str(before))
+    (folder / LAST_OF_VERL).unlink(missing_ok=True)
 
 
 def _is_latest(folder: Path) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import ray
@@ -43,8 +45,8 @@ class PolicyTaskRunner(TaskRunnerV1.__ray_actor_class__):
         await_queue()
         check_cores(config)
         check_gpus(config)
-        _choose_metrics_file(config)
-        super().run(config)
+        with _metrics_file(config):
+            super().run(config)
         if self.trainer.used_up is not None:
             raise self.trainer.used_up
         if (step := self.trainer.stopped_after) is not None:
@@ -78,20 +80,37 @@ def train(config: DictConfig) -> None:
         raise SystemExit(error.exit_code) from None
 
 
-def _choose_metrics_file(config: DictConfig) -> None:
+@contextlib.contextmanager
+def _metrics_file(config: DictConfig) -> Iterator[None]:
     """Let verl's file logger write ``<default_local_dir>/<experiment_name>.jsonl``, unless the user chose another file.
 
     verl's logger overwrites a file, so the k-th restart of a run writes ``<experiment_name>-restart-<k>.jsonl``, which
-    ``verl-ext report`` joins to it.
+    ``verl-ext report`` joins to it. The file is made at once: verl opens it minutes later, and another start of the
+    same command must not choose it meanwhile. A file without any step is removed at the end.
     """
     logger_names = [config.trainer.logger] if isinstance(config.trainer.logger, str) else config.trainer.logger
     if "file" not in logger_names or {"VERL_FILE_LOGGER_PATH", "VERL_FILE_LOGGER_ROOT"} & set(os.environ):
+        yield
         return
     folder, name = Path(config.trainer.default_local_dir).expanduser(), config.trainer.experiment_name
-    names = (f"{name}.jsonl", *(f"{name}-restart-{k}.jsonl" for k in range(1, 10_000)))
-    file = next(folder / name for name in names if not (folder / name).exists())
-    file.parent.mkdir(parents=True, exist_ok=True)
+    files = (folder / f"{name}{restart}.jsonl" for restart in ("", *(f"-restart-{k}" for k in range(1, 10_000))))
+    file = next(file for file in files if _made(file))
     os.environ["VERL_FILE_LOGGER_PATH"] = str(file)
+    try:
+        yield
+    finally:
+        if file.exists() and not file.stat().st_size:
+            file.unlink()
+
+
+def _made(file: Path) -> bool:
+    """Make an empty file; False if there is a file of this name."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        file.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
 
 
 def _configure_logging() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing.spawn
 import os
+import resource
 import signal
 import socket
 import struct
@@ -173,6 +174,21 @@ def test_forks_share_neither_process_group_nor_random_numbers(driver):
 def test_forks_have_titles(driver):
     code = "import setproctitle; setproctitle.setproctitle('mine'); print(open('/proc/self/cmdline').read()[:5])"
     assert driver.run("-c", code, env={**os.environ, "OF_THE_FORK": "1"}).stdout == "mine\0\n"
+
+
+@pytest.mark.parametrize("most", [900, 3000])  # below fork_server.HIGH and above
+def test_a_fork_may_open_as_many_files_as_its_client(most, driver):
+    """Ray raises the limit for its workers, after the servers were forked."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    code = "import resource; print(*resource.getrlimit(resource.RLIMIT_NOFILE))"
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (900, hard))
+        small = Driver()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        assert [each.run("-c", code).stdout for each in (driver, small)] == [f"{most} {hard}\n"] * 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    small.close()
 
 
 def test_workers_of_another_job_start_as_ever(driver):

@@ -6,6 +6,7 @@ A program of its own, for ``python -I -S``: it imports the smallest part of the 
 
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -43,6 +44,7 @@ def request(arguments: list[str], files: list[int], blocked: set[int]) -> bytes:
         "environment": dict(os.environ),
         "folder": os.getcwd(),
         "files": files,
+        "most_files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         "blocked": [int(number) for number in blocked],
     }
     return json.dumps(content).encode()

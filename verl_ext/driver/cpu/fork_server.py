@@ -23,6 +23,7 @@ import json
 import logging
 import multiprocessing.spawn
 import os
+import resource
 import runpy
 import selectors
 import shlex
@@ -183,7 +184,7 @@ class _Server:
         # process of its own: 9 s, if that process imports vLLM anew.
         with _python_is(self.folder / COMMAND):
             for module in modules:
-                with contextlib.suppress(ImportError):  # the worker that needs the module says so
+                with contextlib.suppress(Exception):  # the worker that needs the module says so
                     importlib.import_module(module)
         gc.freeze()  # a search for garbage would write to every object, and so copy the shared memory
         self.signalled.setblocking(False)
@@ -264,12 +265,16 @@ class _Server:
         for file in (self.listener, self.lifeline, self.wakeup, self.signalled, client, *self.clients.values()):
             file.close()
         self.selector.close()
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # the server's soft limit may be below HIGH
         high = [fcntl.fcntl(file, fcntl.F_DUPFD, HIGH) for file in files]
         for file in files:
             os.close(file)
         for file, number in zip(high, request["files"], strict=True):
             os.dup2(file, number)
             os.close(file)
+        # Ray has raised the limit for its workers after the server was forked.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(request["most_files"], hard), hard))
         os.chdir(request["folder"])
         _replace_environment(request["environment"])
         signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
