@@ -64,8 +64,9 @@ class Limits:
         largest_file: bytes of a file.
         open_files: files that a process may have open.
         disk: bytes of the container's files at which it is ended, measured every ``WATCH_PERIOD`` seconds; None: no
-            bound. Deleted files that are still open, inodes, and files that the runtime mounts, such as /etc/hosts, do
-            not count. Only the runtime's own ``--storage-opt size=`` is a hard bound.
+            bound. Deleted files that are still open, inodes, files that the runtime mounts, such as /etc/hosts, and
+            volumes that the image declares do not count. Only the runtime's own ``--storage-opt size=`` is a hard
+            bound, without the volumes.
         pull: ``missing``, ``always`` or ``never``.
         pull_timeout: seconds to fetch an image.
         startup_timeout: seconds until the container runs, without the pull.
