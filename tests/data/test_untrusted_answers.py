@@ -237,6 +237,13 @@ def test_a_process_whose_caller_was_killed_ends_itself():
     assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == -signal.SIGXCPU
 
 
+def test_the_users_own_limit_of_processor_time_is_kept():
+    program = "import resource; from verl_ext.data import limited; resource.setrlimit(resource.RLIMIT_CPU, (25, 25)); "
+    program += "print(limited._call(bool, (1,)), resource.getrlimit(resource.RLIMIT_CPU))"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert result.stdout == "correct (25, 25)\n", result.stderr
+
+
 def test_each_answer_has_the_whole_limit_of_processor_time():
     right = WRONG | {"score": 1.0, "acc": 1.0}
     for _ in range(limited.workers()):

@@ -112,8 +112,8 @@ def _call(verifier: Callable[..., bool], arguments: tuple[Any, ...]) -> str:
     If the caller has been killed, nobody ends this process after ``TIMEOUT`` seconds. The system ends it after twice as
     many seconds of processor time, even within a C call.
     """
-    used, hard = sum(os.times()[:2]), resource.getrlimit(resource.RLIMIT_CPU)[1]
-    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(used + 2 * TIMEOUT), hard))
+    limit, hard = math.ceil(sum(os.times()[:2]) + 2 * TIMEOUT), resource.getrlimit(resource.RLIMIT_CPU)[1]
+    resource.setrlimit(resource.RLIMIT_CPU, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
     try:
         return "correct" if verifier(*arguments) else "wrong"
     except (TooExpensive, MemoryError):
