@@ -64,7 +64,7 @@ def clear(*partitions: str) -> None:
 
 
 def register(uids) -> None:
-    """The prompts of a wave, in one write, as verl does it."""
+    """Register the prompts of a wave with one write, as verl does."""
     prompt = {"is_prompt": True, "status": "pending", "global_steps": 1}
     tq.kv_batch_put(keys=uids, partition_id="train", tags=[prompt] * len(uids))
 

@@ -1,4 +1,4 @@
-"""Verifiers that misbehave, importable by the processes that judge answers."""
+"""Verifiers that misbehave. The processes that judge answers import this module."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-marked = False  # set by a caller: a process that is forked from the caller would see it
+marked = False  # a caller sets True; only a fork of the caller has this value, too
 
 
 class CannotBePickled(Exception):
@@ -26,7 +26,7 @@ def misbehave(kind: str, argument: Any = None) -> Any:
     if kind == "sleep":
         time.sleep(600)
     elif kind == "allocate":
-        return len(bytes(argument or 8 << 30)) > 0  # unlike those of a bytearray, its pages are not touched
+        return len(bytes(argument or 8 << 30)) > 0  # a bytearray would also write to all of its pages
     elif kind == "write":
         Path(argument).touch()
     elif kind == "is marked":

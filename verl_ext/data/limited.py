@@ -19,7 +19,7 @@ from pebble import ProcessExpired, ProcessPool
 CORES = 16
 FEWEST = 2  # least number of processes of a caller
 TIMEOUT = 15.0  # seconds per answer
-MEMORY = 2 << 30  # bytes that a process may allocate after its start
+MEMORY = 2 << 30  # bytes: what a process holds after its start may grow by so many
 LOOK_PERIOD = 1.0  # seconds between two looks at whether the pool of a waiting call still works
 
 

@@ -107,7 +107,7 @@ def write(
 
 
 def unusable(data: DataSet, question: Question, row: Row, answers: dict[str, str]) -> str | None:
-    """Reason to leave a question out; None: keep it. The answer is added to ``answers``, which has one per question."""
+    """Reason to leave a question out; None: keep it, and note its answer in ``answers``, by the question's text."""
     if reason := data.unwanted(question, row):
         return reason
     if not question.text:

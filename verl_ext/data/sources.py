@@ -136,12 +136,12 @@ def check_apart(read: Iterable[Source], written: Iterable[Path]) -> None:
     Raises:
         ValueError: such a file would be overwritten.
     """
-    sources = {path.resolve() for source in read for path in source.paths}
-    for file in (file for path in written for file in (path, path.with_suffix(".json"))):
-        if file.resolve() in sources:
-            raise ValueError(
-                f"--out {file.parent}: {file.name} is read, and would be overwritten; name another folder."
-            )
+    kept = {path.resolve() for source in read for path in source.paths}
+    for path in written:
+        for file in (path, path.with_suffix(".json")):
+            if file.resolve() in kept:
+                fault = f"{file.name} is read, and would be overwritten"
+                raise ValueError(f"--out {file.parent}: {fault}; name another folder.")
 
 
 def rows(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:

@@ -24,7 +24,7 @@ FILE_NAME = "rollout_policy.json"
 OWNER = "started_by.txt"  # in the run's folder
 TRACKER = "latest_checkpointed_iteration.txt"  # verl's: the step of the last complete checkpoint
 WEIGHTS = "actor"  # verl's trainer.max_actor_ckpt_to_keep removes this folder of older checkpoints
-QUEUE = "transfer_queue"  # verl's snapshot of TransferQueue, which is <name>.tmp until it is whole
+QUEUE = "transfer_queue"  # verl's snapshot of TransferQueue; an unfinished snapshot is named <name>.tmp
 LAST_OF_VERL = "data.pt"  # verl writes this file after the weights, and then the queue's snapshot
 STEP_FOLDER = "global_step_"
 VERSION = 1
@@ -83,7 +83,8 @@ def begin_anew(folder: Path, before: int | None) -> None:
     Raises:
         BadCheckpoint: the tracker cannot be written.
     """
-    if _is_latest(folder):  # first: a kill after this leaves no tracker that names a checkpoint without its last file
+    # The tracker first: if the run is killed before the next change, the tracker names a checkpoint that is whole.
+    if _is_latest(folder):
         tracker = folder.parent / TRACKER
         tracker.unlink() if before is None else _write(tracker, str(before))
     (folder / LAST_OF_VERL).unlink(missing_ok=True)

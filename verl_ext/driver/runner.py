@@ -94,6 +94,7 @@ def _metrics_file(config: DictConfig) -> Iterator[None]:
         return
     folder, name = Path(config.trainer.default_local_dir).expanduser(), config.trainer.experiment_name
     files = (folder / f"{name}{restart}.jsonl" for restart in ("", *(f"-restart-{k}" for k in range(1, 10_000))))
+    folder.mkdir(parents=True, exist_ok=True)
     file = next(file for file in files if _made(file))
     os.environ["VERL_FILE_LOGGER_PATH"] = str(file)
     try:
@@ -105,7 +106,6 @@ def _metrics_file(config: DictConfig) -> Iterator[None]:
 
 def _made(file: Path) -> bool:
     """Make an empty file; False if there is a file of this name."""
-    file.parent.mkdir(parents=True, exist_ok=True)
     try:
         file.touch(exist_ok=False)
     except FileExistsError:
